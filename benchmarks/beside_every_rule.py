@@ -20,11 +20,12 @@ from typing import Any
 import jax
 
 import fedtangent
-from fedtangent.compare.beside import BesideOptions, setting_of
-from fedtangent.compare.judged import all_verdicts
-from fedtangent.compare.predicted import predict
-from fedtangent.compare.simulated import cohorts, trained_networks
-from fedtangent.compare.verdicts import as_rows
+from fedtangent.comparison.comparing import comparison_of
+from fedtangent.comparison.judged import all_verdicts
+from fedtangent.comparison.predicted import predict
+from fedtangent.comparison.simulated import cohorts, trained_networks
+from fedtangent.comparison.verdicts import as_rows
+from fedtangent.engine import Evaluation
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
 from fedtangent.entries import catalogue
@@ -36,7 +37,8 @@ def beside(algorithm: str, loss: str, draws: int, rounds: int) -> list[dict[str,
     """The verdicts of one algorithm, as rows."""
     options = {"num_train": 200, "num_test": 50, "num_clients": 5, "num_rounds": rounds, "loss": loss}
     batches = {} if algorithm == "fed_sgd" else {"batch_size": 16, "local_epochs": 1}
-    setting = setting_of(describe(algorithm=algorithm, **options, **batches), BesideOptions(draws=draws))
+    built = build(describe(algorithm=algorithm, **options, **batches))
+    setting = comparison_of(built.algorithm, built.examples, rounds, 0, Evaluation(), (64, 256, 1024), draws)
     with jax.default_matmul_precision("highest"):
         theory = predict(setting, cohorts(setting))
         seen = tuple(trained_networks(setting, width) for width in setting.widths)

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from fedtangent import models
-from fedtangent.compare.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
 from fedtangent.data import load, partition
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import uniform_sampling

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 import fedtangent
-from fedtangent.compare.alone import AloneOptions, forecasts, plan_of
+from fedtangent.comparison.forecast import Forecasting, forecasts, plan_of
 from fedtangent.engine import Evaluation
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
@@ -65,8 +65,11 @@ class Found(NamedTuple):
 def at_seed(seed: int, options: dict[str, Any], width: int, draws: int) -> list[Found]:
     """Every algorithm, predicted and simulated."""
     shared = {**options, "seed": seed, "widths": (width,)}
-    described = [describe(algorithm=name, **shared) for name in ALGORITHMS]
-    plans = [plan_of(one, AloneOptions(draws=draws, evaluate_every=one.run.num_rounds)) for one in described]
+    plans, forecasting = [], Forecasting(draws=draws)
+    for built in (build(describe(algorithm=name, **shared)) for name in ALGORITHMS):
+        run = built.description.run
+        every = Evaluation(run.num_rounds)
+        plans.append(plan_of(built.algorithm, built.examples, run.num_rounds, run.seed, every, forecasting))
     found, before = [], time.perf_counter()
     for forecast in forecasts(plans):
         assert forecast.rates is not None

@@ -28,11 +28,11 @@ import numpy as np
 from tqdm import tqdm
 
 import fedtangent
-from fedtangent.compare.exact import law_verdicts
-from fedtangent.compare.judged import sampled_verdicts, wrong_flows
-from fedtangent.compare.predicted import Predicted, predict, without_clients
-from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent.comparison.exact import law_verdicts
+from fedtangent.comparison.judged import sampled_verdicts, wrong_flows
+from fedtangent.comparison.predicted import Predicted, predict, without_clients
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models import mlp

@@ -47,7 +47,7 @@ print(clients)
 
 # %%
 WIDTHS = (64, 256, 1024)
-found = ft.compare.beside_theory(
+found = ft.comparison.beside_theory(
     data, clients, algorithm="fed_prox", mu=0.1, loss="cross_entropy", num_rounds=10, widths=WIDTHS, draws=60
 )
 for gap, width in zip(found.gaps, WIDTHS, strict=True):
@@ -95,7 +95,7 @@ plt.show()
 # here.
 
 # %%
-forecast = ft.compare.theory_alone(data, clients, algorithm="fed_prox", mu=0.1, loss="cross_entropy", num_rounds=10)
+forecast = ft.comparison.theory_alone(data, clients, algorithm="fed_prox", mu=0.1, loss="cross_entropy", num_rounds=10)
 print(forecast)
 
 # %% [markdown]

@@ -9,8 +9,10 @@ The public API on one screen::
     federated.schedule         who trains which model when
     federated.wire.channel     compression and clipping     federated.predict           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
-    simulate(algorithm, data, num_rounds=.., seed=..)       compiled rounds
-    Evaluation, Devices, Checkpoints                        its settings
+    simulate(algorithm, data, clients, num_rounds=.., seed=..)   networks are trained
+    predict(algorithm, data, clients, num_rounds=.., seed=..)    no network is trained: what theory says of the run
+    compare(algorithm, data, clients, num_rounds=.., seed=..)    both, at several widths, with verdicts
+    Evaluation, Forecasting, Devices, Checkpoints                settings
     use_cores()                                             first of all: every core is a device, trains clients
     sweep(...)                                              many runs; measures.paired has their intervals
     hypergradient(...)                                      derivatives through rounds
@@ -20,8 +22,7 @@ The public API on one screen::
     measures.tangent_kernels                                kernels along training: drift, alignment, commutators
     measures.uncertainty                                    entropies, calibration, intervals
     theory.gp_limit, theory.federated_flow                  what must come out
-    compare.run(setting)                                    the two side by side
-    compare.theory_alone(data, partition, ..)               what theory predicts of a run that is not trained
+    comparison.residual_ledger, comparison.ranked           residuals along a run, forecasts by their loss
 """
 
 import importlib as _importlib
@@ -34,7 +35,7 @@ from typing import Any as _Any
 if TYPE_CHECKING:  # each is imported when first used, so that the command line starts at once
     from fedtangent import (
         attacks,
-        compare,
+        comparison,
         data,
         engine,
         federated,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
         theory,
         types,
     )
+    from fedtangent.comparison import Forecasting, compare, predict
     from fedtangent.data import partition
     from fedtangent.engine import Checkpoints, Devices, Evaluation, hypergradient, simulate, sweep
     from fedtangent.engine.processes import use_cores
@@ -62,10 +64,12 @@ __all__ = [
     "Checkpoints",
     "Devices",
     "Evaluation",
+    "Forecasting",
     "Work",
     "attacks",
     "cite",
     "compare",
+    "comparison",
     "data",
     "enable_x64",
     "engine",
@@ -77,6 +81,7 @@ __all__ = [
     "models",
     "optimizers",
     "partition",
+    "predict",
     "pytrees",
     "recipe",
     "simulate",
@@ -124,10 +129,13 @@ _WITHIN = {  # public names that are not modules of the package itself -> the mo
     "Checkpoints": "engine",
     "Devices": "engine",
     "Evaluation": "engine",
+    "Forecasting": "comparison",
     "Work": "federated.local",
     "cite": "papers",
+    "compare": "comparison",
     "hypergradient": "engine",
     "partition": "data",
+    "predict": "comparison",
     "simulate": "engine",
     "sweep": "engine",
     "recipe": "federated.algorithms.entry",

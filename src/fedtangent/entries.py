@@ -38,9 +38,9 @@ KINDS = {  # kind -> the package or module whose files end with its entries
     "schedules": "fedtangent.federated.schedule",
     "channels": "fedtangent.federated.wire",
     "graphs": "fedtangent.federated.graph",
-    "cases": "fedtangent.compare.cases",
+    "cases": "fedtangent.comparison.cases",
     "experiments": "fedtangent.experiments",
-    "theorems": "fedtangent.compare.theorems",
+    "theorems": "fedtangent.comparison.theorems",
 }
 OWN = {  # kinds for which users may name their own functions -> the module whose ``entry_of_function`` is for them
     "algorithms": "fedtangent.federated.algorithms.entry",

@@ -15,9 +15,9 @@ import pytest
 
 from fedtangent import entries
 from fedtangent.cli import main, train
-from fedtangent.compare import Setting, exact, side_by_side
-from fedtangent.compare.cases import CaseEntry, sine_linear
-from fedtangent.compare.laziness.parts import METRICS as LAZINESS
+from fedtangent.comparison import Setting, exact, side_by_side
+from fedtangent.comparison.cases import CaseEntry, sine_linear
+from fedtangent.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent.data import partition
 from fedtangent.engine.building import Built, build
 from fedtangent.engine.description import Description

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedtangent.comparison.alone import Curve, Forecast, Plan, Rates
 
 from fedtangent.cli import check_theory, commands, experiment, main, predict
-from fedtangent.compare.alone import Curve, Forecast, Plan, Rates
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.engine import processes
 from fedtangent.entries import KINDS, catalogue
 from fedtangent.experiments.lab.results import Outcome, Sheet

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent.cli import compare
-from fedtangent.compare import Setting, Comparison, judged, predicted
+from fedtangent.comparison import Comparison, Setting, judged, predicted
 
 from .conftest import tiny
 from .test_commands import COMPARE

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedtangent.cli import train
-from fedtangent.compare.laziness.parts import METRICS as LAZINESS
+from fedtangent.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent.engine import Evaluation, Measurement
 from fedtangent.measures.tangent_kernels import METRICS
 

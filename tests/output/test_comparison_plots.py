@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.compare.laziness.parts import Parts
-from fedtangent.compare.laziness.widths import Laziness
-from fedtangent.compare.predicted import ModelLaw
-from fedtangent.compare.side_by_side import FlowCurve, FlowGap
+from fedtangent.comparison.laziness.parts import Parts
+from fedtangent.comparison.laziness.widths import Laziness
+from fedtangent.comparison.predicted import ModelLaw
+from fedtangent.comparison.side_by_side import FlowCurve, FlowGap
 from fedtangent.output import comparison_plots as plots
 from fedtangent.output.files import Figures
 

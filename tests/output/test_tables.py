@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fedtangent.compare.table import MethodRow
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.table import MethodRow
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.output.tables import TextTable, comparison_table, console, number, show_verdicts
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare.theorems.ntk_fl.descents import descents
+from fedtangent.comparison.theorems.ntk_fl.descents import descents
 from fedtangent.experiments.lab import two_layer
 from fedtangent.experiments.lab.two_layer import several_rounds
 from fedtangent.experiments.ntk_fl import theorem1, theorem2

@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 
 from fedtangent.checks import MAX_SEED, choice, seed
-from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
-from fedtangent.compare.verdicts import Verdict, as_rows, summary
+from fedtangent.comparison.theorems import SCALES, TheoremEntry, wanted
+from fedtangent.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent.entries import option
 from fedtangent.output.files import Ended, ended, output_folder, write_config, write_result
 from fedtangent.output.tables import clock, console, show_verdicts

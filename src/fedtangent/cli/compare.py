@@ -15,11 +15,11 @@ from rich.console import Console
 
 from fedtangent.checks import MAX_SEED, folder, seed, whole
 from fedtangent.cli.arguments import FigureOptions
-from fedtangent.compare import Comparison, Setting, run
-from fedtangent.compare import build as case_settings
-from fedtangent.compare.cases import DEFAULT_CASES
-from fedtangent.compare.comparison import EVALUATIONS, check_widths, comparison_of, followed_rule
-from fedtangent.compare.verdicts import Verdict, as_rows, summary
+from fedtangent.comparison import Comparison, Setting, run
+from fedtangent.comparison import build as case_settings
+from fedtangent.comparison.cases import DEFAULT_CASES
+from fedtangent.comparison.comparing import EVALUATIONS, check_widths, comparison_of, followed_rule
+from fedtangent.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.building import build, preview, small_model
 from fedtangent.engine.description import Chosen, Description
 from fedtangent.engine.loop import Evaluation

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from fedtangent.cli.arguments import FigureOptions
 from fedtangent.cli.trained import FAR
-from fedtangent.compare.comparison import check_analytic, followed_rule
-from fedtangent.compare.forecast import (
+from fedtangent.comparison.comparing import check_analytic, followed_rule
+from fedtangent.comparison.forecast import (
     Curve,
     Forecast,
     Forecasting,

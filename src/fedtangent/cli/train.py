@@ -17,7 +17,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.cli.arguments import FigureOptions, MachineOptions
 from fedtangent.cli.trained import SHOWN, counted, ended_as, mean_cost, remarks, rows_of, table_of, whose
-from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
+from fedtangent.comparison.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent.data.cache import given_directory
 from fedtangent.engine import Devices, Evaluation, memory
 from fedtangent.engine.building import Built, build, key_path, seed_digest

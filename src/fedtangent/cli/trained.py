@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.compare.laziness.parts import METRICS as LAZINESS
+from fedtangent.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent.engine.history import FINISHED, Measurement, Run
 from fedtangent.measures.paired import half_width
 from fedtangent.output.files import Ended, ended

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.side_by_side import Comparison
-from fedtangent.compare.statistics import fitted_slope
-from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
-from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
+from fedtangent.comparison.side_by_side import Comparison
+from fedtangent.comparison.statistics import fitted_slope
+from fedtangent.comparison.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
+from fedtangent.comparison.theorems.fed_ensemble.limit import Theorem2
 from fedtangent.output.files import Figures
 from fedtangent.output.style import (
     DATA,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.forecast import Curve, Forecast
+from fedtangent.comparison.forecast import Curve, Forecast
 from fedtangent.output.style import FEW, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, in_words, reach, save
 
 if TYPE_CHECKING:

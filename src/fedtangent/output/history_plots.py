@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.engine.history import History
 from fedtangent.output.style import PREDICTED, SIMULATED, canvas, dress, finish, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIRST = ("accuracy", "nll", "mse", "loss")  # metrics that are drawn where none is named, two at most
+    from fedtangent.engine.history import History
+
+LOSSES = ("nll", "mse", "loss")  # on a logarithmic axis
+FIRST = ("accuracy", *LOSSES)  # metrics that are drawn where none is named, two at most
 ROWS = 8  # of the table in a notebook, at most
 SPLITS = {"test": (1.8, 1.0), "train": (1.1, 0.55)}  # width and strength of a line
 
@@ -52,7 +54,8 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
                 ax.plot(one.evaluated, values, style, color=colour, lw=width, alpha=strength, label=label)
                 if name in one.bands:
                     ax.fill_between(one.evaluated, *one.bands[name], color=colour, alpha=0.15, lw=0)
-        dress(ax, "round", in_words(metric), whole=True)
+        positive = all(v > 0 for found in curves for n, vs in found.items() if n.endswith(metric) for v in vs)
+        dress(ax, "round", in_words(metric), log="y" if metric in LOSSES and positive else "", whole=True)
     finish(figure)
     return figure
 

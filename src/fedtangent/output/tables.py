@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from fedtangent.compare.table import MethodRow
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.table import MethodRow
+from fedtangent.comparison.verdicts import Verdict
 
 NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
 FOLDED = 24  # columns of a screen into which words are folded where it is narrow

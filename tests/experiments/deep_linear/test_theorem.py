@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent.compare.theorems.deep_linear.runs import run_of
+from fedtangent.comparison.theorems.deep_linear.runs import run_of
 from fedtangent.experiments.deep_linear import followed, theorem
 from fedtangent.experiments.lab.runner import Study
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.compare.theorems.fed_ensemble import repeated_runs
+from fedtangent.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent.experiments.fed_ensemble import table1
 from fedtangent.output.files import write_result
 from fedtangent.theory.fed_ensemble.bias_variance import Estimate

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedtangent import entries, experiments
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab import results
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
 from fedtangent.experiments.lab.runner import (

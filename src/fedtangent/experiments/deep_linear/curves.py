@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data, theory
-from fedtangent.compare.verdicts import Verdict, bounded_verdict
+from fedtangent.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent.data import partition as partitions
 from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.experiments.deep_linear.problems import Problem, load

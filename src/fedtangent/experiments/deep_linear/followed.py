@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.compare.theorems.deep_linear.runs import Size, run_of
+from fedtangent.comparison.theorems.deep_linear.runs import Size, run_of
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory.assumptions import Assumption

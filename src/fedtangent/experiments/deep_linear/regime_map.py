@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
-from fedtangent.compare.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
+from fedtangent.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
+from fedtangent.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent.experiments.deep_linear.followed import check_width, kernel_flow
 from fedtangent.experiments.lab.results import (
     NOT_SEEN,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.compare.theorems.deep_linear.runs import Size, problem, work_of
-from fedtangent.compare.verdicts import Verdict, bounded_verdict
+from fedtangent.comparison.theorems.deep_linear.runs import Size, problem, work_of
+from fedtangent.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, FollowedNetwork, check_width, follow
 from fedtangent.experiments.lab.results import (
     NOT_OWED,

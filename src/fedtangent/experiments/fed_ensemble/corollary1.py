@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedtangent.compare.statistics import Slope
-from fedtangent.compare.theorems.fed_ensemble import repeated_runs
-from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.statistics import Slope
+from fedtangent.comparison.theorems.fed_ensemble import repeated_runs
+from fedtangent.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Outcome, disagreeing, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import chi2
 
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.statistics import relative_distance
-from fedtangent.compare.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
-from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.comparison.statistics import relative_distance
+from fedtangent.comparison.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
+from fedtangent.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, disagreeing, interval
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

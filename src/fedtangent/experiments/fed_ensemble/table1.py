@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.compare.theorems.fed_ensemble import repeated_runs
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.theorems.fed_ensemble import repeated_runs
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Outcome, Sheet, disagreeing, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

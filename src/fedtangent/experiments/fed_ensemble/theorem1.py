@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.compare import cases
-from fedtangent.compare.cohorts import weighed_cohorts
-from fedtangent.compare.predicted import run_flow
-from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import trained_networks
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison import cases
+from fedtangent.comparison.cohorts import weighed_cohorts
+from fedtangent.comparison.predicted import run_flow
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.simulated import trained_networks
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumption_sheet, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.kernels.gram import kernel_blocks

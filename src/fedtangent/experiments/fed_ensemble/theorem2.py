@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.compare.theorems.fed_ensemble import limit
-from fedtangent.compare.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
-from fedtangent.compare.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.theorems.fed_ensemble import limit
+from fedtangent.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
+from fedtangent.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.comparison_plots import theorem2_figure

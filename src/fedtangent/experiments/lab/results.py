@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.measures.paired import half_width
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedtangent import checks
-from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.compare.verdicts import as_rows
+from fedtangent.comparison.settings import exact_arithmetic
+from fedtangent.comparison.verdicts import as_rows
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.entries import Entry, check_limits
 from fedtangent.experiments.lab.results import Claim, Outcome, table

@@ -10,12 +10,12 @@ import numpy as np
 from scipy.stats import t as student
 
 from fedtangent import data
-from fedtangent.compare import predicted
-from fedtangent.compare.cohorts import weighed_cohorts
-from fedtangent.compare.settings import Setting
-from fedtangent.compare.statistics import LEVEL
-from fedtangent.compare.theorems.fed_ensemble import repeated_runs
-from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
+from fedtangent.comparison import predicted
+from fedtangent.comparison.cohorts import weighed_cohorts
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.statistics import LEVEL
+from fedtangent.comparison.theorems.fed_ensemble import repeated_runs
+from fedtangent.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.data import partition
 from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.run import predict, simulate

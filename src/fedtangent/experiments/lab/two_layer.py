@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.engine import Evaluation, simulate
 from fedtangent.experiments.lab.results import NOT_OWED, grouped
 from fedtangent.experiments.lab.runner import Study

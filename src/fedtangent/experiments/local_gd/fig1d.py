@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent import theory
-from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
+from fedtangent.comparison.verdicts import EXACT, MARGIN, Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, log_slope, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.problems import Problem, classification, off, simulated

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent import theory
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1d import (

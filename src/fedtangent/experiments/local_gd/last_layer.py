@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.data import cache, features, partition
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.run import params_by_round

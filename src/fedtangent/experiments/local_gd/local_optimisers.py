@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from scipy.optimize import linprog
 
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent import streams
-from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import (
     Claim,

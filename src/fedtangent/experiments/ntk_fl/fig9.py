@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.comparison.theorems.ntk_fl.descents import Descents, descents
+from fedtangent.comparison.verdicts import Verdict
 from fedtangent.data import partition
 from fedtangent.experiments.lab.results import Outcome, Sheet, grouped, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
+from fedtangent.comparison.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.experiments.lab import two_layer
 from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within

@@ -1,0 +1,420 @@
+"""``predict``: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
+
+Initial functions are drawn from the network's prior. The federated flow, with the run's own kernel, cohorts,
+minibatches and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent.checks import flag, number, real_array, whole
+from fedtangent.comparison.cohorts import contacted_clients
+from fedtangent.comparison.comparing import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent.comparison.predicted import drawn_starts, limit_of, run_flow
+from fedtangent.comparison.rates import Rates, searched_rates
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.side_by_side import Report
+from fedtangent.comparison.simulated import cohorts
+from fedtangent.comparison.sizes import KernelPlan, plan_kernels, planned_kernels
+from fedtangent.comparison.table import expected_accuracy
+from fedtangent.data.dataset import Dataset
+from fedtangent.data.examples import Examples, Split
+from fedtangent.engine.clients import default_mapping, engine_for
+from fedtangent.engine.history import History, Measurement, at_start, charge
+from fedtangent.engine.loop import Evaluation
+from fedtangent.engine.run import examples_of
+from fedtangent.entries import option
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.large import LargeKernel, check_file
+from fedtangent.measures import uncertainty
+from fedtangent.progress import progress_of
+from fedtangent.theory import Flow
+from fedtangent.theory.precision import require_float64
+from fedtangent.types import Algorithm, Cohort, Cost, Prediction
+
+BAND = (5, 95)  # percent of the initial functions
+TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
+TRIALS = 25  # about how many rates a search tries, for its progress bar
+AT_ONCE = 2**26  # outputs that are held at once, half a GiB
+KERNELS = Path("results/kernels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecasting:
+    """What is predicted of a run besides its learning curve, and from how many initial functions."""
+
+    target: float | None = None
+    """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
+    draws: int = 16
+    """Initial functions (times K) that are averaged over, and make the band; two or more."""
+    rates: bool = True
+    """Off: the learning curve at the rate that is given, and no search for others."""
+    kernel_dir: Path | None = option(None, may_differ=True)
+    """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
+
+
+class Plan(NamedTuple):
+    """A checked run of which nothing has been predicted yet; made by ``plan_of``."""
+
+    algorithm: Algorithm
+    examples: Examples
+    setting: Setting
+    forecasting: Forecasting
+
+    @property
+    def loss(self) -> str:
+        """The metric of the loss, under the name that ``train`` gives it."""
+        return uncertainty.metric_of(self.examples.loss)
+
+    @property
+    def rate(self) -> float:
+        """The clients' rate that the run is given, the largest of a schedule."""
+        return float(np.max(self.setting.learning_rate))
+
+    @property
+    def at_once(self) -> int:
+        """How many initial functions are computed together, a divisor of ``draws``."""
+        s = self.setting
+        of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
+        draws = self.forecasting.draws
+        return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
+
+    @property
+    def main(self) -> str:
+        """The test metric that ``target`` refers to."""
+        return self.loss if self.examples.train.labels is None else "accuracy"
+
+    @property
+    def cost(self) -> Cost:
+        """Bytes of a message and of a broadcast."""
+        data = self.examples.data
+        return self.algorithm.cost(data, engine_for(data, default_mapping()))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The examples that metrics are measured on; without test examples the training examples take their place."""
+        train, test = self.examples.train, self.examples.test
+        return {"train": train, "test": train if test is None else test}
+
+
+class Curve(NamedTuple):
+    """Metrics of the algorithm's prediction along a run, as ``train`` has them, from each of E initial functions."""
+
+    rate: float
+    rounds: np.ndarray  # [r]
+    values: dict[tuple[str, str], np.ndarray]  # (split, metric) -> [E, r]
+
+    def mean(self, split: str, metric: str) -> np.ndarray:
+        """Over the initial functions, [r]."""
+        return self.values[split, metric].mean(axis=0)
+
+    def band(self, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """From the 5th to the 95th percentile of the initial functions, [r] each."""
+        with np.errstate(invalid="ignore"):
+            low, high = np.percentile(self.values[split, metric], BAND, axis=0)
+        return low, high
+
+
+class Reached(NamedTuple):
+    """When a run reaches a target on average over its initial functions."""
+
+    round: int | None  # None: at no evaluated one
+    uplink_bytes: int | None
+    nearest: float  # the best value after any round
+
+
+class Forecast(NamedTuple):
+    """Everything that is predicted of a run."""
+
+    plan: Plan
+    given: Curve  # at the rate that the run is given
+    best: Curve  # at its best rate; where none was looked for, the one that is given
+    rates: Rates | None
+    uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
+    downlink_bytes: np.ndarray  # [r]
+    limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name."""
+        return self.plan.algorithm.name
+
+    @property
+    def history(self) -> History:
+        """The learning curve at the given rate, as ``simulate`` has it: means over the initial functions, with bands.
+
+        ``rounds`` is empty: nothing was trained.
+        """
+        curve, splits = self.given, [key for key in self.given.values if self.plan.examples.test or key[0] == "train"]
+        evaluations = [
+            Measurement(
+                int(round_),
+                {s: {m: float(curve.mean(s, m)[i]) for t, m in splits if t == s} for s in dict(splits)},
+                int(self.uplink_bytes[i]),
+                int(self.downlink_bytes[i]),
+                0.0,
+            )
+            for i, round_ in enumerate(curve.rounds)
+        ]
+        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in splits}
+        return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
+
+    @property
+    def loss(self) -> float:
+        """Test loss at the horizon at the best rate."""
+        return float(self.best.mean("test", self.plan.loss)[-1])
+
+    def __repr__(self) -> str:
+        """Where it ends at its best rate, and up to which rate it is stable."""
+        rates = self.rates
+        told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
+        return f"Forecast({self.name}, test loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+
+    def reached(self, target: float, curve: Curve) -> Reached:
+        """When ``curve``, one of this run's, reaches ``target`` on the main test metric."""
+        values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
+        round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
+        after = values[1:] if len(values) > 1 else values
+        sent = None if round_ is None else int(self.uplink_bytes[curve.rounds == round_][0])
+        return Reached(round_, sent, float((np.fmax if rising else np.fmin).reduce(after)))
+
+
+def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
+    """The first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
+
+    With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
+    reaches none. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
+
+    Raises ``ValueError`` for shapes that do not fit, and a target that is no number.
+    """
+    at, seen = real_array("rounds", rounds), real_array("values", values)
+    if at.ndim != 1 or at.shape != seen.shape:
+        raise ValueError(f"values: got shape {seen.shape}, must be one for each of the rounds, {at.shape}")
+    number("target", target)
+    found = np.flatnonzero(seen >= target if rising else seen <= target)
+    return int(at[found[0]]) if len(found) else None
+
+
+def predict(
+    algorithm: Algorithm,
+    data: Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
+    *,
+    num_rounds: int,
+    seed: int = 0,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
+) -> Forecast:
+    """Predicts a run of which no network is trained: learning curves, stable and best rate, rounds to a target.
+
+    The network is the algorithm's, at infinite width; for more than 8,000 points initial functions are drawn from
+    networks of its own width. Predictions are made in float64 (``fedtangent.enable_x64()``).
+
+    Args:
+        algorithm: The algorithm, for a model with an analytic kernel.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
+            Without test examples the training examples take their place.
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
+            example [n].
+        num_rounds: Communication rounds R.
+        seed: Seed of initial functions, schedule and minibatches.
+        evaluation: Rounds between evaluations (default: 1), and progress.
+        forecasting: Target, number of initial functions, and whether rates are searched.
+
+    Returns:
+        Learning curves with bands at the given and at the best rate, and bytes on the wire.
+
+    Raises:
+        ValueError: Before anything is computed: 64-bit types are off, theory does not follow the algorithm (the message
+            says why), the model has no analytic kernel, or an argument is out of range.
+    """
+    require_float64()
+    examples = examples_of(algorithm, data, clients)
+    plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting)
+    (found,) = forecasts([plan], bool(evaluation.progress))
+    return found
+
+
+def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
+    """The forecast of each plan; all are of the same data and network, whose kernels are computed once."""
+    first = plans[0]
+    memory = memory_of(first)
+    say(str(memory))
+    kernels = planned_kernels(first.setting, memory, progress)
+    for plan in plans:
+        yield forecast(plan, kernels, progress, say)
+
+
+def memory_of(plan: Plan) -> KernelPlan:
+    """The memory that its kernels need; raises ``ValueError`` if there is too little, or a kernel file was altered."""
+    found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
+    if found.folder is not None:
+        check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
+    return found
+
+
+def check_forecasting(forecasting: Forecasting) -> None:
+    """Raises ``ValueError`` for an option out of range."""
+    whole("draws", forecasting.draws, 2)
+    flag("rates", forecasting.rates)
+    if forecasting.target is not None:
+        number("target", forecasting.target, above=0)
+
+
+def plan_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
+) -> Plan:
+    """Returns the plan of a run; raises ``ValueError`` as ``predict`` does."""
+    check_evaluation(evaluation)
+    check_forecasting(forecasting)
+    whole("num_rounds", num_rounds)
+    check_analytic(algorithm.model)
+    setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
+    check_kernels(algorithm.model, setting.x_train[:2])
+    every = 1 if evaluation.every is None else evaluation.every
+    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting)
+    if plan.main == "accuracy" and forecasting.target is not None:
+        number("target", forecasting.target, above=0, at_most=1)
+    return plan
+
+
+def forecast(
+    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool = False, say: Report = lambda line: None
+) -> Forecast:
+    """The forecast of ``plan``; ``kernels`` are those of its setting."""
+    setting, name = plan.setting, plan.setting.name
+    with jax.default_matmul_precision("highest"):
+        drawn = cohorts(setting)
+        runs = _Runs(plan, run_flow(setting, kernels, drawn), drawn_starts(setting, kernels, plan.forecasting.draws))
+        say(f"{name}: learning curve, {plan.forecasting.draws} starts")
+        given = runs.curve(plan.rate, progress)
+        found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
+        if plan.forecasting.rates:
+            say(f"{name}: stable and best rate, {runs.tried} starts")
+            rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
+            say(f"{name}: learning curve at the best rate")
+            found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
+        target = plan.forecasting.target
+        if target is not None and found.reached(target, found.best).round is None:
+            found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
+    return found
+
+
+def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """Forecasts in rising order of the test loss at the horizon, each at its own best rate."""
+    return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
+
+
+class _Runs(NamedTuple):
+    """The runs of a plan from drawn initial functions, at any rate."""
+
+    plan: Plan
+    flow: Flow
+    starts: np.ndarray  # [E, K, n + m, C]
+
+    @property
+    def tried(self) -> int:
+        """Initial functions that rates are tried on."""
+        return min(TRIED_DRAWS, len(self.starts))
+
+    def at(self, rate: float) -> Flow:
+        """The flow at another rate: shapes stay the same, so that nothing is compiled again."""
+        rounds = self.flow.rounds
+        return dataclasses.replace(
+            self.flow, rounds=rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
+        )
+
+    def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
+        """(split, metric) -> [E, r] of some initial functions: what ``train`` measures, at the same examples."""
+        plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
+        splits, loss = plan.splits, plan.examples.loss
+        given = starts[:, :, :train], starts[:, :, train:]
+        runs = self.at(rate).runs(*given, rounds, len(splits["train"].x))
+        values: dict[tuple[str, str], np.ndarray] = {}
+        for split, outputs in zip(("train", "test"), runs, strict=True):
+            found = [
+                [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
+                for run in np.asarray(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+            ]
+            for name in found[0][0]:
+                values[split, name] = np.array([[one[name] for one in run] for run in found])
+        return values
+
+    def losses(self, rate: float) -> tuple[float, float]:
+        """Training and test loss at the horizon, the mean over the initial functions that rates are tried on."""
+        found = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
+        train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
+        return train, test
+
+    def curve(self, rate: float, progress: bool) -> Curve:
+        """All metrics at all evaluated rounds."""
+        setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
+        values: dict[tuple[str, str], list[np.ndarray]] = {}
+        with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
+            for first in range(0, total, step):
+                for key, value in self.measured(rate, setting.rounds, slice(first, first + step)).items():
+                    values.setdefault(key, []).append(value)
+                shown.update(step)
+        return Curve(rate, np.array(setting.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
+
+
+def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
+    """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
+    flow, given = runs.flow, runs.plan.rate
+    bound = None
+    if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
+        scale = given / float(np.max(flow.rounds.learning_rate))
+        bound = flow.stability().max_stable_learning_rate * scale
+    # the normaliser of fed_nova is a positive number below this rate alone
+    most = 1 / float(flow.numbers.mu) if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0 else np.inf
+    with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
+
+        def losses(rate: float) -> tuple[float, float]:
+            shown.update(1)
+            return runs.losses(rate) if rate < most else (np.inf, np.inf)
+
+        return searched_rates(losses, given, first_loss)._replace(guaranteed=bound)
+
+
+def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes up and down until each evaluated round, [r] each, as the ledger of a run counts them."""
+    setting, cost = plan.setting, plan.cost
+    contacted = contacted_clients(setting.schedule, drawn, setting.seed)
+    weight = np.asarray(drawn.weight)
+    examples = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    sent = [at_start(cost)]
+    for r in range(setting.num_rounds):
+        cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
+        sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
+    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.rounds)].T
+    return up, down
+
+
+def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
+    """Test metrics of Theorem 2's limit, of the mean of K models; None where it is not known.
+
+    Of a large kernel those of the mean over initial functions.
+    """
+    is_constant = np.ptp(np.ravel(setting.learning_rate)) == 0  # a schedule may end before the limit
+    if not flow.kind.is_linear or flow.kind.decays or not is_constant:
+        return None
+    limit = limit_of(setting, kernels)[0]
+    if limit is None:
+        return None
+    mean, m = np.asarray(limit.mean), len(setting.x_test)
+    cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.schedule.num_models
+    found = {"mse": float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))}
+    accuracy = expected_accuracy(setting, mean, cov)
+    return found if accuracy is None else found | {"accuracy": accuracy}

@@ -1,0 +1,221 @@
+"""The whole comparison of one setting: simulate, predict, compare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent.checks import whole
+from fedtangent.comparison import judged
+from fedtangent.comparison.laziness.widths import Laziness, at_points, split, watched_draws
+from fedtangent.comparison.predicted import Predicted, predict
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent.comparison.statistics import relative_errors
+from fedtangent.comparison.table import MethodRow, simulated_row, theory_row
+from fedtangent.comparison.verdicts import Verdict, summary
+from fedtangent.engine.history import History
+from fedtangent.losses import targets_of
+from fedtangent.measures import uncertainty
+from fedtangent.theory.precision import require_float64
+from fedtangent.types import Prediction
+
+FEWEST_DRAWS = 5  # for the interval of a variance
+FEWEST_WIDTHS = 3  # for the interval of a slope
+MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
+Report = Callable[[str], None]
+
+
+class FlowGap(NamedTuple):
+    """Networks beside the flow from their own initial functions, at one width and every evaluated round."""
+
+    error: np.ndarray  # [r, K, E] relative error at the test points
+    simulated: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    predicted: np.ndarray  # [r]
+    test: np.ndarray  # [r, K, E, m, C] predicted outputs
+    train: np.ndarray  # [r, K, E, n, C]
+
+
+class FlowCurve(NamedTuple):
+    """The flow from the initial functions of the widest networks, round by round: what figures draw of it."""
+
+    rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
+    left: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
+
+
+class Comparison(NamedTuple):
+    """Everything that was simulated and predicted for one setting."""
+
+    theory: Predicted
+    simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
+    ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
+    gaps: tuple[FlowGap, ...]  # one per width
+    curve: FlowCurve
+    rows: tuple[MethodRow, ...]
+    verdicts: tuple[Verdict, ...]
+    laziness: tuple[Laziness, ...]  # one per width; none of linear models, or kernels that are too large
+    seconds: float
+
+    @property
+    def setting(self) -> Setting:
+        """What was compared."""
+        return self.theory.setting
+
+    def __repr__(self) -> str:
+        """What was compared, and the outcome in one line."""
+        return f"Comparison({self.setting.title}: {summary(self.verdicts)})"
+
+    @property
+    def history(self) -> History:
+        """Metrics of the widest networks along the run, means over the draws with bands, beside those of the flow.
+
+        Test metrics are those of the points that laws are compared at, the first 500 at most.
+        """
+        seen, gap = self.simulated[-1], self.gaps[-1]
+        predicted = self._history(gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
+        return self._history(seen.train, seen.test, seen.ensemble, predicted=predicted)
+
+    def _history(self, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any) -> History:
+        """Metrics of networks [r, K, E, ., C], of whose test outputs ``ensemble`` [r, E, m, C] is the prediction."""
+        setting, values = self.setting, dict[str, np.ndarray]()
+        labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
+        for name, outputs, mean, y, known in (
+            ("train", train, train.mean(axis=1), setting.y_train, labels),
+            ("test", test, ensemble, setting.y_test, setting.labels_test),
+        ):
+            found = [
+                [
+                    uncertainty.measure(Prediction(*of_draw), y, known, setting.loss)
+                    for of_draw in zip(*of_round, strict=True)
+                ]
+                for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
+            ]
+            values |= {f"{name}.{n}": np.array([[one[n] for one in row] for row in found]) for n in found[0][0]}
+        evaluations = []
+        for i, sent in enumerate(self.simulated[-1].sent):
+            metrics: dict[str, dict[str, float]] = {"train": {}, "test": {}}
+            for name, table in values.items():
+                points, _, metric = name.partition(".")
+                metrics[points][metric] = float(table[i].mean())
+            evaluations.append(sent._replace(metrics=metrics))
+        bands = {name: tuple(np.percentile(table, (5, 95), axis=1)) for name, table in values.items()}
+        return History(evaluations, {}, self.simulated[-1].cost, bands, **more)
+
+    def by_client(self) -> dict[int, tuple[float, float]]:
+        """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.
+
+        Of the widest networks; clients without examples are left out.
+        """
+        setting, found = self.setting, {}
+        for i in range(setting.partition.num_clients):
+            own = setting.partition.client(i)
+            if len(own):
+                outputs = self.gaps[-1].train[-1], self.simulated[-1].train[-1]
+                predicted, simulated = (float(setting.left(o[None][..., own, :], own)[0]) for o in outputs)
+                found[i] = predicted, simulated
+        return found
+
+
+def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
+    """How far each network is from the flow, relative to how far the flow has moved its function."""
+    setting, test = theory.setting, theory.networks([seen], seen.rounds)[0]
+    starts = seen.train[0].swapaxes(0, 1)
+    train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
+    scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
+    error = relative_errors(test, seen.test, scale)
+    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train)
+
+
+def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
+    """The flow from the networks' own initial functions, at every round of which there is memory for the functions."""
+    setting, last, left, score = theory.setting, theory.setting.num_rounds, list[np.ndarray](), list[np.ndarray]()
+    starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
+    many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
+    rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), seen.rounds)
+    for train, test in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
+        found = theory.flow.runs(train[None], test[None], rounds.tolist())
+        left.append(setting.left(np.asarray(found.train)))
+        score.append(setting.score(np.asarray(found.test)))
+    power = 2 if targets_of(setting.loss) == "numbers" else 1
+    return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
+
+
+def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> Comparison:
+    """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
+
+    Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
+    fewer than five draws, or three widths of a network, of which nothing could be told.
+    """
+    require_float64()
+    for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
+        whole(name, draws, FEWEST_DRAWS)
+    if not setting.is_linear and len(set(setting.widths)) < FEWEST_WIDTHS:
+        raise ValueError(f"widths: got {setting.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
+    start = time.perf_counter()
+    with jax.default_matmul_precision("highest"):
+        say(f"{setting.name}: federated flow and limit")
+        flow_start = time.perf_counter()
+        theory = predict(setting, cohorts(setting))
+        flow_seconds = time.perf_counter() - flow_start
+        seen, watched = list[Simulated](), watched_draws(setting)
+        for width in setting.widths:
+            say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
+            seen.append(trained_networks(setting, width, progress, watched))
+        moved = _evolve(setting, progress, say)
+        gaps = tuple(flow_gap(theory, s) for s in seen)
+        curve = flow_curve(theory, seen[-1])
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
+        verdicts = judged.all_verdicts(theory, tuple(seen), moved, say)
+    rows = _rows(theory, seen, moved, gaps, flow_seconds)
+    return Comparison(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
+
+
+def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
+    """The parts of the distance of some networks to the flow."""
+    return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
+
+
+def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
+    """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ.
+
+    It trains by the squared error, and is not put beside a run that does not.
+    """
+    if setting.loss != "squared_error":
+        return ()
+    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
+    if setting.is_standard and setting.y_train.shape[1] > 1:
+        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+    moved = []
+    for kernel, widths, draws in wanted:
+        for width in widths:
+            say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
+            moved.append(ntk_fl(setting, width, kernel, draws, progress))
+    return tuple(moved)
+
+
+def _rows(
+    theory: Predicted,
+    seen: list[Simulated],
+    moved: tuple[Simulated, ...],
+    gaps: tuple[FlowGap, ...],
+    flow_seconds: float,
+) -> tuple[MethodRow, ...]:
+    last, num_rounds = theory.moments[-1], theory.setting.num_rounds
+    widest = {m.method: m for m in moved}.values()
+    flow = theory_row(
+        theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds
+    )
+    rows = [
+        *(simulated_row(theory, s, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)),
+        *(simulated_row(theory, m, None) for m in widest),
+        flow._replace(seconds=flow_seconds),
+    ]
+    if theory.limit is not None:
+        mean, cov, *_ = map(np.asarray, theory.limit)
+        rows.append(theory_row(theory, "GP limit (Theorem 2)", mean, cov, None))
+    return tuple(rows)

@@ -1,0 +1,166 @@
+"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
+
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share the data, the learning rate and the
+keys of the schedules, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data
+from fedtangent.comparison.statistics import Slope, weighted_line
+from fedtangent.data import partition
+from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Devices
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import per_client_permutations, unroll
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.models.features import rbf_linear
+from fedtangent.streams import keys
+from fedtangent.theory import Rule
+from fedtangent.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
+from fedtangent.types import Cohort, Model, Partition, Schedule
+
+TEST_POINTS = 201
+# Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
+AMPLITUDE, NOISE = 0.2**2, 0.2**2
+
+
+class ToyProblem(NamedTuple):
+    """Data, a model (if it is linear, its C outputs are independent), its kernels, and how clients train it."""
+
+    x: np.ndarray  # [n, 1]
+    y: np.ndarray  # [n, 1]
+    clients: Partition
+    x_test: np.ndarray  # [m, 1], an even grid
+    expected: np.ndarray  # [m, 1], E[y | x] there
+    noise: float  # E_x Var[y | x] over the grid
+    model: Callable[[int], Model]  # number of outputs -> model
+    blocks: KernelBlocks
+    learning_rate: float
+    local_steps: int
+
+
+def sine_problem(
+    seed: int,
+    *,
+    local_steps: int,
+    sigma: float = 1.0,
+    gap: bool = False,
+    num_clients: int = 50,
+    points_per_client: int = 2,
+) -> ToyProblem:
+    """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
+
+    The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
+    largest that is stable for any data. ``seed`` draws the data; the 100 centres are those of seed 0.
+    """
+    toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
+                    test_points=TEST_POINTS)  # fmt: skip
+
+    def model(outputs: int) -> Model:
+        return rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+
+    kernel = model(1).kernel
+    assert kernel is not None
+    blocks = kernel_blocks(kernel, toy.x_train, toy.x_test)
+    assert blocks.ntk_test is not None
+    expected = np.asarray(toy.y_test)
+    noise = float(np.mean(AMPLITUDE * expected**2 + NOISE))
+    clients = partition.by_user(np.asarray(toy.user_train))
+    return ToyProblem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
+                         noise, model, blocks, 1 / float(np.max(np.diag(blocks.ntk_test))), local_steps)  # fmt: skip
+
+
+def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
+    """The toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
+
+    On the papers' own points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    suffice for any seed.
+    """
+    rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
+    x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
+    x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
+    y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
+    kernel = whole.model(1).kernel
+    assert kernel is not None
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=kernel_blocks(kernel, x, whole.x_test))
+
+
+@functools.cache
+def permutations(num_clients: int, num_models: int) -> Schedule:
+    """``per_client_permutations``, one object for each size: programs are compiled once for each schedule object."""
+    return per_client_permutations(num_clients, num_models)
+
+
+def seeds_of(num_models: int, count: int, first: int = 0) -> range:
+    """``count`` seeds for runs of K models, distinct for every K and ``first``, so that results are independent."""
+    start = (first * 2**16 + 1000 * num_models) % 2**32
+    return range(start, start + count)
+
+
+def laws(
+    problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+) -> list[tuple[EnsembleLaw, ...]]:
+    """The ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``."""
+    held = schedules(problem, schedule, max(rounds), seeds)
+    each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
+    return ensemble_laws(
+        problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
+        schedule.num_models,
+    )  # fmt: skip
+
+
+def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+    """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
+    longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
+    drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
+    client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
+    return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
+
+
+_unrolled = jax.jit(unroll, static_argnums=(0, 2))
+
+
+def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+    """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
+
+    The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
+    initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
+    outputs share layers, ``draws`` must be 1.
+    """
+    model = problem.model(draws)
+    algorithm = algorithms.fed_ensemble(
+        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+    )
+    targets = np.tile(problem.y, (1, draws))
+    held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    x, seen = jnp.asarray(problem.x_test), []
+    for seed in seeds:
+        run = simulate(algorithm, held, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
+        seen.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
+    return np.stack(seen)
+
+
+def power_law(variances: Mapping[int, Estimate]) -> Slope:
+    """The slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
+
+    Raises:
+        ValueError: fewer than two K, or a variance that is not positive.
+    """
+    k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
+    if len(k) < 2 or not np.all(value > 0):
+        raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")
+    error = np.array([v.standard_error for v in variances.values()]) / value
+    known = bool(np.all(error > 0))
+    found = weighted_line(np.log(k), np.log(value), 1 / error**2 if known else np.ones(len(k)))
+    return found if known else found._replace(standard_error=0.0)

@@ -1,0 +1,263 @@
+"""Do simulation and theory agree? Each verdict has a negative control that must fail the very same check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.comparison.simulated import Simulated
+from fedtangent.comparison.statistics import (
+    Interval,
+    Pair,
+    combined,
+    mean_error,
+    relative_errors,
+    variance_ratio,
+    width_slope,
+    worst,
+)
+
+SLOPE, SLOPE_MARGIN = -0.5, 0.25  # nearer to -1/2 than to any other multiple of it
+MEAN_MARGIN = 0.03  # of how far training has moved the function
+VARIANCE_MARGIN = 0.2
+INITIAL_MARGIN = 0.25
+EXACT = 1e-9
+MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
+ByWidth = Sequence[np.ndarray]  # [n] errors for each width
+
+
+class Verdict(NamedTuple):
+    """One comparison of simulation with theory, beside its control: a wrong theory put through the same check.
+
+    The one record of every comparison and every check of a theorem. What is measured and expected is text, as it is
+    read, with standard errors and tolerance.
+    """
+
+    subject: str  # the theorem, or the setting that is compared
+    statement: str  # what is compared
+    measured: str
+    expected: str  # by the theory, with the tolerance
+    holds: bool | None  # what is measured is as expected; None: too few draws to tell
+    control: str  # which wrong theory
+    control_measured: str
+    control_fails: bool | None  # as it must; None: too few draws to tell
+    sizes: str = ""  # on what, and how large
+    notices: str = ""  # the smallest error of a theory that is noticed
+
+    @classmethod
+    def of(
+        cls,
+        subject: str,
+        statement: str,
+        sizes: str,
+        found: tuple[str, str, bool | None],
+        wrong: tuple[str, str, bool | None],
+        notices: str = "",
+    ) -> Verdict:
+        """A verdict from ``found`` (measured, expected, holds) and its control ``wrong`` (name, measured, fails)."""
+        # NumPy's False is not False itself, as which answers are counted.
+        holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
+        return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
+
+    @property
+    def passed(self) -> bool | None:
+        """The comparison holds and its control does not; None where either is undecided and neither is wrong."""
+        if self.holds is False or self.control_fails is False:
+            return False
+        return None if self.holds is None or self.control_fails is None else True
+
+
+def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """The rows of result.json."""
+    return [{**v._asdict(), "passed": v.passed} for v in verdicts]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Whether all have passed, in one line."""
+    failed = sum(v.holds is False for v in verdicts)
+    passing = sum(v.control_fails is False for v in verdicts)
+    undecided = sum(v.passed is None for v in verdicts)
+    said = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
+    said += [f"{undecided} undecided, for too few draws"] if undecided else []
+    if failed:
+        said = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *said]
+    elif passing:
+        said[0] = f"Inconclusive: {said[0]}"
+    elif undecided < len(verdicts):
+        decided = len(verdicts) - undecided
+        shown = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
+        if not undecided:
+            shown = f"all {decided} comparisons, and every wrong theory fails"
+        said = [f"Simulation and theory agree in {shown}", *said]
+    return "; ".join(said)
+
+
+class Rival(NamedTuple):
+    """A wrong theory, as a negative control: theory itself says how far it is from the right one."""
+
+    name: str
+    distance: float  # from the right theory, in the units of the verdict, where it is farthest
+    measured: Callable[[], Interval]  # what the verdict's own check makes of it there
+
+
+def judged(
+    subject: str, statement: str, target: float, margin: float, found: Sequence[Interval], rivals: Sequence[Rival]
+) -> Verdict:
+    """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
+
+    One that is outside is enough to disagree; the one that decides is shown.
+    One is far enough if its distance is more than the margin and the longer of both intervals, of right and wrong: its
+    own interval then lies beyond the margin. Where none is, the verdict is undecided.
+    """
+    least = margin + max(e.length for e in found)
+    sizes = target == 0 and min(e.low for e in found) >= 0  # they cannot be below
+    allowed = f"<= {margin:g}" if sizes else f"{target:g} +- {margin:g}"
+    shown = worst(found, target, margin)
+    right = str(shown), allowed, shown.within(target - margin, target + margin)
+    wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
+    for rival in sorted(rivals, key=lambda rival: rival.distance):
+        if rival.distance < least:
+            continue
+        other = rival.measured()
+        if rival.distance >= margin + other.length:
+            wrong = rival.name, str(other), other.outside(target - margin, target + margin)
+            break
+    return Verdict.of(subject, statement, "", right, wrong, f"{least:.2g}")
+
+
+def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
+    """A wrong theory, where the slope of errors against the width is judged.
+
+    ``errors`` are those to the right theory, ``missed`` those to the wrong one. The latter cannot fall below
+    ``floors``, the distance between both theories, which says how far their slope will be from -1/2.
+    """
+    expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
+    return Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, list(missed)))
+
+
+def slope_verdict(
+    subject: str,
+    widths: tuple[int, ...],
+    seen: Sequence[Simulated],
+    right: Sequence[np.ndarray],
+    wrong: Mapping[str, Sequence[np.ndarray]],
+) -> Verdict:
+    """Relative errors to the flow fall with the width at a slope near -1/2; those to a wrong flow do not.
+
+    ``right`` and ``wrong`` are predictions of the last r evaluated rounds, [r, K, E, m, C] for each width; an error is
+    that of all of them.
+    """
+    errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
+    rivals = []
+    for name, other in wrong.items():
+        floors = [_of_run(s, p, o) for s, p, o in zip(seen, right, other, strict=True)]
+        missed = [_of_run(s, o, s.test[-len(o) :]) for s, o in zip(seen, other, strict=True)]
+        rivals.append(slope_rival(name, widths, errors, missed, floors))
+    statement = "each network to the flow: slope of the error against width"
+    return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
+
+
+def _of_run(seen: Simulated, predicted: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Distance of ``other`` from ``predicted`` over all rounds, relative to how far the latter moves, [K, E]."""
+    return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
+
+
+def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
+    """An equality to ``bound``, which every control (name -> error) misses by ``MARGIN`` times the bound.
+
+    The nearest of the controls is the one named; an error that is not a number counts as the nearest of all. What is
+    noticed is the share of that control's mistake that would still be beyond the bound: errors are linear in it.
+    """
+    name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
+    control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
+    found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
+    wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
+    share = bound / controls[name] if controls[name] else np.inf
+    return Verdict.of(subject, statement, "", found, wrong, f"{share:.0e} of the control")
+
+
+def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
+    """What is measured over its bound is at most 1, over a wrong bound it is not; a bound below it is noticed."""
+    found, other = (f"{ratio:.3g}", "<= 1", bool(ratio <= 1)), (control, f"{wrong:.3g}", bool(wrong > 1))
+    return Verdict.of(subject, statement, sizes, found, other, f"bound x {ratio:.2g}")
+
+
+class AtRound(NamedTuple):
+    """Networks beside the predictions from their own initial functions, of every width, at one round.
+
+    Variances are of one output, summed over points, for each model.
+    """
+
+    pairs: tuple[Pair, ...]
+    exact: np.ndarray  # [K] variance of the predictions, by construction
+    law: np.ndarray  # [K] variance of the law in question
+    scale: float  # norm of how far training has moved the function
+
+
+def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, Sequence[np.ndarray]]) -> Verdict:
+    """Initial functions' squares in units of the prior's variance, [n] for each width, are 1 on average.
+
+    Each of ``squares`` is a way to sum up over points, by name.
+    """
+    found = [combined(widths, each) for each in squares.values()]
+    rivals = [
+        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in each]))
+        for by in (1.2, 1.3, 1.4, 1.6)
+        for each in squares.values()
+    ]
+    statement = f"variance of initial functions = prior's: {', '.join(squares)}"
+    return judged(subject, statement, 1.0, INITIAL_MARGIN, found, rivals)
+
+
+def independence_verdict(
+    subject: str, widths: Sequence[int], products: Mapping[str, Sequence[np.ndarray]], squares: Sequence[np.ndarray]
+) -> Verdict:
+    """Products of two networks' initial functions, in units of the prior's variance, are 0 on average.
+
+    Each of ``products`` is a way to choose the two, by name, [n] for each width; were the two one network, its products
+    would be its ``squares``.
+    """
+    found = [combined(widths[-len(each) :], each) for each in products.values()]
+    statement = f"networks start independently of each other: of other {', '.join(products)}"
+    return judged(
+        subject,
+        statement,
+        0.0,
+        INITIAL_MARGIN,
+        found,
+        [Rival("the same start", 1.0, partial(combined, widths, squares))],
+    )
+
+
+def mean_verdict(
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, Sequence[np.ndarray]]
+) -> Verdict:
+    """The networks' mean at infinite width is the predictions' at every round.
+
+    ``wrong`` says how far each wrong theory's mean [m, C] is from the right one at each round.
+    """
+    rivals = []
+    for name, away in wrong.items():
+        far = [float(np.linalg.norm(a)) / f.scale for f, a in zip(rounds, away, strict=True)]
+        at = int(np.argmax(far))
+        rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
+    found = [mean_error(f.pairs, f.scale) for f in rounds]
+    return judged(subject, statement, 0.0, MEAN_MARGIN, found, rivals)
+
+
+def variance_verdict(
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, np.ndarray]
+) -> Verdict:
+    """The networks' variance at infinite width is the law's at every round, beside wrong variances [K] of the last."""
+    found, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
+    for name, law in wrong.items():
+        away = abs(float(np.mean(last.law / law)) - 1)
+        rivals.append(Rival(name, away, partial(_variance, last._replace(law=law))))
+    return judged(subject, statement, 1.0, VARIANCE_MARGIN, found, rivals)
+
+
+def _variance(followed: AtRound) -> Interval:
+    return variance_ratio(followed.pairs, followed.exact, followed.law)

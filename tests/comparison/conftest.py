@@ -1,0 +1,32 @@
+"""Comparisons small enough to run in seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtangent.comparison import Comparison, Setting, run, side_by_side
+
+from .tiny import digits, linear, network
+
+
+@pytest.fixture(scope="package")
+def linear_setting() -> Setting:
+    return linear()
+
+
+@pytest.fixture(scope="package")
+def linear_result(linear_setting: Setting) -> Comparison:
+    """Without NTK-FL, which the command's tests run on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side_by_side, "_evolve", lambda *given: ())
+        return run(linear_setting)
+
+
+@pytest.fixture(scope="package")
+def network_result() -> Comparison:
+    return run(network())
+
+
+@pytest.fixture(scope="package")
+def digits_result() -> Comparison:
+    return run(digits())

@@ -1,0 +1,50 @@
+"""Runs of a few digits that are put beside theory, by the options of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedtangent.comparison import Comparison, Setting, run
+from fedtangent.comparison.comparing import comparison_of
+from fedtangent.comparison.forecast import Forecasting, Plan, plan_of
+from fedtangent.engine.building import Built, build
+from fedtangent.engine.description import describe
+from fedtangent.engine.loop import Evaluation
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
+    "num_rounds": 5, "client_learning_rate": 0.3,
+}  # fmt: skip
+MINIBATCHES = {"batch_size": 4, "local_epochs": 2}
+BESIDE: dict[str, Any] = {"compared": (8, 16, 32), "draws": 5, "every": 2}
+
+
+def built(model_options: dict[str, Any] | None = None, **options: Any) -> Built:
+    """The described run; options of its model that have the name of another stand apart."""
+    described = describe(**options)
+    changed = dataclasses.replace(described.model.options, **(model_options or {}))
+    return build(described._replace(model=described.model._replace(options=changed)))
+
+
+def setting_of(
+    compared: tuple[int, ...] = (8, 16, 32), draws: int = 5, every: int | None = None, **options: Any
+) -> Setting:
+    """The setting of its comparison at the widths ``compared``."""
+    run_ = built(**options)
+    of_run = run_.description.run
+    return comparison_of(
+        run_.algorithm, run_.examples, of_run.num_rounds, of_run.seed, Evaluation(every), compared, draws
+    )
+
+
+def beside(**options: Any) -> Comparison:
+    """Its comparison."""
+    return run(setting_of(**options))
+
+
+def planned(draws: int = 4, target: float | None = None, every: int = 1, rates: bool = True, **options: Any) -> Plan:
+    """The plan of its forecast."""
+    run_ = built(**options)
+    of_run, forecasting = run_.description.run, Forecasting(target, draws, rates)
+    return plan_of(run_.algorithm, run_.examples, of_run.num_rounds, of_run.seed, Evaluation(every), forecasting)

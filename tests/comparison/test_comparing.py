@@ -1,0 +1,360 @@
+"""Any run beside its theory: every algorithm that has a rule, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedtangent as ft
+from fedtangent.cli import compare as cli_compare
+from fedtangent.cli import predict as cli_predict
+from fedtangent.cli.arguments import FigureOptions
+from fedtangent.comparison import exact
+from fedtangent.comparison.comparing import compare, comparison_of
+from fedtangent.comparison.predicted import predict, run_flow
+from fedtangent.comparison.simulated import cohorts, trained_networks
+from fedtangent.data.partition import quantity_skew
+from fedtangent.engine.building import build
+from fedtangent.engine.description import describe
+from fedtangent.engine.run import examples_of
+from fedtangent.entries import catalogue
+from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.algorithms.common import AveragingParts, train_and_average, trained
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import all_clients
+from fedtangent.losses import LOSSES, mean_form
+from fedtangent.models.dense import mlp
+from fedtangent.models.features import linear
+from fedtangent.types import Server
+
+from .. import documents
+from ..nightly import nightly
+from .runs import BESIDE, MINIBATCHES, SMALL, beside, setting_of
+
+RUNS: dict[str, dict[str, Any]] = {
+    "momentum, decay": {"client_optimizer": "momentum", "decay": 0.5, "decay_every": 2, "batch_size": 0},
+    "uniform weights": {"weighting": "uniform", "server_learning_rate": 0.7},
+    "fed_prox": {"algorithm": "fed_prox", "mu": 0.5},
+    "fed_dyn": {"algorithm": "fed_dyn"},
+    "scaffold": {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
+    "fed_nova": {"algorithm": "fed_nova", "mu": 0.2},
+    "fed_avg_m": {"algorithm": "fed_avg_m"},
+    "modified_local_gd": {"algorithm": "modified_local_gd", "first_index": 1, "mu": 0.2},
+    "fed_sgd": {"algorithm": "fed_sgd"},
+    "K models": {"algorithm": "fed_ensemble", "num_models": 2},
+    "K models of fed_dyn": {"algorithm": "fed_ensemble", "base": "fed_dyn", "num_models": 2},
+    "walks": {"algorithm": "random_walk", "num_models": 2},
+    "shared examples": {"algorithm": "data_sharing"},
+    "clients drop out": {"dropout": 0.4},
+    "two hidden layers": {"model_options": {"widths": (128, 128)}},
+}
+CASES = [(name, loss) for name in RUNS for loss in ("squared_error", "cross_entropy")]
+
+
+def described(name: str, **more: Any) -> Any:
+    own = {**SMALL, **({} if name == "fed_sgd" else MINIBATCHES), **RUNS[name], **more}
+    return setting_of(**own, **BESIDE)
+
+
+@pytest.mark.parametrize(("name", "loss"), nightly(CASES, [("K models of fed_dyn", "cross_entropy")]))
+def test_the_linearised_network_follows_the_flow_of_its_very_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, loss: str
+) -> None:
+    """And does not follow another order of minibatches, a client less, a rate 5 % off, the other loss."""
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    setting = described(name, loss=loss)
+    verdict = exact.linearised_verdict(setting, cohorts(setting))
+    assert verdict.passed and verdict.holds and verdict.control_fails, verdict
+    assert float(verdict.measured) < 1e-12
+
+
+@pytest.mark.parametrize("loss", nightly(LOSSES, ["exponential_sum"]))
+def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: str) -> None:
+    """Of algorithm 3, from the zero function; a flow that forgets the start, or takes a mean for a sum, does not."""
+    rate = {"client_learning_rate": 0.02 if loss.endswith("_sum") else 0.05}
+    setting = dataclasses.replace(described("modified_local_gd", model="linear", loss=loss, **rate), evaluate_every=1)
+    theory, seen = predict(setting, cohorts(setting)), trained_networks(setting, 1)
+    assert not np.any(seen.train[0]) and len(seen.rounds) == setting.num_rounds + 1
+    verdict = exact.linear_verdict(theory, seen)
+    assert verdict.passed and verdict.control_fails, verdict
+    assert float(verdict.measured) < 1e-12
+
+    def apart(**wrong: Any) -> float:
+        flow = run_flow(setting, theory.blocks, theory.cohorts, **wrong)
+        found = np.asarray(flow.predict(seen.train[0][:, 0], seen.test[0][:, 0], seen.rounds))
+        return float(np.max(np.abs(found - seen.test[:, :, 0])) / np.max(np.abs(seen.test)))
+
+    other = mean_form(loss) if loss.endswith("_sum") else f"{loss}_sum"
+    assert apart() < 1e-12
+    for wrong in ({"anchoring": 1.0}, {"algorithm": "fed_avg", "anchoring": 1.0}, {"mu": 0.0}, {"loss": other}):
+        assert not apart(**wrong) < 1e-4, wrong
+
+
+def test_a_linear_model_that_starts_at_zero_beside_its_theory() -> None:
+    """Nothing divides by the variance of the prior, which is 0."""
+    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "draws": 5}
+    for options in ({"loss": "exponential"}, {"client_learning_rate": 0.1}):
+        found = beside(model="linear", algorithm="fed_prox", **sizes, **options)
+        assert [v.passed for v in found.verdicts] == [True], found.verdicts
+        assert found.rows[0].variance_ratio is None and found.rows[0].mean_difference is None
+        assert all(not np.any(law.cov) for law in found.theory.moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["exponential", "logistic_sum", "squared_error_sum"])
+def test_networks_under_other_losses_end_without_a_disagreement(loss: str) -> None:
+    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "compared": (8, 16, 32), "draws": 5}
+    found = beside(loss=loss, client_learning_rate=0.05, **sizes)
+    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+
+
+def test_numbers_that_are_signs_and_others() -> None:
+    (x, y, a, b), clients = own_data()
+    signs = (x, (2.0 * y - 1)[:, None], a, (2.0 * b - 1)[:, None])
+    algorithm = fed_avg(linear(3), all_clients(4), 0.1, loss="logistic", work=Work(epochs=5))
+    found = compare(algorithm, signs, clients, num_rounds=2, draws=5)
+    assert found.rows[0].accuracy is None and all(v.passed for v in found.verdicts)
+    assert set(found.history.curves()) == {"train.loss", "test.loss"}
+    with pytest.raises(ValueError, match=r"y_train: got .*, must be -1 or 1 for the loss 'logistic'"):
+        compare(algorithm, (x, 2 * signs[1], a, signs[3]), clients, num_rounds=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_rounds": 1, "batch_size": 1},  # there is no other round to be late by
+        # nobody answers in the last round
+        pytest.param({"dropout": 0.9, "num_rounds": 3}, marks=pytest.mark.slow),
+        {"alpha": 0.3, "batch_size": 8, "local_epochs": 1, "schedule": "uniform", "clients_per_round": 1},
+    ],
+)
+def test_every_control_can_fail(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    """Wrong theories that would be right of this very run are left out."""
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    setting = described("fed_prox", **changes)
+    assert exact.linearised_verdict(setting, cohorts(setting)).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "logistic"},  # starts at zero
+        {"model": "logistic", "loss": "cross_entropy", "client_test": 0.5},
+        {"model": "logistic", "zero_init": False, "algorithm": "data_sharing"},
+        {"dataset": "sine", "partition": "by_user", "model": "rbf_linear", "schedule": "uniform",
+         "clients_per_round": 10},
+        {"partition": "shards", "client_test": 0.3},
+    ],
+)  # fmt: skip
+def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any]) -> None:
+    sizes = {} if "dataset" in options else {"num_train": 30, "num_test": 8, "num_clients": 3}
+    found = beside(**{"num_rounds": 3, "compared": (8, 16, 32), "draws": 5, **sizes, **options})
+    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+
+
+@pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
+def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
+    setting = described("fed_prox", loss=loss)
+    theory = predict(dataclasses.replace(setting, evaluate_every=setting.num_rounds), cohorts(setting))
+    assert exact.of_kernel_verdict(theory).passed
+
+
+def own_data() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 3))
+    x *= np.sqrt(3) / np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.array(np.sign(x[:, 0] * x[:, 1]) > 0, np.int32)
+    return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
+
+
+def test_the_example_of_the_readme_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    found = documents.run("ft.compare(")["side"]
+    assert found.setting.widths == (32, 128, 512)
+    assert [row.method for row in found.rows] == [
+        "fed_prox, width 32", "fed_prox, width 128", "fed_prox, width 512", "federated flow, round 5",
+    ]  # fmt: skip
+    assert all(v.passed for v in found.verdicts), found.verdicts
+    errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in found.gaps]
+    assert errors[0] > 2 * errors[2]
+    assert np.all(np.abs(found.gaps[2].simulated / found.gaps[2].predicted - 1) < 0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"parameterization": "standard"}, "whose kernel grows with its width"),
+        ({"w_std": 0.0, "b_std": 0.0}, "which starts as the zero function"),
+    ],
+)
+def test_refuses_models_without_a_limit(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        setting_of(**SMALL, **given, **BESIDE)
+
+
+def test_refuses_one_class() -> None:
+    (x, y, a, b), clients = own_data()
+    one = fed_avg(mlp(3, 1, (8,)), all_clients(4), 0.1, loss="cross_entropy")
+    with pytest.raises(ValueError, match="loss: got cross_entropy, must be squared_error for a single class"):
+        compare(one, (x, 0 * y, a, 0 * b), clients, num_rounds=2)
+
+
+def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
+    followed = set()
+    for name in catalogue("algorithms"):
+        more = {"server_examples": 20} if name == "fed_be" else {}
+        rule = build(describe(algorithm=name, num_clients=4, num_train=120, widths=(6,), **more)).algorithm.rule
+        if isinstance(rule, str):
+            assert "; nearest is fed_" in rule, name
+        else:
+            followed.add(name)
+    assert followed == {
+        *("data_sharing", "fed_avg", "fed_avg_m", "fed_dyn", "fed_ensemble", "fed_nova", "fed_prox", "fed_sgd"),
+        *("modified_local_gd", "random_walk", "scaffold"),
+    }
+
+
+REFUSED = [
+    ({"algorithm": "fed_adam"}, "algorithm: got fed_adam, which theory does not follow: its server divides"),
+    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "algorithm: got fed_yogi_ensemble, which theory"),
+    ({"channel": "qsgd:4"}, "its channel may leave numbers out; nearest is one that is lossless"),
+    ({"sparsity": 0.5}, "its channel may leave numbers out"),
+    ({"secure_aggregation": True}, "secure_aggregation rounds its messages"),
+    ({"beta": 0.5}, "its clients use a share beta = 0.5 of their examples"),
+    ({"max_update_norm": 3.0}, "its server may reject messages"),
+    ({"client_optimizer": "adam"}, "its client_optimizer: got an optimiser that is not linear in the gradients"),
+    ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "client_optimizer: is not used with algorithm"),
+    ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
+    ({"model": "cnn"}, ", which has no analytic kernel; networks that have one are models.mlp, deep_linear"),
+    ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED)
+def test_refuses_runs_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
+) -> None:
+    """On the command line, by both commands."""
+    for command in (cli_compare, cli_predict):
+        monkeypatch.setattr(command, "build", lambda described: pytest.fail("the data were loaded"))
+    for prepare in (
+        lambda described: cli_compare.prepare_run(cli_compare.ComparisonOptions(), FigureOptions(), described),
+        lambda described: cli_predict.prepare(cli_predict.PredictOptions(), FigureOptions(), (described,)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            prepare(describe(**given))
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        ({}, {"widths": (64,)}, "widths: got (64,), must be 3 or more different ones"),
+        ({}, {"widths": (64, 64, 128)}, "widths: got (64, 64, 128), must be 3 or more"),
+        ({}, {"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),
+        ({}, {"hidden_layers": 0}, "hidden_layers: got 0"),
+        ({}, {"evaluations": 0}, "evaluations: got 0"),
+        ({"model": "deep_linear"}, {"hidden_layers": 3}, "hidden_layers: got 3, must be left out: the model is deep"),
+        ({"model": "deep_linear", "width": 4}, {}, "width: got 4; beside theory it is given by widths: leave it out"),
+    ],
+)
+def test_refuses_widths_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], given: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(cli_compare, "build", lambda described: pytest.fail("the data were loaded"))
+    with pytest.raises(ValueError) as caught:
+        cli_compare.prepare_run(cli_compare.ComparisonOptions(**given), FigureOptions(), describe(**model))
+    assert said in str(caught.value)
+
+
+def test_a_deep_linear_network_keeps_its_depth() -> None:
+    setting = setting_of(**SMALL, model="deep_linear", depth=4, **BESIDE)
+    assert [setting.model(width).name for width in setting.widths] == [
+        f"deep_linear(64-{w}-{w}-{w}-10)" for w in (8, 16, 32)
+    ]
+
+
+# ---- from Python, with a recipe that no entry knows ----
+
+
+@ft.recipe
+def half_way(model, schedule, client_learning_rate, share=0.5):
+    """Builds FedAvg whose server goes a share of the way to the clients' mean."""
+    training = trained(model, client_learning_rate, None, Work(steps=3, batch_size=4), None)
+
+    def server(rate):
+        def update(params, mean, info):
+            return jax.tree.map(lambda w, d: w - share * d, params, mean), {}
+
+        return Server(lambda params: params, lambda params: params, lambda params: params, update)
+
+    return train_and_average(
+        "half_way",
+        training,
+        schedule,
+        ft.Averaging(),
+        AveragingParts(server=server),
+        rule={"server_learning_rate": share},
+    )
+
+
+def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared() -> None:
+    """By the three functions, with the same arguments; a rule that is wrong by 5 % does not pass."""
+    data, clients = own_data()
+    model, each = mlp(3, 2, (64,)), all_clients(4)
+    algorithm = half_way(model, each, 0.5)
+    run = ft.simulate(algorithm, data, clients, num_rounds=6, seed=0, evaluation=ft.Evaluation(3))
+    theory = ft.predict(
+        algorithm, data, clients, num_rounds=6, seed=0, evaluation=ft.Evaluation(3), forecasting=ft.Forecasting(None, 4)
+    )
+    side = ft.compare(algorithm, data, clients, num_rounds=6, seed=0, widths=(16, 32, 64), draws=5)
+    assert {*run.history.curves()} == {*theory.history.curves()} == {*side.history.curves()}
+    assert run.history.evaluated.tolist() == theory.history.evaluated.tolist() == [0, 3, 6]
+    assert theory.history.is_predicted and side.history.predicted is not None
+    assert [v.passed for v in side.verdicts if "linear" in v.statement] == [True]
+    for one in (run.history, theory.history, side.history):
+        assert len(one.plot().axes) == 2 and "<img" in one._repr_html_() and len(one.to_pandas())
+
+    wrong = algorithm.composition
+    wrong = algorithm._replace(composition=wrong._replace(rule={**algorithm.rule, "server_learning_rate": 0.475}))
+    setting = comparison_of(wrong, examples_of(wrong, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
+    assert not exact.linearised_verdict(setting, cohorts(setting)).holds
+
+
+def test_arrays_without_a_test_split_and_images() -> None:
+    """Training examples take the place of test examples; a dense network flattens images."""
+    (x, y, *_), clients = own_data()
+    images = np.repeat(x[:, :, None, None], 2, axis=2)  # [n, 3, 2, 1]
+    algorithm = fed_avg(mlp(6, 2, (16,)), all_clients(4), 0.3, work=Work(steps=2))
+    found = ft.predict(algorithm, (images, y), clients, num_rounds=2, forecasting=ft.Forecasting(None, 2, rates=False))
+    assert set(found.history.curves()) == {"train.mse", "train.accuracy", "train.accuracy_of_members"}
+    assert np.isfinite(found.loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_rounds": 0}, "num_rounds: got 0"),
+        ({"evaluation": ft.Evaluation(measure=lambda a, s: {})}, "evaluation.measure: is a setting of simulate"),
+        ({"draws": 2}, "draws: got 2, must be a whole number of at least 5"),
+        ({"clients": None}, "clients: got None, must be a Partition"),
+    ],
+)
+def test_refuses_arguments(change: dict[str, Any], said: str) -> None:
+    data, clients = own_data()
+    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3)
+    with pytest.raises(ValueError) as caught:
+        compare(algorithm, data, **{"clients": clients, "num_rounds": 2, **change})
+    assert said in str(caught.value)
+
+
+def test_a_recipe_that_is_not_marked_cannot_be_compared() -> None:
+    data, clients = own_data()
+    algorithm = half_way.__wrapped__(mlp(3, 2, (16,)), all_clients(4), 0.5)
+    with pytest.raises(ValueError, match=r"mark the function that builds it with @fedtangent\.recipe"):
+        compare(algorithm, data, clients, num_rounds=2)

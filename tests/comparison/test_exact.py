@@ -1,0 +1,190 @@
+"""The exact checks notice small faults of the simulation, which networks of finite width cannot show."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.comparison import Comparison, Setting, build, exact, predicted, settings
+from fedtangent.comparison.simulated import cohorts
+from fedtangent.data import partition
+from fedtangent.federated import algorithms, compose, schedule
+from fedtangent.federated.local import Work
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.models.dense import mlp
+from fedtangent.models.linearised import linearised
+from fedtangent.theory import Flow
+from fedtangent.types import Algorithm, Cohort, Model, Schedule
+
+from ..drawn import parameters
+from ..nightly import nightly
+from .tiny import digits, network
+
+RIGHT = algorithms.fed_ensemble
+Faulty = Callable[..., Algorithm]
+
+
+def few_outputs() -> Setting:
+    """Three outputs, so that the whole kernel couples them, on unequal clients."""
+    small = digits()
+    inputs = small.x_train.shape[1]
+
+    @functools.cache  # one network, whose initialisation is compiled once
+    def model(width: int) -> Model:
+        return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+
+    return dataclasses.replace(small, y_train=small.y_train[:, :3], y_test=small.y_test[:, :3], model=model)
+
+
+@pytest.fixture(scope="module")
+def theory() -> predicted.Predicted:
+    """Of ``few_outputs``, in every test."""
+    setting = few_outputs()
+    return predicted.predict(setting, cohorts(setting))
+
+
+def same_flow(setting: Setting, plan: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared") -> Any:
+    """In the place of the near misses, where a control says nothing."""
+    return {"the same": predicted.run_flow(setting, blocks, plan, outputs=outputs)}
+
+
+def with_options(**change: Callable[[Any], object]) -> Faulty:
+    return lambda model, plan, **given: RIGHT(model, plan, **{**given, **{k: f(given) for k, f in change.items()}})
+
+
+def with_sample(change: Callable[..., Any]) -> Faulty:
+    def faulty(model: Model, plan: Schedule, **given: Any) -> Algorithm:
+        def sample(key: jax.Array, state: Any, round_: jax.Array) -> Any:
+            return change(plan.sample, key, state, round_)
+
+        return RIGHT(model, plan._replace(sample=sample), **given)
+
+    return faulty
+
+
+def late(sample: Callable[..., Any], key: jax.Array, state: Any, round_: jax.Array) -> Any:
+    return sample(key, state, jnp.maximum(round_ - 1, 0))
+
+
+def one_absence(sample: Callable[..., Any], key: jax.Array, state: Any, round_: jax.Array) -> Any:
+    cohort, state = sample(key, state, round_)
+    absent = (cohort.client == 1) & (round_ == 3)
+    return cohort._replace(weight=jnp.where(absent, 0.0, cohort.weight)), state
+
+
+FAULTS: dict[str, Faulty] = {
+    "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1)),
+    "server rate": with_options(server_learning_rate=lambda given: 0.99),
+    "client rate": with_options(client_learning_rate=lambda given: 0.99 * given["client_learning_rate"]),
+    "equal weights": with_options(weighting=lambda given: "uniform"),
+    "one round late": with_sample(late),
+    "one absence": with_sample(one_absence),
+}
+
+
+def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_verdict_alone(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = theory.setting
+    assert exact.linearised_verdict(setting, theory.cohorts).passed
+    points = exact.some_points(setting)
+    seen = exact._propagated(theory, points, setting.num_rounds)
+    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)  # trained once
+    assert all(v.passed for v in exact.law_verdicts(theory))
+    monkeypatch.setattr(exact, "near_misses", same_flow)
+    fewer = seen._replace(ensemble=seen.test[:, :-1].mean(axis=1))
+    monkeypatch.setattr(exact, "_propagated", lambda *given: fewer)
+    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
+    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)
+    monkeypatch.setattr(Flow, "ensemble_cov", lambda flow, r: flow.cov(r).mean(axis=0))
+    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
+
+
+def test_a_wrong_theory_that_leaves_float64_is_far_away(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverging(setting: Setting, plan: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared") -> Any:
+        return {"diverging": predicted.run_flow(setting, blocks, plan, outputs=outputs, learning_rate=1e200)}
+
+    monkeypatch.setattr(exact, "near_misses", diverging)
+    verdict = exact.linearised_verdict(theory.setting, theory.cohorts)
+    assert verdict.holds and verdict.control_fails
+
+
+# The controls of the verdicts above are the same faults, put into the theory.
+
+
+@pytest.mark.parametrize("name", nightly(FAULTS, ["client rate", "one absence"]))
+def test_a_small_fault_of_the_simulation_is_noticed(
+    theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
+    monkeypatch.setattr(exact, "near_misses", same_flow)
+    verdicts = [exact.linearised_verdict(theory.setting, theory.cohorts), *exact.law_verdicts(theory)]
+    assert [v.holds for v in verdicts] == [False, False, False]
+
+
+def test_the_theory_does_not_share_a_fault_in_the_simulations_weights(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = compose._weigh
+
+    def squared(cohort: Cohort, offsets: Any, weighting: str) -> Cohort:
+        once = right(cohort, offsets, weighting)
+        return once._replace(weight=once.weight**2)
+
+    monkeypatch.setattr(compose, "_weigh", squared)
+    drawn = cohorts(theory.setting)
+    np.testing.assert_array_equal(drawn.weight, theory.cohorts.weight)
+    assert exact.linearised_verdict(theory.setting, drawn).holds is False
+
+
+@pytest.mark.slow
+def test_moments_of_another_model_are_noticed(network_result: Comparison) -> None:
+    theory = network_result.theory
+    rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
+    wrong = dataclasses.replace(theory, moments=rolled)
+    assert not exact.law_verdicts(wrong)[0].holds
+    covs = tuple(m._replace(cov=np.roll(m.cov, 1, axis=0)) for m in theory.moments)
+    assert not exact.law_verdicts(dataclasses.replace(theory, moments=covs))[0].holds
+
+
+def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
+    model = mlp(3, 2, widths=(5,), activation="erf", dtype=jnp.float64)
+    at, away = (parameters(model, seed) for seed in (0, 1))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)))
+    tangent, network = (jax.jit(m.apply) for m in (linearised(model, at), model))
+    np.testing.assert_allclose(tangent(at, x), network(at, x), rtol=1e-14)
+
+    def on_the_way(t: float) -> Any:
+        return jax.tree.map(lambda a, b: a + t * (b - a), at, away)
+
+    change = (tangent(on_the_way(1.0), x) - network(at, x)) * 1e-4
+    central = (network(on_the_way(1e-4), x) - network(on_the_way(-1e-4), x)) / 2
+    np.testing.assert_allclose(central, change, rtol=0, atol=1e-7 * np.max(np.abs(change)))
+    assert np.max(np.abs(network(away, x) - tangent(away, x))) > 1e-2
+
+
+def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: None)
+    whole = network()
+    equal = dataclasses.replace(
+        whole, partition=partition.iid(24, 4, 0), schedule=schedule.all_clients(4), local_steps=1
+    )
+    for setting, expected in ((whole, 6), (equal, 3)):
+        assert len(exact.near_misses(setting, cohorts(setting), None, setting.num_rounds)) == expected  # type: ignore[arg-type]
+
+
+def test_the_cases_clients_have_unequal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "step_size", lambda setting: 1.0)  # nobody trains
+    for name in ("sine", "digits"):
+        for setting in build(name, scale="smoke"):
+            assert len(set(setting.partition.sizes.tolist())) > 1
+            assert np.array_equal(np.sort(setting.partition.indices), np.arange(len(setting.x_train)))

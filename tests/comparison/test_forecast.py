@@ -1,0 +1,280 @@
+"""Theory alone: predicted curves, rates, targets and bytes, against laws, runs and brute force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedtangent as ft
+from fedtangent.comparison import forecast as forecasts_
+from fedtangent.comparison import rates
+from fedtangent.comparison.forecast import Plan, forecast, ranked, rounds_to_target
+from fedtangent.comparison.predicted import run_flow
+from fedtangent.comparison.simulated import cohorts, recipe
+from fedtangent.comparison.table import draws_of
+from fedtangent.engine import Evaluation, simulate
+from fedtangent.engine.building import build
+from fedtangent.engine.description import describe
+from fedtangent.engine.run import predict
+from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.schedule import all_clients
+from fedtangent.measures import uncertainty
+from fedtangent.models.dense import mlp
+from fedtangent.theory.flow import recursion
+from fedtangent.types import Algorithm
+
+from .. import documents
+from ..nightly import nightly
+from . import runs
+from .runs import MINIBATCHES, SMALL
+
+SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
+
+
+def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
+    return runs.planned(draws, target, **{**SETTINGS, **more})
+
+
+def runs_of(plan: Plan) -> forecasts_._Runs:
+    setting, blocks = plan.setting, plan.setting.blocks()
+    flow = run_flow(setting, blocks, cohorts(setting))
+    return forecasts_._Runs(plan, flow, forecasts_.drawn_starts(setting, blocks, plan.forecasting.draws))
+
+
+def foretold(plan: Plan) -> forecasts_.Forecast:
+    return forecast(plan, plan.setting.blocks())
+
+
+def test_the_mean_curve_is_that_of_the_law() -> None:
+    """Bias and variance of the flow's law, within what so few initial functions leave open; the prior's are far off."""
+    plan = planned(32)
+    runs, setting = runs_of(plan), plan.setting
+    flow, curve = runs.flow, runs.curve(plan.rate, False)
+    for at in (0, 2, 5):
+        mean, cov = np.asarray(flow.mean(at)[0]), np.asarray(flow.cov(at)[0])
+        expected = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))
+        each = curve.values["test", "mse"][:, at]
+        error = each.std(ddof=1) / np.sqrt(len(each))
+        assert abs(each.mean() - expected) < 4 * error
+        assert at == 5 or abs(each.mean() - np.mean((mean - setting.y_test) ** 2)) > 4 * error  # without the variance
+    low, high = curve.band("test", "mse")
+    sampled = np.mean((draws_of(mean, cov, 2000) - setting.y_test) ** 2, axis=(1, 2))
+    assert np.allclose([low[5], high[5]], np.percentile(sampled, [5, 95]), rtol=0.1)
+
+
+def test_a_curve_is_each_functions_own_prediction_measured() -> None:
+    plan = planned(2, algorithm="fed_ensemble", num_models=2, loss="cross_entropy")
+    setting, runs = plan.setting, runs_of(plan)
+    flow, starts, curve = runs.flow, runs.starts, runs.curve(plan.rate, False)
+    assert not np.allclose(starts[0], starts[1])
+    n = len(setting.x_train)
+    for draw in range(2):
+        ends = flow.predict(starts[draw, :, :n], starts[draw, :, n:], 3), flow.predict_train(starts[draw, :, :n], 3)
+        for split, outputs in zip(("test", "train"), ends, strict=True):
+            targets = setting.labels_test if split == "test" else plan.examples.train.labels
+            found = float(uncertainty.negative_log_likelihood(outputs, jnp.asarray(targets)))
+            assert curve.values[split, "nll"][draw, 3] == pytest.approx(found, rel=1e-12)
+    assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
+
+
+@pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
+def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> None:
+    """To rounding, from the start of its own; not at another rate. Names are those of ``train``."""
+    plan = planned(2, model="logistic", loss=loss, client_learning_rate=0.05, dropout=0.2)
+    setting = plan.setting
+    start = setting.model(1).init(jax.random.key(0))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(start))  # its prior is the zero function
+
+    def measured(algorithm: Algorithm, state: Any) -> dict[str, Any]:
+        return {
+            name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, loss)
+            for name, split in plan.splits.items()
+        }
+
+    algorithm = recipe(setting, setting.model(1))
+    seen = simulate(algorithm, setting.federated(), num_rounds=5, seed=setting.seed, evaluation=Evaluation(1, measured))
+    runs = runs_of(plan)
+    found, wrong = runs.curve(plan.rate, False), runs.curve(1.02 * plan.rate, False)
+    for (split, metric), values in found.values.items():
+        trained = np.array([e.metrics[split][metric] for e in seen.history.evaluations])
+        assert np.abs(values - trained).max() < 1e-9, metric
+        if metric in ("mse", "nll"):
+            assert np.abs(wrong.values[split, metric] - trained).max() > 1e-5
+    names = {(split, metric) for split, all_ in seen.history.evaluations[0].metrics.items() for metric in all_}
+    assert names == set(found.values)
+
+
+@pytest.mark.slow
+def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does_not() -> None:
+    plan = planned(2, model="logistic", client_learning_rate=0.01, num_rounds=40, batch_size=0, local_steps=5,
+                   local_epochs=None)  # fmt: skip
+    found = foretold(plan)
+    assert found.rates.guaranteed is not None and found.rates.guaranteed < 1.03 * found.rates.stable
+    losses = []
+    for factor in (0.97, 1.05):
+        rate = factor * found.rates.stable
+        own = build(describe(**{**SETTINGS, "model": "logistic", "num_rounds": 40, "batch_size": 0, "local_steps": 5,
+                                "local_epochs": None, "client_learning_rate": rate}))  # fmt: skip
+        algorithm, data = own.algorithm.on(plan.setting.model(1)), plan.setting.federated()
+        run = simulate(algorithm, data, num_rounds=40, seed=plan.setting.seed)
+        outputs = np.asarray(predict(algorithm, run.state, jnp.asarray(plan.setting.x_train)).mean)
+        losses.append(float(plan.setting.mse(outputs, "train")))
+    first = float(found.given.mean("train", "mse")[0])
+    assert losses[0] <= first < losses[1]
+
+
+@pytest.mark.parametrize("bound", [0.37, 1.0, 300.0])
+def test_the_largest_factor_is_found_to_two_percent(bound: float) -> None:
+    found = rates.largest_factor(lambda factor: factor <= bound)
+    assert found <= bound < found * (1 + rates.TOLERANCE)
+
+
+def test_factors_without_a_bound() -> None:
+    assert rates.largest_factor(lambda factor: True) == np.inf
+    assert rates.largest_factor(lambda factor: False) == 0.0
+
+
+def test_the_best_rate_is_that_of_brute_force() -> None:
+    """Among the rates of a fine grid none is better; and a step off it is worse."""
+    runs = runs_of(planned(3, num_rounds=3, algorithm="fed_prox", mu=0.5))
+    first = float(runs.curve(runs.plan.rate, False).mean("train", "mse")[0])
+    found = forecasts_._rates(runs, first, False)
+    grid = found.best * np.geomspace(0.5, 2.0, 15)
+    losses = np.array([runs.losses(rate)[1] for rate in grid if rate <= found.stable])
+    best = runs.losses(found.best)[1]
+    assert best == found.losses.min() and best <= losses.min() * (1 + 1e-3)
+    assert losses[0] > best * (1 + 1e-3)
+
+
+def test_one_program_serves_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, real = [], recursion.one_round
+
+    def counted(*given: Any) -> Any:
+        traced.append(1)
+        return real(*given)
+
+    runs = runs_of(planned(3, num_rounds=4, num_train=37))
+    monkeypatch.setattr(recursion, "one_round", counted)
+    runs.losses(0.1)
+    first = len(traced)
+    assert first > 0
+    assert len({runs.losses(rate)[0] for rate in (0.2, 0.3, 0.7)}) == 3
+    assert len(traced) == first
+
+
+def test_a_target_is_reached_at_the_first_round_beyond_it() -> None:
+    rounds, values = [0, 5, 10, 15], [0.1, 0.8, 0.7, 0.9]
+    assert rounds_to_target(rounds, values, 0.8, rising=True) == 5
+    assert rounds_to_target(rounds, values, 0.85, rising=True) == 15
+    assert rounds_to_target(rounds, values, 0.95, rising=True) is None
+    assert rounds_to_target(rounds, values, 0.75, rising=False) == 0
+    assert rounds_to_target(rounds, [np.nan, np.inf, 0.5, 0.1], 0.5, rising=False) == 10
+    for given, said in (
+        ((rounds, values[1:], 0.1), "values: got shape"),
+        ((rounds, values, np.nan), "target: got nan"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rounds_to_target(*given, rising=True)
+
+
+@pytest.mark.slow
+def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
+    found = foretold(planned(4, target=1.0, client_learning_rate=0.01, num_rounds=2))
+    assert repr(found).startswith(f"Forecast(fed_avg, test loss {found.loss:.4g} after round 2")
+    reached = found.reached(1.0, found.best)
+    assert reached.round is None and reached.uplink_bytes is None
+    assert reached.nearest == found.best.mean("test", "accuracy")[1:].max()  # of a start nothing is said
+    assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
+
+
+@pytest.mark.slow
+def test_rounds_without_end_lead_to_the_limit() -> None:
+    """To what so few initial functions leave open; before the end the run is elsewhere."""
+    plan = planned(16, num_rounds=400, batch_size=0, local_steps=20, local_epochs=None, client_learning_rate=1.0)
+    runs, setting = runs_of(plan), plan.setting
+    limit = forecasts_._at_limit(setting, setting.blocks(), runs.flow)
+    assert limit is not None
+    for rounds, near in ((400, True), (4, False)):
+        each = runs.measured(plan.rate, (rounds,), slice(None))["test", "mse"][:, 0]
+        assert (abs(each.mean() - limit["mse"]) < 4 * each.std(ddof=1) / 4) == near
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"dropout": 0.3}, marks=pytest.mark.slow),
+        {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
+        {"algorithm": "fed_ensemble", "num_models": 2},
+        pytest.param({"algorithm": "data_sharing", "schedule": "poisson", "clients_per_round": 2},
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
+    plan = planned(2, num_rounds=4, **more)
+    up, down = forecasts_._traffic(plan, cohorts(plan.setting))
+    run = simulate(plan.algorithm, plan.examples.data, num_rounds=4, seed=plan.setting.seed, evaluation=Evaluation(1))
+    assert [e.uplink_bytes for e in run.history.evaluations] == up.tolist()
+    assert [e.downlink_bytes for e in run.history.evaluations] == down.tolist()
+    assert up[-1] > up[1] > 0
+
+
+def test_the_network_is_the_described_one_of_any_width() -> None:
+    x = planned().setting
+    deeper, wider = (planned(widths=widths).setting for widths in ((64, 64), (64,)))
+    kernels = [np.asarray(setting.blocks().ntk_train) for setting in (x, deeper, wider)]
+    assert np.allclose(kernels[0], kernels[2], rtol=1e-12) and not np.allclose(kernels[0], kernels[1], rtol=0.1)
+    assert deeper.model(1).output_size == mlp(64, 10, (64, 64)).output_size
+
+
+@pytest.mark.slow
+def test_predictions_of_arrays() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 2))
+    algorithm = fed_avg(mlp(3, 2, (32,)), all_clients(4), 0.5)
+    found = ft.predict(
+        algorithm,
+        (x[:24], y[:24], x[24:], y[24:]),
+        ft.partition.iid(24, 4, 0),
+        num_rounds=3,
+        forecasting=ft.Forecasting(0.5, 3),
+    )
+    assert found.plan.main == "mse" and found.given.rounds.tolist() == [0, 1, 2, 3]
+    assert set(found.given.values) == {("train", "mse"), ("test", "mse")}
+    at_first = found.given._replace(values={key: value[:, :1] for key, value in found.given.values.items()})
+    worse = found._replace(best=at_first)
+    assert ranked([worse, found]) == [found, worse] == ranked([found, worse])
+
+
+def test_the_example_of_the_documentation() -> None:
+    found = documents.run("ft.predict(")["theory"]
+    assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"draws": 1}, "draws: got 1, must be a whole number of at least 2"),
+        ({"every": 0}, "evaluation.every: got 0"),
+        ({"target": -1.0}, "target: got -1.0, must be above 0"),
+        ({"target": 1.5}, "target: got 1.5, must be above 0 and at most 1"),
+        ({"parameterization": "standard"}, "whose kernel grows with its width"),
+        ({"w_std": 0.0, "b_std": 0.0}, "which starts as the zero function"),
+    ],
+)
+def test_refuses_before_anything_is_predicted(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        planned(**given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", nightly([2, 1], [2]))
+def test_a_rate_is_stable_against_the_same_starts(seed: int) -> None:
+    """However the other starts lie: at a tiny rate the loss of those that rates are tried on falls a little."""
+    found = foretold(planned(16, num_rounds=3, client_learning_rate=1e-3, seed=seed))
+    assert found.rates is not None and 1e-2 < found.rates.stable < np.inf
+    first = found.given.values["train", "mse"][:, 0]
+    assert abs(first[: forecasts_.TRIED_DRAWS].mean() / first.mean() - 1) > 0.01

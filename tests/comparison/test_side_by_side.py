@@ -1,0 +1,259 @@
+"""The side-by-side, end to end: what it reports, and that it notices a wrong theory."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from fedtangent.comparison import Comparison, Setting, build, exact, judged, predicted, run
+from fedtangent.comparison.settings import standardised
+from fedtangent.comparison.simulated import cohorts, init_key, initial_functions, recipe, trained
+from fedtangent.comparison.verdicts import EXACT, Verdict
+from fedtangent.engine import Evaluation, simulate
+from fedtangent.types import Cohort
+
+from .tiny import network
+
+
+def named(result: Comparison, start: str) -> list[Verdict]:
+    found = [v for v in result.verdicts if v.statement.startswith(start)]
+    assert found, [v.statement for v in result.verdicts]
+    return found
+
+
+def test_a_linear_model_follows_the_flow_to_rounding(linear_result: Comparison) -> None:
+    (verdict,) = named(linear_result, "simulation = flow")
+    assert verdict.passed
+    assert repr(linear_result).startswith(f"Comparison({linear_result.setting.title}: Simulation and theory agree")
+    error = linear_result.gaps[0].error
+    assert error.shape == (3, 2, 5)
+    # at round 0 the flow is the initial function itself
+    assert np.max(error) <= EXACT
+    assert float(verdict.measured) <= EXACT
+
+
+def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: Comparison) -> None:
+    gap = linear_result.gaps[0]
+    np.testing.assert_allclose(gap.simulated, gap.predicted, rtol=1e-9)
+    assert gap.simulated[-1] < 0.9 * gap.simulated[0]
+
+
+def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Comparison) -> None:
+    """At the evaluated rounds it is what the networks did, in between what the flow says of each."""
+    setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
+    assert curve.rounds.tolist() == list(range(setting.num_rounds + 1))
+    np.testing.assert_allclose(curve.left[list(seen.rounds)], linear_result.gaps[-1].simulated, rtol=1e-9)
+    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.score(seen.test), rtol=1e-9)
+    predict = linear_result.theory.flow.predict_train
+    each = [np.asarray(predict(start, curve.rounds.tolist())) for start in seen.train[0].swapaxes(0, 1)]
+    np.testing.assert_allclose(curve.left, setting.left(np.stack(each, axis=2)), rtol=1e-9)
+    assert np.ptp(curve.left[:4]) > 1  # from round to round
+
+
+@pytest.mark.slow
+def test_rows_of_a_regression_name_every_method(network_result: Comparison) -> None:
+    assert [row.method for row in network_result.rows] == [
+        *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
+        "NTK-FL, averaged kernel, width 64",
+        "federated flow, round 10",
+        "GP limit (Theorem 2)",
+    ]
+    for row in network_result.rows:
+        assert row.accuracy is None
+        measured = (row.test_mse, row.nll, row.coverage, row.mean_difference, row.variance_ratio)
+        assert np.isfinite([value for value in measured if value is not None]).all()
+        assert 0 <= row.coverage <= 1
+    assert network_result.rows[-1].variance_ratio == 1.0
+    assert network_result.rows[-1].mean_difference is None  # nothing to compare the limit with but itself
+
+
+@pytest.mark.slow
+def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result: Comparison) -> None:
+    assert all(row.accuracy is not None and 0 <= row.accuracy <= 1 for row in digits_result.rows)
+    assert "NTK-FL, exact kernel, width 32" in [row.method for row in digits_result.rows]
+    assert named(digits_result, "NTK-FL, exact kernel: mean")
+    setting, row, seen = digits_result.setting, digits_result.rows[2], digits_result.simulated[2]
+    right = [np.mean(np.argmax(e, axis=-1) == setting.labels_test) for e in seen.test[-1].mean(axis=0)]
+    assert row.accuracy == pytest.approx(np.mean(right), rel=1e-12)
+    exact = [m for m in digits_result.ntk_fl if "exact" in m.method]
+    assert all(m.info["kernel_error"].max() == 0 for m in exact)
+
+
+@pytest.mark.slow
+def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> None:
+    setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
+    ensembles = seen.test[-1].mean(axis=0)
+    assert row.test_mse == pytest.approx(np.mean((ensembles - setting.y_test) ** 2), rel=1e-12)
+    assert row.flow_error == pytest.approx(network_result.gaps[2].error[-1].mean(), rel=1e-12)
+    # each of four clients sends one model's float64 weights a round: 64 inputs, 64 hidden, 1 output, biases
+    assert row.uplink_mib is not None
+    assert row.uplink_mib * 2**20 == 10 * 4 * 8 * (64 * 64 + 64 + 64 + 1)
+
+
+@pytest.mark.slow
+def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_result: Comparison) -> None:
+    for result in (linear_result, network_result):
+        assert named(result, "variance of initial functions = prior's")[0].holds is not False  # few: undecided
+        (apart,) = named(result, "networks start independently of each other: of other draws, models")
+        assert apart.holds is not False, apart
+        assert all(v.subject == result.setting.name for v in result.verdicts)
+        (models,) = named(result, "law of each of 2 models = flow's, round")
+        (ensemble,) = named(result, "law of the ensemble of 2 = flow's, round")
+        assert models.passed
+        assert ensemble.passed
+        assert ensemble.control == "ensemble of 1"
+    (linearised,) = named(network_result, "linearised network of width 64 = flow of its kernel")
+    assert linearised.passed
+    named(network_result, "each network to the flow")
+    named(network_result, "NTK-FL, averaged kernel: mean")
+    named(network_result, "NTK-FL, averaged kernel: variance")
+    for what in ("mean", "variance"):
+        named(network_result, f"{what} = the flow's from the same initial functions, 3 rounds")
+
+
+@pytest.mark.slow
+@pytest.mark.theory
+def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: Comparison) -> None:
+    found = named(network_result, "flow repeated for ever = Theorem 2")
+    assert len(found) == 3
+    assert all(v.passed for v in found)
+
+
+@pytest.mark.slow
+def test_networks_come_nearer_to_the_flow_with_their_width(network_result: Comparison) -> None:
+    errors = [gap.error[-1].mean() for gap in network_result.gaps]
+    assert errors[0] > errors[1] > errors[2]
+    for gap in network_result.gaps:
+        assert np.all(gap.error[0] < 1e-12)
+
+
+@pytest.mark.slow
+def test_predictions_cover_the_evaluated_rounds(network_result: Comparison) -> None:
+    assert network_result.setting.rounds == (0, 4, 8, 10)
+    assert len(network_result.theory.moments) == 4
+    assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
+    assert network_result.simulated[0].test.shape == (4, 2, 5, 24, 1)
+    assert network_result.simulated[0].train.shape == (4, 2, 5, 24, 1)
+
+
+@pytest.mark.slow
+def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: Comparison) -> None:
+    by_width = {seen.width: seen for seen in network_result.simulated}
+    for moved in network_result.ntk_fl:
+        np.testing.assert_array_equal(moved.test[0], by_width[moved.width].test[0])
+
+
+def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_itself(
+    linear_setting: Setting, linear_result: Comparison
+) -> None:
+    setting, first = linear_setting, linear_result.simulated[0]
+    algorithm = recipe(setting, setting.model(100))
+    again = trained(setting, algorithm, "again", 100)
+    np.testing.assert_array_equal(again.test, first.test)
+    draws = again.test[0]  # [K, E, m, C]
+    assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8
+    expected = cohorts(setting)
+    for draw in (0, 1):
+        run_ = simulate(
+            algorithm,
+            setting.federated(),
+            num_rounds=10,
+            seed=setting.seed,
+            start=init_key(setting, draw, 100),
+            evaluation=Evaluation(5),
+        )
+        recorded = run_.history.rounds["cohort"]
+        for name in ("client", "model", "weight"):
+            np.testing.assert_array_equal(getattr(recorded, name), getattr(expected, name))
+    other = cohorts(dataclasses.replace(setting, seed=5))
+    assert np.any(other.model != expected.model)
+
+
+def test_networks_of_different_widths_start_apart(linear_setting: Setting) -> None:
+    """Of one key the narrower network's weights are the first of the wider one's."""
+    first, second = (jax.random.normal(init_key(linear_setting, 0, width), (8,)) for width in (64, 128))
+    assert np.all(first != second)
+
+
+def more_steps(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
+    more = dataclasses.replace(setting, local_steps=setting.local_steps + 2)
+    return RIGHT_FLOW(more, blocks, plan, *rest, **options)
+
+
+def larger_step(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
+    more = dataclasses.replace(setting, learning_rate=1.01 * setting.learning_rate)
+    return RIGHT_FLOW(more, blocks, plan, *rest, **options)
+
+
+def equal_weights(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
+    return RIGHT_FLOW(setting, blocks, plan._replace(weight=np.sign(plan.weight) * 3), *rest, **options)
+
+
+RIGHT_FLOW = predicted.run_flow
+
+
+def test_a_wrong_flow_is_noticed(linear_result: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained anew: the right networks are held against a mistaken theory."""
+    setting, seen = linear_result.setting, linear_result.simulated[0]
+    propagated = exact._propagated(linear_result.theory, exact.some_points(setting), setting.num_rounds)
+    monkeypatch.setattr(exact, "_propagated", lambda *given: propagated)
+    for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
+        monkeypatch.setattr(predicted, "run_flow", theory_of)
+        theory = predicted.predict(setting, linear_result.theory.cohorts)
+        verdicts = [exact.linear_verdict(theory, seen), *exact.law_verdicts(theory)]
+        assert len(verdicts) == 3
+        assert all(v.holds is (theory_of is RIGHT_FLOW) for v in verdicts), theory_of
+
+
+def test_float64_is_asked_for(linear_setting: Setting) -> None:
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(ValueError, match="jax_enable_x64: got False, must be True; call"):
+            run(linear_setting)
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
+def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Setting) -> None:
+    blocks = linear_setting.blocks()
+    drawn = initial_functions(linear_setting, 100, 800).reshape(1, 2, 400, -1, 1)
+
+    def judge(starts: np.ndarray, prior: float = 1.0) -> list[Verdict]:
+        theory = SimpleNamespace(setting=linear_setting, blocks=blocks._replace(nngp_test=prior * blocks.nngp_test))
+        return judged._starts(theory, (SimpleNamespace(width=100, test=starts),))  # type: ignore[arg-type]
+
+    law, apart = judge(drawn)
+    assert law.passed and apart.passed, (law, apart)
+    assert judge(drawn, 2.0)[0].holds is False
+    assert judge(0.6 * drawn)[0].holds is False  # of the networks that are trained alone
+    for alike in (np.repeat(drawn[:, :1], 2, axis=1), np.repeat(drawn[:, :, :1], 400, axis=2)):
+        assert judge(alike)[1].holds is False
+
+
+@pytest.mark.parametrize(("changed", "says"), [({"draws": 1}, "draws: got 1"), ({"widths": (8, 16)}, "at least 3")])
+def test_what_could_tell_nothing_is_refused_before_anything_runs(changed: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        run(dataclasses.replace(network(), **changed), say=pytest.fail)
+
+
+def test_unknown_names_are_refused_with_the_allowed_ones() -> None:
+    with pytest.raises(ValueError, match=r"case: got 'nope', allowed are digits, fashion_mnist, sine"):
+        build("nope")
+    with pytest.raises(ValueError, match=r"scale: got 'nope', allowed are smoke, default, paper"):
+        build("sine", scale="nope")
+
+
+def test_standardised_inputs_have_one_norm() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.uniform(size=(20, 9)), rng.uniform(size=(5, 9))
+    scaled = standardised(train, test)
+    for x in scaled:
+        np.testing.assert_allclose(np.linalg.norm(x, axis=1), 3.0, rtol=1e-12)
+    centred = test - train.mean(axis=0)
+    np.testing.assert_allclose(scaled[1], 3 * centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-12)
+    same = np.ones((4, 9))
+    assert np.all(standardised(same, same)[0] == 0)
