@@ -36,7 +36,6 @@ ELSEWHERE = {
     "def fed_exp": "federated/test_new_algorithm.py",
 }
 HERE = (
-    "correct = fed_avg",
     "gp_limit",
     "read_first_layer",
     "best_learning_rate",
@@ -97,15 +96,6 @@ def test_a_sweep_tells_the_better_rate() -> None:
         enable_x64()
     assert names["found"].metrics["accuracy"].shape == (5, 2, 2)
     assert names["better"].low > 0
-
-
-def test_the_first_example_trains() -> None:
-    names = run("correct = fed_avg")
-    correct, data, algorithm = np.asarray(names["correct"]), names["data"], names["fed_avg"]
-    standard_error = np.sqrt(0.93 * 0.07 / len(correct))
-    assert len(correct) == 359 and abs(correct.mean() - 0.93) < 3 * standard_error
-    untrained = algorithm.predict(algorithm.init(0, 20), data.x_test).mean.argmax(axis=1) == data.y_test
-    assert abs(untrained.mean() - 0.93) > 30 * standard_error  # the control
 
 
 def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

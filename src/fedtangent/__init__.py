@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
     from fedtangent.data import partition
     from fedtangent.engine import Checkpoints, Devices, Evaluation, hypergradient, simulate, sweep
     from fedtangent.engine.processes import use_cores
+    from fedtangent.federated import schedule as schedules
     from fedtangent.federated.algorithms.common import Averaging
     from fedtangent.federated.algorithms.entry import recipe
     from fedtangent.federated.local import Work
@@ -84,6 +85,7 @@ __all__ = [
     "predict",
     "pytrees",
     "recipe",
+    "schedules",
     "simulate",
     "sweep",
     "theory",
@@ -147,6 +149,8 @@ _WITHIN = {  # public names that are not modules of the package itself -> the mo
 def __getattr__(name: str) -> _Any:
     if name not in __all__ and name not in _RECIPES:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
+    if name == "schedules":
+        return _importlib.import_module("fedtangent.federated.schedule")
     module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module
     return found

@@ -96,7 +96,8 @@ def each_model(name: str, given: PyTree, like: PyTree) -> PyTree:
     def by_path(tree: PyTree) -> dict[str, Any]:
         return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
-    wanted, leaves = by_path(like), {path: np.asarray(leaf) for path, leaf in by_path(given).items()}
+    wanted, leaves = by_path(like), by_path(given)
+    leaves = {path: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for path, leaf in leaves.items()}
     is_one = any(path in leaves and leaves[path].ndim == leaf.ndim - 1 for path, leaf in wanted.items())
     for path in (*wanted, *leaves):
         leaf, shape = leaves.get(path), wanted[path].shape[is_one:] if path in wanted else None

@@ -18,7 +18,8 @@ from fedtangent.cli.arguments import FigureOptions
 from fedtangent.comparison import Comparison, Setting, run
 from fedtangent.comparison import build as case_settings
 from fedtangent.comparison.cases import DEFAULT_CASES
-from fedtangent.comparison.comparing import EVALUATIONS, check_widths, comparison_of, followed_rule
+from fedtangent.comparison.comparing import EVALUATIONS, check_widths, comparison_of
+from fedtangent.comparison.followed import followed_rule
 from fedtangent.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.building import build, preview, small_model
 from fedtangent.engine.description import Chosen, Description

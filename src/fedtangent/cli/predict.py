@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedtangent.cli.arguments import FigureOptions
 from fedtangent.cli.trained import FAR
-from fedtangent.comparison.comparing import check_analytic, followed_rule
+from fedtangent.comparison.followed import check_analytic, followed_rule
 from fedtangent.comparison.forecast import (
     Curve,
     Forecast,

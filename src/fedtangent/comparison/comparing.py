@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from fedtangent.checks import whole
-from fedtangent.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent.comparison.from_start import FromStart, compare_from
 from fedtangent.comparison.settings import Setting
 from fedtangent.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
 from fedtangent.data.dataset import Dataset
 from fedtangent.data.examples import Examples
 from fedtangent.engine.loop import Evaluation
 from fedtangent.engine.run import examples_of
-from fedtangent.kernels.gram import analytic
-from fedtangent.losses import words
-from fedtangent.optimizers import first_steps
-from fedtangent.theory import Rule
-from fedtangent.theory.flow.rules import read_rule
 from fedtangent.theory.precision import require_float64
-from fedtangent.types import NO_RULE, Algorithm, Key, Model, PyTree
+from fedtangent.types import Algorithm, Key, Model, PyTree
 
-MOST_POINTS = 500  # test points that laws are compared at, at most
+WIDTHS, DRAWS = (64, 256, 1024), 16
 EVALUATIONS = 8  # rounds of a comparison that networks are evaluated at besides the start
-FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
 
 
 def compare(
@@ -39,38 +29,47 @@ def compare(
     *,
     num_rounds: int,
     seed: int = 0,
+    start: Key | PyTree | None = None,
     evaluation: Evaluation = Evaluation(),
-    widths: Iterable[int] = (64, 256, 1024),
-    draws: int = 16,
-) -> Comparison:
-    """Simulates a run at several widths and compares it with what theory predicts for the same rounds.
+    widths: Iterable[int] = WIDTHS,
+    draws: int = DRAWS,
+) -> Comparison | FromStart:
+    """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
 
-    Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at every
-    width. Theory follows the same cohorts, minibatches and rates at infinite width.
+    Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
+    widths, beside the federated flow of infinite width. With a ``start``, the very networks that begin there are
+    trained, beside their linearisation at it: any model and any algorithm, also one that no closed form follows.
 
     Args:
-        algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear.
+        algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear; with a
+            ``start`` for any model.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
             example [n].
         num_rounds: Communication rounds R.
         seed: Seed of initialisations, schedule and minibatches.
+        start: Beginning of the models, as in ``simulate``: parameters such as pre-trained weights, of one model or of
+            each, or a typed key to initialise from; None: independent initialisations at every width.
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; without meaning for a linear model.
         draws: Initialisations of the K models at every width, five or more.
 
     Returns:
-        Table rows, verdicts with their negative controls, and all curves.
+        Verdicts with their negative controls, and all curves; with a ``start`` a ``FromStart``.
 
     Raises:
         ValueError: Before anything is trained: 64-bit types are off, theory does not follow the algorithm (the message
             says why), the model has no analytic kernel, or an argument is out of range.
     """
     require_float64()
-    setting = comparison_of(
-        algorithm, examples_of(algorithm, data, clients), num_rounds, seed, evaluation, tuple(widths), draws
-    )
+    examples = examples_of(algorithm, data, clients)
+    if start is not None:
+        for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):
+            if value != default:
+                raise ValueError(f"{name}: got {value}, must be left out with a start, which has a width of its own")
+        return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
+    setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
     return run(setting, bool(evaluation.progress))
 
 
@@ -96,98 +95,6 @@ def comparison_of(
     return dataclasses.replace(setting, widths=widths, draws=draws, evaluate_every=every)
 
 
-def setting_of(
-    algorithm: Algorithm,
-    examples: Examples,
-    num_rounds: int,
-    seed: int,
-    most_points: int | None = MOST_POINTS,
-    own_width: bool = False,
-) -> Setting:
-    """Returns the setting of a run at the width of its own model.
-
-    Args:
-        algorithm: The run's algorithm.
-        examples: Its training and test examples and who holds them.
-        num_rounds: Rounds R.
-        seed: Seed of its schedule and its minibatches.
-        most_points: Only the first so many test examples; None for all.
-        own_width: Whether its networks keep the width of the algorithm's model, whatever is asked.
-
-    Raises:
-        ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
-    """
-    rule = followed_rule(algorithm, num_rounds)
-    training, clients, schedule = algorithm.composition.training, examples.clients, algorithm.schedule
-    assert training is not None
-    weighting = algorithm.composition.weighting
-    cohorts = weighed_cohorts(schedule, clients, num_rounds, seed, weighting)
-    optimizer, rate = training.optimizer, training.learning_rate
-    if optimizer is not None:
-        rate = first_steps(optimizer, num_rounds)
-    points = "train" if examples.test is None else "test"
-    (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
-    labels = (examples.train if examples.test is None else examples.test).labels
-    dataset, model = examples.dataset, algorithm.model
-    fewest, most = min(clients.sizes), max(clients.sizes)
-
-    @functools.cache
-    def of_width(width: int) -> Model:
-        return in_float64(model if model.at_width is None or own_width else model.at_width(width))
-
-    return Setting(
-        name=f"{algorithm.name} on {dataset.name}",
-        title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
-        f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}",
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        labels_test=None if labels is None else np.asarray(labels[:most_points]),
-        partition=clients,
-        schedule=schedule,
-        model=of_width,
-        is_linear=model.is_linear,
-        widths=(1,),
-        local_steps=steps_of(training.work, clients),
-        learning_rate=each_round(rate, num_rounds) if callable(rate) else rate,
-        num_rounds=num_rounds,
-        seed=seed,
-        algorithm=algorithm.on,
-        rule={**rule, "batches": drawn_rows(training.work, clients, cohorts, seed)},
-        weighting=weighting,
-    )
-
-
-def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
-    """Returns the fields of ``theory.Rule`` by which the closed form follows an algorithm, schedules as arrays [R].
-
-    Raises:
-        ValueError: Theory does not follow the algorithm, or parts of its rule contradict each other.
-    """
-    rule = NO_RULE if algorithm.composition.training is None else algorithm.rule
-    if isinstance(rule, str):
-        raise ValueError(f"algorithm: got {algorithm.name}, which theory does not follow: {rule}")
-    followed: dict[str, Any] = {
-        name: each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
-        for name, value in rule.items()
-    }
-    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
-    return followed
-
-
-def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
-    """Returns the numbers of a schedule of the round, [R]."""
-    return np.array([float(schedule(jnp.int32(r))) for r in range(num_rounds)])
-
-
-def check_evaluation(evaluation: Evaluation) -> None:
-    """Raises ``ValueError`` for settings of an evaluation that have no meaning beside theory."""
-    for name in ("measure", "report", "stop_on_divergence"):
-        if getattr(evaluation, name):
-            raise ValueError(f"evaluation.{name}: is a setting of simulate; beside theory leave it out")
-
-
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the widths in rising order, ``(1,)`` for a linear model; raises ``ValueError`` for fewer than three."""
     for width in widths:
@@ -199,41 +106,3 @@ def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
     if len(found) < FEWEST_WIDTHS:
         raise ValueError(f"widths: got {widths}, must be {FEWEST_WIDTHS} or more different ones")
     return found
-
-
-def check_analytic(model: Model) -> None:
-    """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
-    if model.kernel is None or (model.at_width is None and not model.is_linear):
-        raise ValueError(
-            f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
-            "deep_linear, logistic, linear and rbf_linear; how lazy this one is, theory tells without: "
-            "fedtangent train --diagnostics laziness"
-        )
-
-
-def check_kernels(model: Model, x: np.ndarray) -> None:
-    """Raises ``ValueError`` for a network without a usable limit: its kernel grows with the width, or its prior is 0.
-
-    Args:
-        model: Network with an analytic kernel.
-        x: Some inputs at which kernels are compared.
-    """
-    narrow, wide = (model, model) if model.at_width is None else (model.at_width(8), model.at_width(16))
-    (nngp, theta), (_, widest) = (map(np.asarray, analytic(one, jnp.asarray(x))) for one in (narrow, wide))
-    if not np.allclose(theta, widest, rtol=1e-6):
-        raise ValueError(
-            f"model: got {model.name}, whose kernel grows with its width, must be in the ntk parameterization"
-        )
-    if not model.is_linear and not np.any(nngp):
-        raise ValueError(
-            f"model: got {model.name}, which starts as the zero function, must have weights and biases above 0"
-        )
-
-
-def in_float64(plain: Model) -> Model:
-    """Returns the same model, whose weights start in float64."""
-
-    def init(key: Key) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
-
-    return plain._replace(init=init)

@@ -125,7 +125,7 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
 def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
     """Every model of a setting that is linear itself, at every evaluated round, against the flow and near misses."""
     statement = "simulation = flow, linear model, every round"
-    return _follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
+    return follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
@@ -135,7 +135,7 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
     model = _two_feature_maps(rows, small.y_train.shape[1], True)
     seen = trained_networks(dataclasses.replace(small, model=lambda width: model), rows)
     statement = "linear model of the analytic kernel = flow, every round"
-    return _follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
+    return follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
@@ -157,15 +157,23 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     blocks = empirical_blocks(base, at, small.x_train, small.x_test)
     seen = trained_networks(small, LINEARISED_WIDTH)
     statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
-    return _follows(small, statement, seen, cohorts, blocks, "full")
+    return follows(small, statement, seen, cohorts, blocks, "full")
 
 
-def _follows(
+def follows(
     setting: Setting, statement: str, seen: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
 ) -> Verdict:
-    """Models of these kernels, each from its own initial function, against the flow and near misses.
+    """Returns the verdict that models of some kernels follow the flow from their own initial functions; near misses.
 
     A user's run has a loss of its own: the other one is a near miss, too.
+
+    Args:
+        setting: The run.
+        statement: The verdict's text.
+        seen: The models.
+        cohorts: Cohorts of the run.
+        blocks: The models' kernels.
+        outputs: "shared", or "full" where the kernel couples outputs.
     """
     flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
     wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import flag, number, real_array, whole
 from fedtangent.comparison.cohorts import contacted_clients
-from fedtangent.comparison.comparing import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent.comparison.from_start import check_rows, flows_at_start, weights_of
 from fedtangent.comparison.predicted import drawn_starts, limit_of, run_flow
 from fedtangent.comparison.rates import Rates, searched_rates
 from fedtangent.comparison.settings import Setting
@@ -37,7 +39,7 @@ from fedtangent.measures import uncertainty
 from fedtangent.progress import progress_of
 from fedtangent.theory import Flow
 from fedtangent.theory.precision import require_float64
-from fedtangent.types import Algorithm, Cohort, Cost, Prediction
+from fedtangent.types import Algorithm, Cohort, Cost, Key, Prediction, PyTree
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
@@ -67,6 +69,7 @@ class Plan(NamedTuple):
     examples: Examples
     setting: Setting
     forecasting: Forecasting
+    start: PyTree | None = None  # parameters of the K models, [K, ...], that theory linearises at; None: the prior
 
     @property
     def loss(self) -> str:
@@ -79,11 +82,16 @@ class Plan(NamedTuple):
         return float(np.max(self.setting.learning_rate))
 
     @property
+    def draws(self) -> int:
+        """How many initial functions there are: one where the run has a start."""
+        return self.forecasting.draws if self.start is None else 1
+
+    @property
     def at_once(self) -> int:
         """How many initial functions are computed together, a divisor of ``draws``."""
         s = self.setting
         of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
-        draws = self.forecasting.draws
+        draws = self.draws
         return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
     @property
@@ -163,7 +171,8 @@ class Forecast(NamedTuple):
             )
             for i, round_ in enumerate(curve.rounds)
         ]
-        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in splits}
+        several = splits if self.plan.draws > 1 else []
+        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in several}
         return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
 
     @property
@@ -209,22 +218,26 @@ def predict(
     *,
     num_rounds: int,
     seed: int = 0,
+    start: Key | PyTree | None = None,
     evaluation: Evaluation = Evaluation(),
     forecasting: Forecasting = Forecasting(),
 ) -> Forecast:
     """Predicts a run of which no network is trained: learning curves, stable and best rate, rounds to a target.
 
     The network is the algorithm's, at infinite width; for more than 8,000 points initial functions are drawn from
-    networks of its own width. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    networks of its own width. With a ``start`` the network is the one that begins there, linearised at its weights: any
+    model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
-        algorithm: The algorithm, for a model with an analytic kernel.
+        algorithm: The algorithm, for a model with an analytic kernel, or with a ``start`` for any model.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
             example [n].
         num_rounds: Communication rounds R.
         seed: Seed of initial functions, schedule and minibatches.
+        start: Beginning of the models, as in ``simulate``: parameters such as pre-trained weights, of one model or of
+            each, or a typed key to initialise from; None: initial functions are drawn from the prior.
         evaluation: Rounds between evaluations (default: 1), and progress.
         forecasting: Target, number of initial functions, and whether rates are searched.
 
@@ -237,7 +250,7 @@ def predict(
     """
     require_float64()
     examples = examples_of(algorithm, data, clients)
-    plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting)
+    plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting, start)
     (found,) = forecasts([plan], bool(evaluation.progress))
     return found
 
@@ -245,6 +258,9 @@ def predict(
 def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
     """The forecast of each plan; all are of the same data and network, whose kernels are computed once."""
     first = plans[0]
+    if first.start is not None:
+        yield from (_from_start(plan, progress, say) for plan in plans)
+        return
     memory = memory_of(first)
     say(str(memory))
     kernels = planned_kernels(first.setting, memory, progress)
@@ -275,16 +291,23 @@ def plan_of(
     seed: int,
     evaluation: Evaluation = Evaluation(),
     forecasting: Forecasting = Forecasting(),
+    start: Key | PyTree | None = None,
 ) -> Plan:
     """Returns the plan of a run; raises ``ValueError`` as ``predict`` does."""
     check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
-    check_analytic(algorithm.model)
+    if start is None:
+        check_analytic(algorithm.model)
     setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
-    check_kernels(algorithm.model, setting.x_train[:2])
+    weights = None
+    if start is None:
+        check_kernels(algorithm.model, setting.x_train[:2])
+    else:
+        check_rows(algorithm, examples)
+        weights = weights_of(algorithm, examples, seed, start)
     every = 1 if evaluation.every is None else evaluation.every
-    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting)
+    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting, weights)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
     return plan
@@ -293,12 +316,36 @@ def plan_of(
 def forecast(
     plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool = False, say: Report = lambda line: None
 ) -> Forecast:
-    """The forecast of ``plan``; ``kernels`` are those of its setting."""
-    setting, name = plan.setting, plan.setting.name
+    """Returns the forecast of a plan.
+
+    Args:
+        plan: The run, without a start.
+        kernels: The kernels of its setting.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+    """
+    setting = plan.setting
+    with jax.default_matmul_precision("highest"):
+        flow = run_flow(setting, kernels, cohorts(setting))
+        return _forecast(_Runs(plan, (flow,), drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
+
+
+def _from_start(plan: Plan, progress: bool, say: Report) -> Forecast:
+    """The forecast of a plan with a start: each model by the tangent kernel at its own weights."""
+    setting, model = plan.setting, plan.algorithm.model
+    x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    with jax.default_matmul_precision("highest"):
+        say(f"{setting.name}: tangent kernel at the start")
+        flows = flows_at_start(setting, plan.start)
+        starts = np.asarray(jax.jit(jax.vmap(model.apply, (0, None)))(plan.start, x), np.float64)
+        return _forecast(_Runs(plan, tuple(flows), starts[None]), None, progress, say)
+
+
+def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress: bool, say: Report) -> Forecast:
+    plan, setting, name = runs.plan, runs.plan.setting, runs.plan.setting.name
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
-        runs = _Runs(plan, run_flow(setting, kernels, drawn), drawn_starts(setting, kernels, plan.forecasting.draws))
-        say(f"{name}: learning curve, {plan.forecasting.draws} starts")
+        say(f"{name}: learning curve, {len(runs.starts)} starts")
         given = runs.curve(plan.rate, progress)
         found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
         if plan.forecasting.rates:
@@ -307,7 +354,7 @@ def forecast(
             say(f"{name}: learning curve at the best rate")
             found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
         target = plan.forecasting.target
-        if target is not None and found.reached(target, found.best).round is None:
+        if target is not None and kernels is not None and found.reached(target, found.best).round is None:
             found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
     return found
 
@@ -321,27 +368,34 @@ class _Runs(NamedTuple):
     """The runs of a plan from drawn initial functions, at any rate."""
 
     plan: Plan
-    flow: Flow
+    flows: tuple[Flow, ...]  # one for all models, or one for each
     starts: np.ndarray  # [E, K, n + m, C]
+
+    @property
+    def flow(self) -> Flow:
+        """The flow of the first model."""
+        return self.flows[0]
 
     @property
     def tried(self) -> int:
         """Initial functions that rates are tried on."""
         return min(TRIED_DRAWS, len(self.starts))
 
-    def at(self, rate: float) -> Flow:
-        """The flow at another rate: shapes stay the same, so that nothing is compiled again."""
+    def at(self, rate: float) -> list[Flow]:
+        """The flows at another rate: shapes stay the same, so that nothing is compiled again."""
         rounds = self.flow.rounds
-        return dataclasses.replace(
-            self.flow, rounds=rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
-        )
+        changed = rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
+        return [dataclasses.replace(flow, rounds=changed) for flow in self.flows]
 
     def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
         """(split, metric) -> [E, r] of some initial functions: what ``train`` measures, at the same examples."""
         plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
         splits, loss = plan.splits, plan.examples.loss
         given = starts[:, :, :train], starts[:, :, train:]
-        runs = self.at(rate).runs(*given, rounds, len(splits["train"].x))
+        each = [flow.runs(*given, rounds, len(splits["train"].x)) for flow in self.at(rate)]
+        runs = each[0]
+        if len(each) > 1:
+            runs = jax.tree.map(lambda *of: np.stack([np.asarray(f)[:, k] for k, f in enumerate(of)], 1), *each)
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, outputs in zip(("train", "test"), runs, strict=True):
             found = [

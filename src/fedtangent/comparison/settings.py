@@ -17,7 +17,7 @@ from fedtangent import data as datasets
 from fedtangent.checks import finite
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.losses import Loss, get_loss, mean_form, targets_of, words
-from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
+from fedtangent.types import Algorithm, FederatedData, Model, Partition, PyTree, Schedule
 
 
 class Scale(NamedTuple):
@@ -59,6 +59,7 @@ class Setting:
     algorithm: Callable[[Model], Algorithm] | None = None  # what trains the networks; None: Fed-ensemble
     rule: Mapping[str, Any] = field(default_factory=dict)  # how theory follows it: further fields of ``theory.Rule``
     weighting: str = "examples"  # of the clients' means
+    start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,15 +14,13 @@ from fedtangent.comparison import judged
 from fedtangent.comparison.laziness.widths import Laziness, at_points, split, watched_draws
 from fedtangent.comparison.predicted import Predicted, predict
 from fedtangent.comparison.settings import Setting
-from fedtangent.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent.comparison.simulated import Simulated, cohorts, history_of, ntk_fl, trained_networks
 from fedtangent.comparison.statistics import relative_errors
 from fedtangent.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent.comparison.verdicts import Verdict, summary
 from fedtangent.engine.history import History
 from fedtangent.losses import targets_of
-from fedtangent.measures import uncertainty
 from fedtangent.theory.precision import require_float64
-from fedtangent.types import Prediction
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
@@ -77,34 +75,8 @@ class Comparison(NamedTuple):
         Test metrics are those of the points that laws are compared at, the first 500 at most.
         """
         seen, gap = self.simulated[-1], self.gaps[-1]
-        predicted = self._history(gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
-        return self._history(seen.train, seen.test, seen.ensemble, predicted=predicted)
-
-    def _history(self, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any) -> History:
-        """Metrics of networks [r, K, E, ., C], of whose test outputs ``ensemble`` [r, E, m, C] is the prediction."""
-        setting, values = self.setting, dict[str, np.ndarray]()
-        labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
-        for name, outputs, mean, y, known in (
-            ("train", train, train.mean(axis=1), setting.y_train, labels),
-            ("test", test, ensemble, setting.y_test, setting.labels_test),
-        ):
-            found = [
-                [
-                    uncertainty.measure(Prediction(*of_draw), y, known, setting.loss)
-                    for of_draw in zip(*of_round, strict=True)
-                ]
-                for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
-            ]
-            values |= {f"{name}.{n}": np.array([[one[n] for one in row] for row in found]) for n in found[0][0]}
-        evaluations = []
-        for i, sent in enumerate(self.simulated[-1].sent):
-            metrics: dict[str, dict[str, float]] = {"train": {}, "test": {}}
-            for name, table in values.items():
-                points, _, metric = name.partition(".")
-                metrics[points][metric] = float(table[i].mean())
-            evaluations.append(sent._replace(metrics=metrics))
-        bands = {name: tuple(np.percentile(table, (5, 95), axis=1)) for name, table in values.items()}
-        return History(evaluations, {}, self.simulated[-1].cost, bands, **more)
+        predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
+        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.

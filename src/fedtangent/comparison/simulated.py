@@ -21,9 +21,10 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import Evolution
+from fedtangent.measures import uncertainty
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent.progress import progress_of
-from fedtangent.types import Algorithm, Cohort, Cost, Model, PyTree
+from fedtangent.types import Algorithm, Cohort, Cost, Model, Prediction, PyTree
 
 AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
 WATCHED = 256  # training examples that they are measured on, at most
@@ -155,7 +156,7 @@ def trained(
             data,
             num_rounds=setting.num_rounds,
             seed=setting.seed,
-            start=init_key(setting, draw, width),
+            start=init_key(setting, draw, width) if setting.start is None else setting.start,
             evaluation=Evaluation(
                 every=setting.evaluate_every or None,
                 measure=partial(outputs, watches[draw] if draw < len(watches) else None),
@@ -188,6 +189,44 @@ def trained(
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
         watched=_watched(histories[: len(watches)]) if watches else None,
     )
+
+
+def history_of(
+    setting: Setting, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
+) -> History:
+    """Returns the metrics of networks along a run, means over the E draws, with bands where there are several.
+
+    Args:
+        setting: The run.
+        seen: The simulation whose rounds and bytes they are.
+        train: Outputs at the training examples, [r, K, E, n, C].
+        test: Outputs at the test points, [r, K, E, m, C].
+        ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
+        more: Further fields of ``History``.
+    """
+    values: dict[str, np.ndarray] = {}
+    labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
+    for name, outputs, mean, y, known in (
+        ("train", train, train.mean(axis=1), setting.y_train, labels),
+        ("test", test, ensemble, setting.y_test, setting.labels_test),
+    ):
+        found = [
+            [
+                uncertainty.measure(Prediction(*of_draw), y, known, setting.loss)
+                for of_draw in zip(*of_round, strict=True)
+            ]
+            for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
+        ]
+        values |= {f"{name}.{n}": np.array([[one[n] for one in row] for row in found]) for n in found[0][0]}
+    evaluations = []
+    for i, sent in enumerate(seen.sent):
+        metrics: dict[str, dict[str, float]] = {"train": {}, "test": {}}
+        for name, table in values.items():
+            points, _, metric = name.partition(".")
+            metrics[points][metric] = float(table[i].mean())
+        evaluations.append(sent._replace(metrics=metrics))
+    ends = {name: np.percentile(table, (5, 95), axis=1) for name, table in values.items() if table.shape[1] > 1}
+    return History(evaluations, {}, seen.cost, {name: (low, high) for name, (low, high) in ends.items()}, **more)
 
 
 def _watched(histories: Sequence[History]) -> WatchedNetworks:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,19 @@ from fedtangent.models.kernels import AnalyticKernel, check_dtype
 from fedtangent.types import Array, Descend, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """Examples of one shape, and the outputs that a model of them has, as a ``Dataset`` has."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs C."""
 
 
 class DenseLayer(NamedTuple):
@@ -134,9 +147,23 @@ class WeightScales(TypedDict, total=False):
     last_w_std: float | None  # replaces w_std in the last layer
 
 
+def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int]:
+    """Returns the numbers of inputs and outputs; those of a data set where one stands in place of the first.
+
+    Raises:
+        ValueError: No number of outputs beside a number of inputs.
+    """
+    if isinstance(input_size, Sized):
+        outputs = input_size.num_outputs if output_size is None else output_size
+        return math.prod(input_size.input_shape), outputs
+    if output_size is None:
+        raise ValueError("output_size: got none, must be given unless a Dataset stands in place of input_size")
+    return input_size, output_size
+
+
 def mlp(
-    input_size: int,
-    output_size: int,
+    input_size: int | Sized,
+    output_size: int | None = None,
     widths: Sequence[int] = (512,),
     activation: str = "relu",
     parameterization: str = "ntk",
@@ -145,7 +172,8 @@ def mlp(
 ) -> Model:
     """A multilayer perceptron of any depth whose ``kernel`` is that of its infinite width.
 
-    ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model.
+    ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model. ``mlp(data)`` has
+    the inputs and outputs of a ``Dataset``.
 
     Layer ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization, and
     ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2) in the ``standard`` one, whose tangent kernel
@@ -167,6 +195,7 @@ def mlp(
         >>> model.apply(model.init(jax.random.key(0)), x).shape, model.kernel(x).ntk.shape
         ((5, 2), (5, 5))
     """
+    input_size, output_size = sizes_of(input_size, output_size)
     w_std, b_std, last_w_std = scales.get("w_std", 2.0**0.5), scales.get("b_std", 0.1), scales.get("last_w_std")
     widths = (widths,) if isinstance(widths, int) else tuple(widths)
     sizes = (input_size, *widths, output_size)
@@ -211,12 +240,15 @@ def mlp(
     )
 
 
-def logistic(input_size: int, output_size: int, zero_init: bool = True, dtype: Any = jnp.float32) -> Model:
+def logistic(
+    input_size: int | Sized, output_size: int | None = None, zero_init: bool = True, dtype: Any = jnp.float32
+) -> Model:
     """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
 
     With ``zero_init`` everything starts at zero, otherwise the weights are N(0, 1 / input_size). Its tangent kernel
     does not depend on the parameters: ``x1 x2' + 1``.
     """
+    input_size, output_size = sizes_of(input_size, output_size)
     return mlp(
         input_size,
         output_size,

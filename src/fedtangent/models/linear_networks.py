@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedtangent.checks import whole
 from fedtangent.entries import option
-from fedtangent.models.dense import DenseLayer, DenseStructure, flatten_inputs
+from fedtangent.models.dense import DenseLayer, DenseStructure, Sized, flatten_inputs, sizes_of
 from fedtangent.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import AnalyticKernel, check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
@@ -24,7 +24,13 @@ def _same(z: Array) -> Array:
     return z
 
 
-def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int = 3, dtype: Any = jnp.float32) -> Model:
+def deep_linear(
+    input_size: int | Sized,
+    output_size: int | None = None,
+    width: int = 500,
+    depth: int = 3,
+    dtype: Any = jnp.float32,
+) -> Model:
     """``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x``, entries N(0, 1), no bias (DeepLin, eq. 1).
 
     ``width`` is m, ``depth`` L of at least 1. Parameters are as those of ``mlp``: ``params[2 l][0]`` is the transpose
@@ -36,6 +42,7 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
 
     Raises ``ValueError`` for sizes below 1 and ``float64`` without 64-bit mode.
     """
+    input_size, output_size = sizes_of(input_size, output_size)
     for name, size in (("input_size", input_size), ("output_size", output_size), ("width", width), ("depth", depth)):
         whole(name, size)
     check_dtype(dtype, needs_x64=False)

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.comparison.comparing import check_analytic, check_kernels, in_float64, setting_of
+from fedtangent.comparison.followed import check_analytic, check_kernels, in_float64, setting_of
 from fedtangent.comparison.laziness.parts import Parts, parts
 from fedtangent.comparison.predicted import run_flow
 from fedtangent.comparison.settings import Setting, exact_arithmetic
@@ -29,9 +30,21 @@ from fedtangent.types import Algorithm, Array, FederatedData, Key, Model, PyTree
 MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
 
 
+class LinearisedPaths(Protocol):
+    """Trains the linearisations of K networks."""
+
+    def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
+        """Returns outputs [r, K, m, C] along a run.
+
+        Args:
+            seed: Seed or key of the run.
+            init: Where the networks start, as ``start`` of ``simulate``.
+        """
+
+
 def linearised_paths(
     algorithm_of: Callable[[Model], Algorithm], model: Model, data: FederatedData, x: Array, rounds: Sequence[int]
-) -> Callable[[Key | int], np.ndarray]:
+) -> LinearisedPaths:
     """``(seed, init=None) -> outputs`` [r, K, m, C] at ``x`` of the linearisations of K networks after ``rounds``.
 
     Each network is linearised at its own start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the
@@ -49,7 +62,7 @@ def linearised_paths(
     engine, lengths = single_device_engine(data, "auto"), np.diff(rounds, prepend=0).astype(np.int32)
 
     @jax.jit
-    def path(k: Array, at: PyTree, key: Key, init: Key | None, data: FederatedData, x: Array) -> Array:
+    def path(k: Array, at: PyTree, key: Key, init: Key | PyTree | None, data: FederatedData, x: Array) -> Array:
         algorithm = algorithm_of(linearised(model, at))
 
         def stretch(state: PyTree, length: Array) -> tuple[PyTree, Array]:
@@ -58,7 +71,7 @@ def linearised_paths(
 
         return jax.lax.scan(stretch, algorithm.init(key, num_clients, init), jnp.asarray(lengths))[1]
 
-    def paths(seed: Key | int, init: Key | None = None) -> np.ndarray:
+    def paths(seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
         key = jax.random.key(seed) if isinstance(seed, int) else seed
         starts = params(of_network.init(key, num_clients, init))
         each = [
@@ -95,7 +108,7 @@ class LazinessDiagnostics:
     x: Array  # [m, ...] where distances are measured
     rounds: tuple[int, ...]
     kernels: KernelDiagnostics
-    paths: Callable[[int], np.ndarray]
+    paths: LinearisedPaths
     limit: Callable[[int], Flow] | None
     why_no_limit: str = ""
     seed: int = 0

@@ -1,0 +1,156 @@
+"""How theory follows a run: its setting, from the algorithm and its examples, and what theory cannot follow."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent.comparison.settings import Setting
+from fedtangent.data.examples import Examples
+from fedtangent.engine.loop import Evaluation
+from fedtangent.kernels.gram import analytic
+from fedtangent.losses import words
+from fedtangent.optimizers import first_steps
+from fedtangent.theory import Rule
+from fedtangent.theory.flow.rules import read_rule
+from fedtangent.types import NO_RULE, Algorithm, Key, Model, PyTree
+
+MOST_POINTS = 500  # test points that laws are compared at, at most
+FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
+
+
+def setting_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    most_points: int | None = MOST_POINTS,
+    own_width: bool = False,
+    is_followed: bool = True,
+) -> Setting:
+    """Returns the setting of a run at the width of its own model.
+
+    Args:
+        algorithm: The run's algorithm.
+        examples: Its training and test examples and who holds them.
+        num_rounds: Rounds R.
+        seed: Seed of its schedule and its minibatches.
+        most_points: Only the first so many test examples; None for all.
+        own_width: Whether its networks keep the width of the algorithm's model, whatever is asked.
+        is_followed: Whether theory has to follow it; else the setting has no rule.
+
+    Raises:
+        ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
+    """
+    rule = followed_rule(algorithm, num_rounds) if is_followed else {"loss": examples.loss}
+    training, clients, schedule = algorithm.composition.training, examples.clients, algorithm.schedule
+    assert training is not None
+    weighting = algorithm.composition.weighting
+    cohorts = weighed_cohorts(schedule, clients, num_rounds, seed, weighting)
+    optimizer, rate = training.optimizer, training.learning_rate
+    if optimizer is not None:
+        rate = first_steps(optimizer, num_rounds)
+    points = "train" if examples.test is None else "test"
+    (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
+    labels = (examples.train if examples.test is None else examples.test).labels
+    dataset, model = examples.dataset, algorithm.model
+    fewest, most = min(clients.sizes), max(clients.sizes)
+
+    @functools.cache
+    def of_width(width: int) -> Model:
+        return in_float64(model if model.at_width is None or own_width else model.at_width(width))
+
+    return Setting(
+        name=f"{algorithm.name} on {dataset.name}",
+        title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
+        f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}",
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        labels_test=None if labels is None else np.asarray(labels[:most_points]),
+        partition=clients,
+        schedule=schedule,
+        model=of_width,
+        is_linear=model.is_linear,
+        widths=(1,),
+        local_steps=steps_of(training.work, clients),
+        learning_rate=each_round(rate, num_rounds) if callable(rate) else rate,
+        num_rounds=num_rounds,
+        seed=seed,
+        algorithm=algorithm.on,
+        rule={**rule, "batches": drawn_rows(training.work, clients, cohorts, seed)},
+        weighting=weighting,
+    )
+
+
+def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
+    """Returns the fields of ``theory.Rule`` by which the closed form follows an algorithm, schedules as arrays [R].
+
+    Raises:
+        ValueError: Theory does not follow the algorithm, or parts of its rule contradict each other.
+    """
+    rule = NO_RULE if algorithm.composition.training is None else algorithm.rule
+    if isinstance(rule, str):
+        raise ValueError(f"algorithm: got {algorithm.name}, which theory does not follow: {rule}")
+    followed: dict[str, Any] = {
+        name: each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
+        for name, value in rule.items()
+    }
+    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
+    return followed
+
+
+def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
+    """Returns the numbers of a schedule of the round, [R]."""
+    return np.array([float(schedule(jnp.int32(r))) for r in range(num_rounds)])
+
+
+def check_evaluation(evaluation: Evaluation) -> None:
+    """Raises ``ValueError`` for settings of an evaluation that have no meaning beside theory."""
+    for name in ("measure", "report", "stop_on_divergence"):
+        if getattr(evaluation, name):
+            raise ValueError(f"evaluation.{name}: is a setting of simulate; beside theory leave it out")
+
+
+def check_analytic(model: Model) -> None:
+    """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
+    if model.kernel is None or (model.at_width is None and not model.is_linear):
+        raise ValueError(
+            f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
+            "deep_linear, logistic, linear and rbf_linear; how lazy this one is, theory tells without: "
+            "fedtangent train --diagnostics laziness"
+        )
+
+
+def check_kernels(model: Model, x: np.ndarray) -> None:
+    """Raises ``ValueError`` for a network without a usable limit: its kernel grows with the width, or its prior is 0.
+
+    Args:
+        model: Network with an analytic kernel.
+        x: Some inputs at which kernels are compared.
+    """
+    narrow, wide = (model, model) if model.at_width is None else (model.at_width(8), model.at_width(16))
+    (nngp, theta), (_, widest) = (map(np.asarray, analytic(one, jnp.asarray(x))) for one in (narrow, wide))
+    if not np.allclose(theta, widest, rtol=1e-6):
+        raise ValueError(
+            f"model: got {model.name}, whose kernel grows with its width, must be in the ntk parameterization"
+        )
+    if not model.is_linear and not np.any(nngp):
+        raise ValueError(
+            f"model: got {model.name}, which starts as the zero function, must have weights and biases above 0"
+        )
+
+
+def in_float64(plain: Model) -> Model:
+    """Returns the same model, whose weights start in float64."""
+
+    def init(key: Key) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
+
+    return plain._replace(init=init)

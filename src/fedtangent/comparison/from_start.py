@@ -1,0 +1,183 @@
+"""A run from given weights beside its linearisation there: any model and any algorithm, random or pre-trained weights.
+
+A network and its linearisation ``f(w_0) + J(w_0) (w - w_0)``, trained by the same algorithm, differ by what the network
+learns of features. Where theory follows the algorithm, the linearisation is not trained: the federated flow of the
+tangent kernel at ``w_0`` is the same function to rounding, which a verdict checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import pytrees
+from fedtangent.checks import whole
+from fedtangent.comparison.exact import MOST_ROWS, empirical_blocks, follows, some_points
+from fedtangent.comparison.followed import check_evaluation, followed_rule, in_float64, setting_of
+from fedtangent.comparison.laziness.along import check_linearisable, linearised_paths
+from fedtangent.comparison.predicted import run_flow
+from fedtangent.comparison.settings import Setting
+from fedtangent.comparison.simulated import Simulated, cohorts, history_of, trained_networks
+from fedtangent.comparison.statistics import relative_errors
+from fedtangent.comparison.verdicts import Verdict, summary
+from fedtangent.data.examples import Examples
+from fedtangent.engine.history import History
+from fedtangent.engine.loop import Evaluation
+from fedtangent.engine.run import check_start
+from fedtangent.models.linearised import linearised
+from fedtangent.theory import Flow
+from fedtangent.types import Algorithm, Key, PyTree
+
+
+class FromStart(NamedTuple):
+    """A run from given weights, simulated, and predicted by its linearisation there.
+
+    Attributes:
+        setting: Data, clients and algorithm.
+        simulated: Outputs of the K networks at the evaluated rounds.
+        train: Predicted outputs at the training examples, [r, K, 1, n, C].
+        test: Predicted outputs at the test examples, [r, K, 1, m, C].
+        how: How they were predicted: by the flow, or by training the linearised networks, and then why.
+        verdicts: That the flow is the linearised network, with wrong flows as controls; empty without a flow.
+        seconds: Time of the comparison.
+    """
+
+    setting: Setting
+    simulated: Simulated
+    train: np.ndarray
+    test: np.ndarray
+    how: str
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+    def __repr__(self) -> str:
+        """What was compared, how it was predicted, and how far the networks end from it."""
+        said = f"; {summary(self.verdicts)}" if self.verdicts else ""
+        apart = float(self.feature_learning[-1].mean())
+        return f"FromStart({self.setting.title}: {apart:.3g} from its linearisation at the end, {self.how}{said})"
+
+    @property
+    def feature_learning(self) -> np.ndarray:
+        """Distance of networks to their linearisation at the test examples, relative to how far that moves, [r, K]."""
+        moved = np.broadcast_to(self.test[-1] - self.test[0], self.test.shape)
+        return relative_errors(self.test, self.simulated.test, moved)[..., 0]
+
+    @property
+    def history(self) -> History:
+        """Metrics of the networks along the run, beside those of their linearisation."""
+        theory = history_of(
+            self.setting, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
+        )
+        seen = self.simulated
+        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=theory)
+
+
+def compare_from(
+    algorithm: Algorithm, examples: Examples, num_rounds: int, seed: int, start: Key | PyTree, evaluation: Evaluation
+) -> FromStart:
+    """Returns a run from ``start`` beside its linearisation there; ``compare`` documents the arguments."""
+    check_evaluation(evaluation)
+    whole("num_rounds", num_rounds)
+    weights, begun = weights_of(algorithm, examples, seed, start), time.perf_counter()
+    try:
+        followed_rule(algorithm, num_rounds)
+        why = _too_large(algorithm, examples)
+    except ValueError as error:
+        why = str(error)
+    setting = setting_of(algorithm, examples, num_rounds, seed, own_width=True, is_followed=not why)
+    every = evaluation.every or num_rounds
+    setting = dataclasses.replace(setting, start=weights, evaluate_every=every, draws=1)
+    with jax.default_matmul_precision("highest"):
+        seen = trained_networks(setting, 1, bool(evaluation.progress))
+        if why:
+            train, test = _trained_linearised(setting, seen)
+            how, verdicts = f"which is trained: {why}", list[Verdict]()
+        else:
+            train, test = _flow_at_start(setting, seen)
+            how, verdicts = "by the flow of its tangent kernel", [linearised_at_start(setting)]
+    return FromStart(setting, seen, train, test, how, tuple(verdicts), time.perf_counter() - begun)
+
+
+def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key | PyTree) -> PyTree:
+    """Returns the float64 parameters [K, ...] that the models begin with.
+
+    Args:
+        algorithm: The algorithm.
+        examples: Its examples.
+        seed: Seed of the run.
+        start: A typed key or parameters, as in ``simulate``.
+
+    Raises:
+        ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be
+            differentiated forwards.
+    """
+    num_clients = examples.clients.num_clients
+    check_start(algorithm, num_clients, start)
+    check_linearisable(algorithm.model, examples.data.x[:2])
+    if algorithm.params is None:
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+    weights = algorithm.params(algorithm.init(seed, num_clients, start))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
+
+
+def _too_large(algorithm: Algorithm, examples: Examples) -> str:
+    """Why the tangent kernel at the start is too large; empty where it is not."""
+    rows = len(examples.dataset.x_train) * algorithm.model.output_size
+    return "" if rows <= MOST_ROWS else f"a tangent kernel of {rows} rows (n C) is more than the {MOST_ROWS} allowed"
+
+
+def check_rows(algorithm: Algorithm, examples: Examples) -> None:
+    """Raises ``ValueError`` for more training examples than a whole tangent kernel is computed of."""
+    if why := _too_large(algorithm, examples):
+        raise ValueError(f"data: got {len(examples.dataset.x_train)} training examples: {why}")
+
+
+def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
+    """Returns a flow of each of the K models, by the whole tangent kernel at its own weights [K, ...]."""
+    model, drawn, flows = setting.model(1), cohorts(setting), []
+    for k in range(setting.schedule.num_models):
+        blocks = empirical_blocks(model, pytrees.take(weights, k), setting.x_train, setting.x_test)
+        flows.append(run_flow(setting, blocks, drawn, outputs="full"))
+    return flows
+
+
+def _flow_at_start(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted outputs at training and test examples, [r, K, 1, ., C] each."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for k, flow in enumerate(flows_at_start(setting, setting.start)):
+        train, test = seen.train[0, k, 0], seen.test[0, k, 0]
+        ends = flow.predict_train(train, seen.rounds, k), flow.predict(train, test, seen.rounds, k)
+        found.append((np.asarray(ends[0]), np.asarray(ends[1])))
+    train, test = (np.stack(each, axis=1)[:, :, None] for each in zip(*found, strict=True))
+    return train, test
+
+
+def _trained_linearised(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
+    """The same of linearised networks that the algorithm trains."""
+    assert setting.algorithm is not None
+    x, n = jnp.asarray(np.concatenate([setting.x_train, setting.x_test])), len(setting.x_train)
+    paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, seen.rounds)
+    found = paths(setting.seed, setting.start)[:, :, None]
+    return found[..., :n, :], found[..., n:, :]
+
+
+def linearised_at_start(setting: Setting) -> Verdict:
+    """Returns the verdict that networks linearised at the first model's start follow the flow of its kernel.
+
+    All K models are linearised there, and each starts from its own weights; wrong flows are the controls.
+    """
+    points, base, at = some_points(setting), setting.model(1), pytrees.take(setting.start, 0)
+    small = dataclasses.replace(
+        setting,
+        model=lambda width: in_float64(linearised(base, at)),
+        x_test=setting.x_test[points],
+        y_test=setting.y_test[points],
+    )
+    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
+    statement = "network linearised at its start = flow of its tangent kernel, every round"
+    return follows(small, statement, trained_networks(small, 1), cohorts(small), blocks, "full")

@@ -1,0 +1,141 @@
+"""Runs from given weights beside their linearisation there: a convolution, momentum, Adam, several models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import fedtangent as ft
+from fedtangent.comparison.exact import MOST_ROWS
+
+from ..nightly import nightly
+
+NESTEROV = optax.sgd(2e-3, momentum=0.6, nesterov=True)
+
+
+class Convolution(linen.Module):
+    """A network without an analytic kernel here."""
+
+    channels: int = 8
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        x = linen.tanh(linen.Conv(self.channels, (3, 3))(x))
+        return linen.Dense(2)(x.reshape(len(x), -1))
+
+
+def images() -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 6, 6, 1))
+    y = (x[:, 0, 0, 0] * x[:, 1, 1, 0] > 0).astype(int)
+    return x[:30], y[:30], x[30:], y[30:]
+
+
+DATA, CLIENTS = images(), ft.partition.dirichlet(images()[1], num_clients=4, alpha=1.0, seed=0, min_client_size=2)
+WORK = ft.Work(steps=3, batch_size=4)
+
+
+def fed_avg(model: Any = None, rate: float | None = 0.003, **more: Any) -> Any:
+    model = ft.models.from_flax(Convolution(), DATA[0][:1], 2) if model is None else model
+    more = {"loss": "squared_error", **more}
+    return ft.fed_avg(model, ft.schedules.uniform_sampling(4, 3), rate, WORK, **more)
+
+
+def gap(history: Any, other: Any, metric: str = "train.mse") -> float:
+    one, two = history.curves()[metric], other.curves()[metric]
+    return float(np.max(np.abs(one - two)) / np.abs(one - one[0]).max())
+
+
+@pytest.mark.parametrize(
+    "case", nightly(["sgd", "nesterov", "cross_entropy", "two models"], ["nesterov", "two models"])
+)
+def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
+    """And its linearisation does so to rounding, but not wrong flows."""
+    key = jax.random.key(3)
+    algorithm = {
+        "sgd": lambda: fed_avg(),
+        "nesterov": lambda: fed_avg(rate=None, client_optimizer=NESTEROV),
+        "cross_entropy": lambda: fed_avg(rate=0.02, loss="cross_entropy"),
+        "two models": lambda: ft.fed_ensemble(
+            fed_avg().model,
+            ft.schedules.per_client_permutations(4, 2),
+            client_learning_rate=0.003,
+            work=WORK,
+            loss="squared_error",
+        ),
+    }[case]()
+    side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))
+    (verdict,) = side.verdicts
+    assert verdict.passed, verdict
+    assert "by the flow" in side.how and side.history.evaluated.tolist() == [0, 2, 4, 6]
+    run = ft.simulate(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))
+    theory = ft.predict(
+        algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2),
+        forecasting=ft.Forecasting(rates=False),
+    )  # fmt: skip
+    metric = "train.nll" if case == "cross_entropy" else "train.mse"
+    assert gap(run.history, side.history, metric) < 1e-4  # float32 beside float64
+    assert gap(theory.history, side.history.predicted, metric) < 1e-9  # one flow in two ways
+    assert gap(run.history, theory.history, metric) < 0.2  # a lazy run is near its linearisation
+    assert 0 < side.feature_learning[-1].mean() < 0.5
+    elsewhere = ft.predict(
+        algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=jax.random.key(4), evaluation=ft.Evaluation(2),
+        forecasting=ft.Forecasting(rates=False),
+    )  # fmt: skip
+    assert gap(run.history, elsewhere.history, metric) > 0.2  # the control: another network's start
+
+
+def test_an_algorithm_that_theory_does_not_follow_is_put_beside_linearised_networks() -> None:
+    algorithm = fed_avg(rate=None, client_optimizer=optax.adam(1e-4))
+    side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=4, seed=0, start=jax.random.key(0))
+    assert side.verdicts == () and "its client_optimizer" in side.how and "which is trained" in repr(side)
+    assert side.feature_learning[0].max() == 0 and 0 < side.feature_learning[-1].mean() < 0.3
+    with pytest.raises(ValueError, match="its client_optimizer: got an optimiser that is not linear"):
+        ft.predict(algorithm, DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
+
+
+def test_pre_trained_weights_are_a_start() -> None:
+    """The same for the three functions: a run of two stretches is the run of both."""
+    algorithm = fed_avg()
+    first = ft.simulate(algorithm, DATA, CLIENTS, num_rounds=8, seed=1)
+    weights = jax.tree.map(lambda leaf: np.asarray(leaf[0]), algorithm.params(first.state))
+    theory = ft.predict(algorithm, DATA, CLIENTS, num_rounds=3, seed=0, start=weights)
+    end = first.history.evaluations[-1].metrics["train"]["mse"]
+    assert abs(theory.history.curves()["train.mse"][0] / end - 1) < 1e-5
+    assert theory.rates is not None and 0 < theory.rates.best <= theory.rates.stable
+    side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=3, seed=0, start=weights)
+    assert gap(side.history.predicted, theory.history.__class__(
+        [e for e in theory.history.evaluations if e.round in (0, 3)], {}, theory.history.cost
+    )) < 1e-9  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"start": {"params": np.zeros(3)}}, "start: got"),
+        ({"start": 3}, "start: got 3, must be None, a typed key"),
+        ({"widths": (8, 16, 32)}, "widths: got (8, 16, 32), must be left out with a start"),
+        ({"draws": 5}, "draws: got 5, must be left out with a start"),
+    ],
+)
+def test_refuses_other_starts(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        ft.compare(fed_avg(), DATA, CLIENTS, **{"num_rounds": 2, "start": jax.random.key(0), **change})
+    assert said in str(caught.value)
+
+
+def test_too_many_rows_are_refused_by_theory_and_trained_by_compare() -> None:
+    x = np.random.default_rng(0).normal(size=(MOST_ROWS // 2 + 1, 2)).astype(np.float32)
+    data, clients = (x, (x[:, 0] > 0).astype(int), x[:4], np.array([0, 1, 0, 1])), ft.partition.iid(len(x), 4, 0)
+    algorithm = fed_avg(ft.models.mlp(2, 2, (16,)), rate=0.1)
+    with pytest.raises(ValueError, match="a tangent kernel of 4002 rows"):
+        ft.predict(algorithm, data, clients, num_rounds=1, start=jax.random.key(0))
+    side = ft.compare(algorithm, data, clients, num_rounds=1, start=jax.random.key(0))
+    assert side.verdicts == () and "4002 rows" in side.how
+    assert jnp.isfinite(side.feature_learning).all()
