@@ -257,3 +257,11 @@ def test_standardised_inputs_have_one_norm() -> None:
     np.testing.assert_allclose(scaled[1], 3 * centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-12)
     same = np.ones((4, 9))
     assert np.all(standardised(same, same)[0] == 0)
+
+
+def test_a_comparison_of_networks_that_learned_little_says_so(linear_result: Comparison) -> None:
+    assert linear_result.remark == ""
+    gap = linear_result.gaps[-1]
+    idle = linear_result._replace(gaps=(gap._replace(simulated=np.full_like(gap.simulated, 0.5)),))
+    assert idle.remark.startswith("the networks learned little: their training residual")
+    assert "learned little" in repr(idle)

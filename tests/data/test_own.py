@@ -164,3 +164,12 @@ def test_the_column_of_a_table_is_a_list_of_users() -> None:
     assert found.client(0).tolist() == [1] and found.client(1).tolist() == [0, 2]
     with pytest.raises(ValueError, match="user_ids: got None at position 1"):
         partition.by_user(Column(["b", None]))
+
+
+def test_the_first_examples_of_a_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=X, y=Y, users=np.arange(20) % 5)
+    whole, few = load(path, seed=1), load(path, seed=1, num_train=7, num_test=2)
+    assert np.array_equal(few.x_train, whole.x_train[:7]) and np.array_equal(few.x_test, whole.x_test[:2])
+    assert len(few.user_train) == len(few.y_train) == 7 and len(few.user_test) == 2
+    with pytest.raises(ValueError, match="num_train: got 100, must be a whole number from 1 to"):
+        load(path, num_train=100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from fedtangent.engine.building import Built, build
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.description import CommonOptions, describe
 from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.entry import Supplied
-from fedtangent.federated.schedule import all_clients, unroll
+from fedtangent.federated.algorithms.entry import WRITTEN, Supplied
+from fedtangent.federated.schedule import all_clients, uniform_sampling, unroll
+from fedtangent.models.dense import mlp
 from fedtangent.streams import keys
 
 ALGORITHMS = catalogue("algorithms")
+NONE = inspect.Parameter.empty
 TINY = {"num_clients": 4, "num_train": 120, "widths": (6,), "num_rounds": 1, "client_learning_rate": 0.1}
 
 
@@ -279,3 +283,38 @@ def test_only_flat_options_of_what_was_chosen_describe_a_run() -> None:
     with pytest.raises(ValueError, match="nonsense: is no option of a run"):
         describe(nonsense=1)
     assert describe(algorithm="fed_prox", mu=0.3).values()["mu"] == 0.3
+
+
+def defaults_of(function: Any) -> dict[str, Any]:
+    """The defaults of a function's parameters, and of the fields of those that are records, by name."""
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if dataclasses.is_dataclass(parameter.default):
+            found |= dataclasses.asdict(parameter.default)
+        found[parameter.name] = parameter.default
+    return found
+
+
+@pytest.mark.parametrize("kind", ["models", "algorithms"])
+def test_python_and_the_command_line_have_the_same_defaults(kind: str) -> None:
+    """But for options that write a parameter of another kind, such as a Work by its numbers."""
+    compared = 0
+    for name, entry in catalogue(kind).items():
+        function = entry.function if kind == "models" else entry.recipe
+        python = defaults_of(function)
+        for field in dataclasses.fields(entry.options):
+            if field.name in WRITTEN or field.name == "base" or python.get(field.name, NONE) is NONE:
+                continue
+            assert python[field.name] == field.default, (name, field.name)
+            compared += 1
+    assert compared > 20
+
+
+def test_local_work_has_the_same_defaults() -> None:
+    """Five epochs of minibatches of 16."""
+    for name in ("fed_avg", "scaffold", "fed_dyn"):
+        described = describe(algorithm=name).algorithm
+        built = described.entry.build(described.options, Supplied(mlp(2, 2, (2,)), uniform_sampling(4, 2)))
+        model, schedule = mlp(2, 2, (2,)), uniform_sampling(4, 2)
+        python = described.entry.recipe(model, schedule, client_learning_rate=described.options.client_learning_rate)
+        assert built.composition.training[1:] == python.composition.training[1:], name

@@ -127,3 +127,19 @@ def test_logistic_regression_and_its_kernel():
     np.testing.assert_allclose(weight, x.T @ (1 / 3 - labels), atol=1e-12)
     np.testing.assert_allclose(bias[0], jnp.sum(1 / 3 - labels, axis=0), atol=1e-12)
     assert float(jnp.abs(logistic(4, 3, zero_init=False).init(jax.random.key(0))[0][0]).max()) > 0.1
+
+
+def test_pixels_of_unsigned_numbers_are_real_numbers() -> None:
+    """A module with dropout, which has no meaning for whole numbers, is made from images as they are stored."""
+
+    class Dropped(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = nn.Dropout(0.5, deterministic=True)(x)
+            return nn.Dense(4)(x.reshape(len(x), -1))
+
+    pixels = np.zeros((1, 3, 3, 1), np.uint8)
+    model = from_flax(Dropped(), pixels, 4)
+    params = model.init(jax.random.key(0))
+    assert model.apply(params, jnp.ones((2, 3, 3, 1), jnp.float32)).dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))

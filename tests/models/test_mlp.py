@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedtangent import models
+from fedtangent.data import load
 from fedtangent.kernels import analytic, empirical_ntk
-from fedtangent.models import mlp
+from fedtangent.models import deep_linear, logistic, mlp
 
 from ..drawn import parameters
 
@@ -169,3 +170,18 @@ def test_inputs_of_the_wrong_size_are_named():
     model = mlp(4, 3)
     with pytest.raises(ValueError, match=r"x: got \(2, 5\), 5 numbers an example, must be 4 for this model"):
         model.apply(parameters(model), jnp.ones((2, 5)))
+
+
+def test_sizes_from_a_data_set_and_other_widths() -> None:
+    digits = load("digits", num_train=20, num_test=5)
+    for make in (mlp, logistic, deep_linear):
+        assert make(digits).name == make(64, 10).name
+        with pytest.raises(ValueError, match="output_size: got none, must be given unless a Dataset"):
+            make(64)
+    model = mlp(digits, widths=(8, 4), activation="erf", w_std=1.5)
+    assert model.at_width(16).name == mlp(64, 10, (16, 16), "erf").name
+    x = np.ones((2, 64))
+    assert np.allclose(model.at_width(16).kernel(x).ntk, model.kernel(x).ntk)
+    assert logistic(64, 10).at_width is None and deep_linear(digits, width=5, depth=4).at_width(7).name == (
+        "deep_linear(64-7-7-7-10)"
+    )

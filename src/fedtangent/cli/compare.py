@@ -186,7 +186,7 @@ def _notes(result: Comparison) -> list[str]:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
         shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
         notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
-    return notes
+    return notes + [result.remark] * bool(result.remark)
 
 
 def _metrics(seed: int, result: Comparison) -> list[Metric]:

@@ -123,8 +123,8 @@ def check_analytic(model: Model) -> None:
     if model.kernel is None or (model.at_width is None and not model.is_linear):
         raise ValueError(
             f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
-            "deep_linear, logistic, linear and rbf_linear; how lazy this one is, theory tells without: "
-            "fedtangent train --diagnostics laziness"
+            "deep_linear, logistic, linear and rbf_linear. Any network is followed from a start of its own: "
+            "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
         )
 
 

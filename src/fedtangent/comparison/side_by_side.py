@@ -24,6 +24,7 @@ from fedtangent.theory.precision import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
+LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
 MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 Report = Callable[[str], None]
 
@@ -66,7 +67,8 @@ class Comparison(NamedTuple):
 
     def __repr__(self) -> str:
         """What was compared, and the outcome in one line."""
-        return f"Comparison({self.setting.title}: {summary(self.verdicts)})"
+        remark = f"; {self.remark}" if self.remark else ""
+        return f"Comparison({self.setting.title}: {summary(self.verdicts)}{remark})"
 
     @property
     def history(self) -> History:
@@ -77,6 +79,15 @@ class Comparison(NamedTuple):
         seen, gap = self.simulated[-1], self.gaps[-1]
         predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
         return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
+
+    @property
+    def remark(self) -> str:
+        """Says so where the widest networks learned little, so that agreement shows little; else empty."""
+        first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
+        if not last > LITTLE * first:
+            return ""
+        what = self.setting.what_is_left
+        return f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}; train longer or faster"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data import archive, files
-from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo
+from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first
 from fedtangent.data.partition.drawn import generator
 
 SUFFIX = ".npz"
@@ -25,6 +25,10 @@ class OwnOptions:
 
     test_fraction: float = 0.2
     """Fraction of the examples (of each user's, if there are users) to test on if the file has no x_test."""
+    num_train: int | None = None
+    """Use only this many training examples, the first ones."""
+    num_test: int | None = None
+    """Use only this many test examples, the first ones."""
 
 
 def entry(name: str) -> DatasetEntry:
@@ -72,6 +76,7 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     numbers from 0 to the largest there is (of tokens, among the inputs too), or numbers [n] or [n, C], floating.
     ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test`` and
     ``users_test`` are the same to test on; without them ``test_fraction`` of the examples is drawn at random.
+    ``num_train`` and ``num_test`` keep the first so many of either.
 
     Raises ``ValueError`` for other arrays, numbers that are not finite, users to test that do not train, and pickles.
     """
@@ -86,12 +91,16 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
         x, y = held.get(f"x{end}", held["x"]), held.get(f"y{end}", held["y"])
         if x.shape[1:] != held["x"].shape[1:] or x.dtype != held["x"].dtype or len(x) != (len(y) if y.ndim else -1):
             raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
-    names, user = _users(name, held, "", None)
+    _, user = _users(name, held, "", None)
     if "x_test" not in held:
         rows = _held_out(len(held["x"]), user, options, seed)
         held |= {f"{key}_test": held[key][rows] for key in ("x", "y", "users") if key in held}
         held |= {key: held[key][~rows] for key in ("x", "y", "users") if key in held}
-        names, user = _users(name, held, "", None)
+    for split, end in SPLITS.items():
+        axes = [key + end for key in ("x", "y", "users") if key + end in held]
+        count = getattr(options, f"num_{split}")
+        held |= dict(zip(axes, first(f"num_{split}", count, *(held[axis] for axis in axes)), strict=True))
+    names, user = _users(name, held, "", None)
     _, tested = _users(name, held, "_test", names)
     classes = held["y"].dtype.kind in "iu"
     parts: dict[str, Any] = {"user_train": user, "user_test": tested}

@@ -164,7 +164,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
 def mlp(
     input_size: int | Sized,
     output_size: int | None = None,
-    widths: Sequence[int] = (512,),
+    widths: Sequence[int] = (128,),
     activation: str = "relu",
     parameterization: str = "ntk",
     dtype: Any = jnp.float32,

@@ -32,7 +32,8 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
 
     ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
     parameters. ``example_input`` is a batch (an array, or a ``jax.ShapeDtypeStruct``) that fixes the shape and type of
-    an example. Parameters are the tree of the module's ``"params"`` collection. There is no analytic kernel.
+    an example; unsigned whole numbers, such as the pixels of images, are real numbers in training, and float32 here.
+    Parameters are the tree of the module's ``"params"`` collection. There is no analytic kernel.
 
     Raises ``ValueError`` for a module that keeps other collections (batch statistics, say: a federated average of
     them is not defined here) or whose output is not [n, output_size].
@@ -41,7 +42,8 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
         raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
     if not all(hasattr(example_input, name) for name in ("shape", "dtype")):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
-    example = jax.ShapeDtypeStruct(example_input.shape, example_input.dtype)
+    is_unsigned = jnp.issubdtype(example_input.dtype, jnp.unsignedinteger)
+    example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
     given = name or type(module).__name__
 
     def initialise(key: Key) -> PyTree:
