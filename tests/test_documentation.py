@@ -29,8 +29,9 @@ MOST_LINES = 150  # of the README
 FIGURE = ROOT / "docs" / "side_by_side.png"
 # What else is run by a test: the example in which this stands, and the test.
 ELSEWHERE = {
-    "ft.compare(": "comparison/test_comparing.py",
-    "ft.predict(": "comparison/test_forecast.py",
+    "side = ft.compare(": "comparison/test_comparing.py",
+    "theory.reached": "comparison/test_forecast.py",
+    "lazy = ft.compare": "comparison/test_from_start.py",
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
     "def fed_exp": "federated/test_new_algorithm.py",

@@ -174,7 +174,7 @@ def own_data() -> tuple[Any, Any]:
 
 def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
-    names = documents.run("ft.compare(")
+    names = documents.run("side = ft.compare(")
     run, theory, side = names["run"], names["theory"], names["side"]
     before, after = (
         row.metrics["test"]["accuracy"] for row in (run.history.evaluations[0], run.history.evaluations[-1])

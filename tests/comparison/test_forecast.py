@@ -250,7 +250,7 @@ def test_predictions_of_arrays() -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    found = documents.run("ft.predict(")["theory"]
+    found = documents.run("theory.reached")["theory"]
     assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
 
 

@@ -14,6 +14,7 @@ from flax import linen
 import fedtangent as ft
 from fedtangent.comparison.exact import MOST_ROWS
 
+from .. import documents
 from ..nightly import nightly
 
 NESTEROV = optax.sgd(2e-3, momentum=0.6, nesterov=True)
@@ -98,6 +99,14 @@ def test_an_algorithm_that_theory_does_not_follow_is_put_beside_linearised_netwo
     assert side.feature_learning[0].max() == 0 and 0 < side.feature_learning[-1].mean() < 0.3
     with pytest.raises(ValueError, match="its client_optimizer: got an optimiser that is not linear"):
         ft.predict(algorithm, DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
+
+
+def test_the_example_of_the_documentation() -> None:
+    names = documents.run("lazy = ft.compare")
+    lazy, run, theory = names["lazy"], names["run"], names["theory"]
+    assert lazy.verdicts[0].passed and 0 < lazy.feature_learning[-1, 0] < 0.5 and theory.rates.stable > 0.005
+    ends = [history.curves()["train.mse"][-1] for history in (run.history, theory.history)]
+    assert abs(ends[0] / ends[1] - 1) < 0.1 and ends[0] < 0.5 * run.history.curves()["train.mse"][0]
 
 
 def test_pre_trained_weights_are_a_start() -> None:
