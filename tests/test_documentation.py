@@ -43,7 +43,7 @@ HERE = (
     "ft.sweep",
     "np.savez",
     "linen.Module",
-    "from_flax",
+    "from_flax(linen",
     "resume=True",
     "def fed_sign",
 )
@@ -107,7 +107,7 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     own = build("mine:network", (8, 8, 1), 10, units=50)
     assert own.apply(own.init(jax.random.key(0)), np.ones((2, 8, 8, 1), np.float32)).shape == (2, 10)
-    names: dict[str, Any] = run("from_flax")
+    names: dict[str, Any] = run("from_flax(linen")
     assert names["model"].apply(names["params"], np.ones((2, 5), np.float32)).shape == (2, 3)
 
 

@@ -181,7 +181,7 @@ def long_signatures(sources: dict[str, str]) -> list[str]:
     return found
 
 
-FRONT_DOOR = ("simulate",)  # a run, its start and one record for each of its settings: one more than others
+FRONT_DOOR = ("simulate", "compare")  # a run, its start and its settings: one more than others
 
 
 def test_what_travels_together_is_one_argument():

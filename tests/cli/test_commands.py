@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedtangent.comparison.alone import Curve, Forecast, Plan, Rates
 
 from fedtangent.cli import check_theory, commands, experiment, main, predict
+from fedtangent.comparison.forecast import Curve, Forecast, Plan, Rates
 from fedtangent.comparison.verdicts import Verdict
 from fedtangent.engine import processes
 from fedtangent.entries import KINDS, catalogue

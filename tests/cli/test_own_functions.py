@@ -190,9 +190,9 @@ def test_what_is_refused(run: Callable, folder: Path, case: str) -> None:
 def test_theory_follows_a_users_algorithm_by_its_rule_alone(run: Callable, folder: Path) -> None:
     for command in ("compare", "predict"):
         ended = run(command, "--algorithm", "mine:stubborn", "--output", "out")
-        assert_refused(ended, folder, "algorithm: got 'fed_avg', of which theory has no rule: it is stubborn; nearest")
+        assert_refused(ended, folder, "algorithm: got 'fed_avg', which theory does not follow: it is stubborn; nearest")
         assert_refused(
-            run(command, "--model", "mine:network", "--output", "out"), folder, "model: got 'mine:network', "
+            run(command, "--model", "mine:network", "--output", "out"), folder, "which has no analytic kernel; networks"
         )
 
 

@@ -81,7 +81,7 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', of which theory has no rule"),
+        ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', which theory does not follow: its server"),
         ("predict --algorithm fed_avg scaffold --mu 1", "mu: is not used with algorithm 'fed_avg', only with"),
         ("predict --algorithm fed_avg scaffold --rate 1", "rate: is no option of predict"),
         ("predict --algorithm fed_avg fed_nope", "algorithm: got 'fed_nope', allowed are"),
@@ -90,7 +90,7 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
         ("predict --target 2", "target: got 2.0, must be above 0 and at most 1"),
         ("predict --target 0", "target: got 0.0, must be above 0"),
         ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
-        ("predict --channel qsgd:4", "channel: got 'qsgd:4', must be 'lossless' beside theory"),
+        ("predict --channel qsgd:4", "its channel may leave numbers out; nearest is one that is lossless"),
         ("predict --figures jpg", "figures: got 'jpg', allowed are png, pdf, svg"),
         ("train --figures PDF", "figures: got 'PDF', allowed are png, pdf, svg"),
         ("compare --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),

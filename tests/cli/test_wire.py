@@ -33,7 +33,7 @@ def test_projected_data_are_those_of_the_key_file_s_seed(tmp_path: Path) -> None
     key = tmp_path / "key"
     mine, plain = job(tmp_path, "--projection", 9, "--key-file", key).built, job(tmp_path).built
     matrix = projection_matrix(64, 9, open_key_file(key).seed.reveal())
-    for found, before in ((mine.data.x, plain.data.x), (mine.splits["test"].x, plain.splits["test"].x)):
+    for found, before in ((mine.data.x, plain.data.x), (mine.examples.test.x, plain.examples.test.x)):
         np.testing.assert_allclose(found, np.asarray(before, float).reshape(-1, 64) @ matrix, atol=1e-5)
     other = job(tmp_path, "--projection", 9, "--key-file", tmp_path / "other").built
     assert np.abs(np.asarray(other.data.x - mine.data.x)).max() > 0.1

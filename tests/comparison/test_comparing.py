@@ -184,7 +184,7 @@ def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     assert side.setting.widths == (32, 128, 512)
     assert [row.method for row in side.rows] == [
         *(f"fed_avg, width {width}" for width in side.setting.widths),
-        "NTK-FL, averaged kernel", "federated flow, round 20", "GP limit (Theorem 2)",
+        "NTK-FL, averaged kernel, width 512", "federated flow, round 20", "GP limit (Theorem 2)",
     ]  # fmt: skip
     assert all(v.passed is not False for v in side.verdicts), side.verdicts
     errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in side.gaps]
@@ -228,8 +228,8 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
 
 
 REFUSED = [
-    ({"algorithm": "fed_adam"}, "algorithm: got fed_adam, which theory does not follow: its server divides"),
-    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "algorithm: got fed_yogi_ensemble, which theory"),
+    ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam', which theory does not follow: its server divides"),
+    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "algorithm: got 'fed_yogi_ensemble', which theory"),
     ({"channel": "qsgd:4"}, "its channel may leave numbers out; nearest is one that is lossless"),
     ({"sparsity": 0.5}, "its channel may leave numbers out"),
     ({"secure_aggregation": True}, "secure_aggregation rounds its messages"),

@@ -41,7 +41,7 @@ def test_every_algorithm_is_built_by_name(name: str) -> None:
     assert algorithm.name == name
     state = jax.eval_shape(lambda: algorithm.init(0, built.data.num_clients))
     _, info = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine), state, built.data)
-    assert info["model_weight"].shape == (built.schedule.num_models,)
+    assert info["model_weight"].shape == (algorithm.schedule.num_models,)
     assert set(ALGORITHMS[name].needs) <= {*Supplied._fields, "pool_size"}
 
 
@@ -54,7 +54,7 @@ def test_every_base_inside_another_algorithm_is_built(name: str, base: str) -> N
 
 def test_what_a_loss_is_given_of_class_labels() -> None:
     """Labels, centred one-hot numbers, or -1 and 1 with one output against the rest; sums as means."""
-    labels = np.asarray(tiny().splits["train"].labels)
+    labels = np.asarray(tiny().examples.train.labels)
     one_hot = np.eye(10)[labels]
     for loss, expected in {
         "cross_entropy": labels,
@@ -246,7 +246,7 @@ def test_inputs_keep_their_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> No
     whole = lambda x: (16 * x).astype(np.int32)  # noqa: E731
     altered(monkeypatch, x_train=whole, x_test=whole)
     built = tiny()
-    assert built.data.x.dtype == jnp.int32 and built.splits["test"].x.dtype == jnp.int32
+    assert built.data.x.dtype == jnp.int32 and built.examples.test.x.dtype == jnp.int32
 
 
 def test_clients_are_tested_on_examples_of_their_own() -> None:

@@ -85,7 +85,7 @@ def test_the_plan_of_every_algorithm(name: str, mapping: str) -> None:
     built = build(
         describe(algorithm=name, num_clients=8, num_train=800, widths=(512,), client_learning_rate=0.1, **own)
     )
-    chosen, x = built.algorithm, built.splits["test"].x
+    chosen, x = built.algorithm, built.examples.test.x
     plan = memory.plan(chosen, built.data, parse(mapping), max_client_size(built.data), 1, [x])
     allotted = compiled_bytes(chosen, built.data, mapping, x)
     assert allotted <= plan.total <= 4 * allotted
@@ -100,7 +100,7 @@ def test_the_plan_of_every_algorithm(name: str, mapping: str) -> None:
 )
 def test_what_is_not_the_clients_is_seen(most: dict[str, Any]) -> None:
     built = build(describe(num_clients=4, num_train=120, widths=(64,), client_learning_rate=0.1, **most))
-    x = [split.x for split in built.splits.values()]
+    x = [built.examples.train.x, built.examples.test.x]
     with pytest.raises(ValueError, match=r"mapping: scan needs .* GiB, .* and no mapping fits: .* an evaluation"):
         memory.check(built.algorithm, built.data, parse("scan"), 120, 1, x)
 

@@ -108,7 +108,10 @@ BAD = {
         lambda g: {"partition": Partition(np.arange(24), np.array([0, 12, 12, 24]))},
         r"cohorts\.client: got 1 in round 0, slot 1, must be one that holds examples",
     ),
-    "rate": (lambda g: rule(g, learning_rate=-1.0), r"learning_rate: got -1\.0, must be above 0 and finite"),
+    "rate": (
+        lambda g: rule(g, learning_rate=-1.0),
+        r"learning_rate: got -1\.0, must be above 0 \(in a round: 0 or more\) and finite",
+    ),
     "rate as text": (lambda g: rule(g, learning_rate="0.1"), r"learning_rate: got '0\.1', must be a real number"),
     "rate missing": (lambda g: rule(g, learning_rate=None), "learning_rate: got None, must be a real number"),
     "rate complex": (lambda g: rule(g, learning_rate=1j), "learning_rate: got 1j, must be a real number"),

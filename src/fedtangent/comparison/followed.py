@@ -97,7 +97,7 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
     """
     rule = NO_RULE if algorithm.composition.training is None else algorithm.rule
     if isinstance(rule, str):
-        raise ValueError(f"algorithm: got {algorithm.name}, which theory does not follow: {rule}")
+        raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
     followed: dict[str, Any] = {
         name: each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
         for name, value in rule.items()

@@ -10,7 +10,7 @@ from fedtangent.experiments.fed_ensemble import theorem2 as experiment
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.output.files import Metric
 
-from ...compare.drawn import drawn_for
+from ...comparison.drawn import drawn_for
 from ..performed import performed
 
 TINY = ("num_models=30", "widths=64,256", "sine_rounds=60", "digits_rounds=10")
