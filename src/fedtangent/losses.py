@@ -7,16 +7,13 @@ targets each loss takes: numbers, classes or signs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import choice
-from fedtangent.types import Array
-
-Loss = Callable[[Array, Array, Array], Array]
+from fedtangent.types import Array, Loss
 
 LEAST_MARGIN = -60.0
 """Where ``exponential`` goes on as a line: e^60 = 1.1e26 leaves float32 (to 3.4e38) twelve decades for sums over

@@ -200,41 +200,141 @@ class Model(NamedTuple):
         return getattr(self.structure, "descend", None)
 
 
-def _as_parameters(params: PyTree) -> PyTree:
+class Loss(Protocol):
+    """Computes the loss of a batch."""
+
+    def __call__(self, outputs: Array, targets: Array, mask: Array, /) -> Array:
+        """Returns the loss of the real examples, a scalar [].
+
+        Args:
+            outputs: The network's outputs [B, C].
+            targets: Numbers [B, C], or class labels [B].
+            mask: Whether a row is a real example, [B] bool; padding does not count.
+        """
+
+
+class OfParameters(Protocol):
+    """Computes a tree from parameters, such as a state that begins with them."""
+
+    def __call__(self, params: PyTree, /) -> PyTree:
+        """Returns the tree.
+
+        Args:
+            params: Parameters of one model.
+        """
+
+
+class LocalUpdate(Protocol):
+    """Does the work of one client in a round, on one model."""
+
+    def __call__(
+        self, key: Key, broadcast: PyTree, client_state: PyTree, client: Client, /
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        """Returns the message to the server, the client's new state, and numbers for the history.
+
+        Args:
+            key: Key of this client in this round.
+            broadcast: The server's broadcast.
+            client_state: What the client kept of this model; whatever ``Local.init`` made at the start.
+            client: The client's id, its number of examples, their rows, and the round.
+        """
+
+
+class Settle(Protocol):
+    """Corrects what a client keeps, once it is known what the server received."""
+
+    def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
+        """Returns the client's state.
+
+        Args:
+            before: The client's state before its update.
+            after: Its state after the update.
+            sent: Its message as the server received it.
+        """
+
+
+class ServerUpdate(Protocol):
+    """Moves the server of one model."""
+
+    def __call__(self, server_state: PyTree, aggregated: PyTree, info: RoundInfo, /) -> tuple[PyTree, dict[str, Array]]:
+        """Returns the server's new state, and numbers for the history.
+
+        Args:
+            server_state: State of the server.
+            aggregated: The aggregate of the messages, such as their weighted mean.
+            info: Round, weights and number of the clients, and a key.
+        """
+
+
+class Unheard(Protocol):
+    """Moves the server of a model that no message reached."""
+
+    def __call__(self, server_state: PyTree, info: RoundInfo, /) -> PyTree:
+        """Returns the server's new state.
+
+        Args:
+            server_state: State of the server.
+            info: The round.
+        """
+
+
+class MapModels(Protocol):
+    """Maps a function over a leading axis of models, as ``jax.vmap`` does."""
+
+    def __call__(self, function: Any, /) -> Any:
+        """Returns the mapped function.
+
+        Args:
+            function: A function of the arguments of one model.
+        """
+
+
+def _as_parameters(params: PyTree, /) -> PyTree:
     return params
 
 
-def _as_trained(before: PyTree, after: PyTree, sent: PyTree) -> PyTree:
+def _as_trained(before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
     return after
 
 
-def _no_memory(message: PyTree) -> PyTree:
+def _no_memory(message: PyTree, /) -> PyTree:
     return ()
 
 
 class Local(NamedTuple):
-    """A client's part of an algorithm; ``update`` sees one client and one model."""
+    """A client's part of an algorithm, written for one client and one model.
 
-    init: Callable[[PyTree], PyTree]  # params -> client_state, kept per (model, client)
-    update: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
-    # (key, broadcast, client_state, client: Client) -> (message, client_state, info)
-    message: Callable[[PyTree], PyTree] = _as_parameters  # params -> a tree with the shapes of a message
-    settle: Callable[[PyTree, PyTree, PyTree], PyTree] = _as_trained
-    # (client_state before, after update, message as the server receives it) -> client_state
+    Attributes:
+        init: From parameters to the state that a client keeps for each model.
+        update: The client's work in a round.
+        message: From parameters to a tree with the shapes of a message; by default parameters.
+        settle: Corrects the client's state, once it is known what the server received; by default nothing.
+    """
+
+    init: OfParameters
+    update: LocalUpdate
+    message: OfParameters = _as_parameters
+    settle: Settle = _as_trained
 
 
 class Server(NamedTuple):
-    """The server's part of an algorithm, for one model."""
+    """The server's part of an algorithm, written for one model.
 
-    init: Callable[[PyTree], PyTree]  # params -> server_state
-    broadcast: Callable[[PyTree], PyTree]  # server_state -> what a client receives
-    params: Callable[[PyTree], PyTree]  # server_state -> the model's parameters, for prediction
-    update: Callable[..., tuple[PyTree, dict[str, Array]]]
-    # (server_state, aggregated, round_info) -> (server_state, info)
-    unheard: Callable[[PyTree, RoundInfo], PyTree] | None = None
-    # (server_state, info) -> the new state of a model that no message reached; None: its old state
-    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap
-    # how the update is mapped over the K models: all at once, or ``sequentially`` for heavy servers
+    Attributes:
+        init: From parameters to the server's state.
+        broadcast: From the server's state to what a client receives.
+        params: From the server's state to the model's parameters, for prediction.
+        update: Moves the server along the aggregate of the messages.
+        unheard: Moves the server of a model that no message reached; None: it stays as it is.
+        map_models: How the update is mapped over the K models: all at once, or ``sequentially`` for heavy servers.
+    """
+
+    init: OfParameters
+    broadcast: OfParameters
+    params: OfParameters
+    update: ServerUpdate
+    unheard: Unheard | None = None
+    map_models: MapModels = jax.vmap
 
 
 class RoundInfo(NamedTuple):
@@ -253,20 +353,111 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
 """
 
 
+class ScheduleInit(Protocol):
+    """Draws what a schedule remembers from round to round."""
+
+    def __call__(self, key: Key, /) -> PyTree:
+        """Returns the schedule's first state.
+
+        Args:
+            key: Key of the schedule.
+        """
+
+
+class Sample(Protocol):
+    """Draws the cohort of a round."""
+
+    def __call__(self, key: Key, schedule_state: PyTree, round_: Array, /) -> tuple[Cohort, PyTree]:
+        """Returns the cohort, and the schedule's new state.
+
+        Args:
+            key: Key of the schedule, the same in every round; fold the round in.
+            schedule_state: State before the round.
+            round_: Number of the round, [] int32, from 0.
+        """
+
+
+class Contacted(Protocol):
+    """Counts the clients that got a model, also those whose answer does not count."""
+
+    def __call__(self, schedule_state: PyTree, /) -> Array:
+        """Returns the number of clients, [] int32.
+
+        Args:
+            schedule_state: State after the round's cohort was drawn.
+        """
+
+
 class Schedule(NamedTuple):
-    """Which client trains which model in which round."""
+    """Which client trains which model in which round.
+
+    Attributes:
+        num_models: Models K.
+        num_clients: Clients N.
+        num_slots: Slots S of a round's cohort.
+        init: Draws the first state.
+        sample: Draws a round's cohort.
+        contacted: Counts the clients that got a model in a round; None: those with a filled slot.
+    """
 
     num_models: int
     num_clients: int
-    num_slots: int  # S, static
-    init: Callable[[Key], PyTree]  # key -> schedule_state
-    sample: Callable[..., tuple[Cohort, PyTree]]  # (key, schedule_state, round) -> (Cohort, schedule_state)
-    contacted: Callable[[PyTree], Array] | None = None
-    # schedule_state after sample -> clients that got a model in that round, [] int32; None: those with a filled slot
+    num_slots: int
+    init: ScheduleInit
+    sample: Sample
+    contacted: Contacted | None = None
 
     def __repr__(self) -> str:
         """Its numbers."""
         return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
+
+
+class AggregateInit(Protocol):
+    """Makes the accumulator of a round."""
+
+    def __call__(self, message: PyTree, num_models: int, /) -> PyTree:
+        """Returns an empty accumulator.
+
+        Args:
+            message: Shapes of one message.
+            num_models: Models K.
+        """
+
+
+class AggregateAdd(Protocol):
+    """Adds a batch of messages to the accumulator."""
+
+    def __call__(self, accumulator: PyTree, slots: Slots, messages: PyTree, /) -> PyTree:
+        """Returns the accumulator with the messages added.
+
+        Args:
+            accumulator: What has been added up so far.
+            slots: Models and weights of the messages, [B] each.
+            messages: Messages with a leading axis B.
+        """
+
+
+class AggregateFinish(Protocol):
+    """Ends an aggregation."""
+
+    def __call__(self, accumulator: PyTree, /) -> PyTree:
+        """Returns the aggregate of each model, with a leading axis K.
+
+        Args:
+            accumulator: All messages of the round.
+        """
+
+
+class AggregateMerge(Protocol):
+    """Merges the accumulators of several devices."""
+
+    def __call__(self, accumulator: PyTree, axis: str, /) -> PyTree:
+        """Returns the accumulator of all devices, on each of them.
+
+        Args:
+            accumulator: That of one device.
+            axis: Name of the mesh's axis.
+        """
 
 
 class Aggregate(NamedTuple):
@@ -274,12 +465,18 @@ class Aggregate(NamedTuple):
 
     It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never
     holds more than one message.
+
+    Attributes:
+        init: Makes an empty accumulator.
+        add: Adds a batch of messages.
+        finish: Returns the aggregate of each model.
+        merge: Merges the accumulators of several devices.
     """
 
-    init: Callable[[PyTree, int], PyTree]  # (shapes of one message, num_models) -> accumulator
-    add: Callable[[PyTree, Slots, PyTree], PyTree]  # (accumulator, slots [B], messages [B, ...]) -> accumulator
-    finish: Callable[[PyTree], PyTree]  # accumulator -> aggregated, leading axis K
-    merge: Callable[[PyTree, str], PyTree]  # (accumulator of one device, mesh axis) -> of all devices, on each
+    init: AggregateInit
+    add: AggregateAdd
+    finish: AggregateFinish
+    merge: AggregateMerge
 
 
 class Cost(NamedTuple):
@@ -296,18 +493,55 @@ class Cost(NamedTuple):
     downlink_once: int = 0
 
 
+class Send(Protocol):
+    """Sends a message over a channel."""
+
+    def __call__(self, key: Key, message: PyTree, memory: PyTree, /) -> tuple[PyTree, PyTree]:
+        """Returns the message as the server receives it, and the client's memory of the channel.
+
+        Args:
+            key: Key of this client in this round.
+            message: The client's message.
+            memory: What the client kept of earlier messages.
+        """
+
+
+class Uplink(Protocol):
+    """Counts the bytes of a message."""
+
+    def __call__(self, message: PyTree, broadcast: PyTree, /) -> tuple[int, int]:
+        """Returns the bytes of a message, and the bytes for each example of its client besides.
+
+        Args:
+            message: Shapes of a message.
+            broadcast: Shapes of what the server sent.
+        """
+
+
 class Channel(NamedTuple):
-    """How a message travels and what it costs."""
+    """How a message travels and what it costs.
 
-    send: Callable[[Key, PyTree, PyTree], tuple[PyTree, PyTree]]
-    # (key, message, memory) -> (the message as the server receives it, memory)
-    uplink: Callable[[PyTree, PyTree], tuple[int, int]]
-    # (shapes of a message, shapes of the broadcast) -> (bytes a message, bytes an example)
-    init: Callable[[PyTree], PyTree] = _no_memory
-    # a tree shaped as a message -> memory, kept per (model, client): what error feedback adds to the next message
+    Attributes:
+        send: From the client's message to the message as the server receives it.
+        uplink: Bytes of a message.
+        init: From a tree shaped as a message to the memory that a client keeps for each model, such as what error
+            feedback adds to the next message; by default nothing.
+    """
+
+    send: Send
+    uplink: Uplink
+    init: OfParameters = _no_memory
 
 
-Accept = Callable[[PyTree], Array]  # message as received -> [] bool: whether the server counts it
+class Accept(Protocol):
+    """Decides whether the server counts a message."""
+
+    def __call__(self, message: PyTree, /) -> Array:
+        """Returns whether it counts, [] bool.
+
+        Args:
+            message: One message as the server receives it.
+        """
 
 
 class Prediction(NamedTuple):
@@ -317,10 +551,27 @@ class Prediction(NamedTuple):
     members: Array  # [K, n, C]
 
 
+class MapClients(Protocol):
+    """Maps the training of one client over the slots of a round."""
+
+    def __call__(
+        self, train: Any, held: PyTree, aggregate: Aggregate, accumulator: PyTree, slots: Slots, /
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the accumulator with all messages, and the infos of every slot [S].
+
+        Args:
+            train: ``(held, slot) -> (slot, message, info)`` of one slot.
+            held: What every slot reads, such as the data.
+            aggregate: How messages are added up.
+            accumulator: An empty accumulator.
+            slots: The round's slots, [S] each.
+        """
+
+
 class Engine(NamedTuple):
     """How the simulator maps a round's clients onto devices: static and hashable, an argument of compiled programs."""
 
-    map_clients: Callable[..., tuple[PyTree, PyTree]]  # (train_slot, aggregate, accumulator, slots) -> (acc, outs [S])
+    map_clients: MapClients
     max_client_size: int
     mesh: Mesh | None = None  # the devices that hold data and state, None: the default one
 
@@ -379,31 +630,98 @@ class Recipe(Protocol):
         """
 
 
+class AlgorithmInit(Protocol):
+    """Makes the state that a run begins with."""
+
+    def __call__(self, key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> PyTree:
+        """Returns the first state.
+
+        Args:
+            key: Seed or key of the run.
+            num_clients: Clients N.
+            start: A typed key that initialises the models, or their parameters, of one model or of each; None: the
+                run's own initialisation.
+        """
+
+
+class Step(Protocol):
+    """Computes a round."""
+
+    def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, Array]]:
+        """Returns the state after the round, and its infos, which are never carried to the next round.
+
+        Args:
+            state: State before the round.
+            data: Training examples of all clients.
+            engine: How clients are mapped onto devices.
+        """
+
+
+class Predict(Protocol):
+    """Predicts with the global models."""
+
+    def __call__(self, state: PyTree, x: Array, /) -> Prediction:
+        """Returns the prediction of the ensemble.
+
+        Args:
+            state: State of the run.
+            x: Inputs [n, ...].
+        """
+
+
+class Traffic(Protocol):
+    """Counts what a round sends."""
+
+    def __call__(self, data: FederatedData, engine: Engine, /) -> Cost:
+        """Returns the bytes of a message and of a broadcast.
+
+        Args:
+            data: Training examples of all clients.
+            engine: How clients are mapped onto devices.
+        """
+
+
+class PersonalPrediction(Protocol):
+    """Predicts with what one client kept."""
+
+    def __call__(
+        self, state: PyTree, data: FederatedData, max_client_size: int, client: Array, x: Array, /
+    ) -> Prediction:
+        """Returns the client's own prediction.
+
+        Args:
+            state: State of the run.
+            data: Training examples of all clients.
+            max_client_size: Number of examples of the largest client.
+            client: The client's id, [] int32.
+            x: Inputs [m, ...].
+        """
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm: what ``simulate`` runs.
 
     Attributes:
         name: Its name, as tables and figures show it.
-        init: ``(key, num_clients, start=None) -> state``; start is a key that initialises the models, or parameters.
-        step: ``(state, data, engine) -> (state, info)``; info is never carried to the next round.
-        predict: ``(state, x) -> Prediction``.
-        cost: ``(data, engine) -> Cost``.
+        init: Makes the state that a run begins with.
+        step: Computes a round.
+        predict: Predicts with the global models.
+        cost: Bytes of a message and of a broadcast.
         schedule: Which client trains which model in which round.
-        personal: ``(state, data, max_client_size, client id, x) -> Prediction``, what that client predicts; None where
-            every client predicts with the global models.
-        params: ``state -> parameters`` of the K networks that it predicts with, [K, ...]; None where it predicts
+        personal: What a client predicts; None where every client predicts with the global models.
+        params: From a state to the parameters [K, ...] of the networks that it predicts with; None where it predicts
             otherwise.
         composition: How it was made.
     """
 
     name: str
-    init: Callable[..., PyTree]
-    step: Callable[..., tuple[PyTree, dict[str, Array]]]
-    predict: Callable[[PyTree, Array], Prediction]
-    cost: Callable[[FederatedData, Engine], Cost]
+    init: AlgorithmInit
+    step: Step
+    predict: Predict
+    cost: Traffic
     schedule: Schedule
-    personal: Callable[..., Prediction] | None = None
-    params: Callable[[PyTree], PyTree] | None = None
+    personal: PersonalPrediction | None = None
+    params: OfParameters | None = None
     composition: Composition = Composition()
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
@@ -25,7 +25,30 @@ from fedtangent.engine.history import FINISHED, History, Measurement, Run, at_st
 from fedtangent.engine.processes import local
 from fedtangent.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
-Measure = Callable[[Algorithm, PyTree], dict[str, Any]]
+
+class Measure(Protocol):
+    """Measures a run at an evaluated round."""
+
+    def __call__(self, algorithm: Algorithm, state: PyTree, /) -> dict[str, Any]:
+        """Returns metrics by name; metrics of a split as a dictionary under its name.
+
+        Args:
+            algorithm: The algorithm.
+            state: State after the round; the next rounds re-use its buffers, so that kept arrays must be copied.
+        """
+
+
+class Reported(Protocol):
+    """Takes note of a measurement."""
+
+    def __call__(self, row: Measurement, /) -> Any:
+        """Takes note; its answer is ignored.
+
+        Args:
+            row: Metrics, bytes and seconds at a round.
+        """
+
+
 _INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
 _INFO_ROUNDS = 128
 _SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
@@ -103,7 +126,7 @@ class Evaluation:
 
     every: int | None = None
     measure: Measure | None = None
-    report: Callable[[Measurement], Any] | None = None
+    report: Reported | None = None
     stop_on_divergence: bool = False
     progress: bool | None = None
 
@@ -121,7 +144,7 @@ class RunSetup(NamedTuple):
     data: FederatedData
     num_rounds: int
     evaluation: Evaluation
-    report: Callable[[Measurement], Any]
+    report: Reported
     cost: Cost
     shapes: PyTree  # of one round's infos
     length: int  # rounds of a chunk, at most

@@ -7,7 +7,7 @@ One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedtangent import pytrees
 from fedtangent.checks import whole
 from fedtangent.losses import Loss
 from fedtangent.optimizers import Optimizer, Sgd, at_round
-from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
+from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, OfParameters, PyTree, Settle
 
 
 class Work(NamedTuple):
@@ -248,7 +248,36 @@ def is_zero(mu: float | Array) -> bool:
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
-def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], LocalProblem]:
+class Pose(Protocol):
+    """Poses the problem that a client minimises."""
+
+    def __call__(self, broadcast: PyTree, client_state: PyTree, /) -> LocalProblem:
+        """Returns the problem.
+
+        Args:
+            broadcast: The server's broadcast.
+            client_state: What the client kept of this model.
+        """
+
+
+class Answer(Protocol):
+    """Makes a client's message."""
+
+    def __call__(
+        self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client, /
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the message, and the client's new state.
+
+        Args:
+            broadcast: The server's broadcast.
+            client_state: What the client kept of this model.
+            params: Parameters after the last local step.
+            steps: Number of local steps, [] int32.
+            client: The client.
+        """
+
+
+def proximal(mu: float | Array) -> Pose:
     """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
@@ -263,18 +292,21 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """How an algorithm differs from plain local training: the problem, the message, and what a client keeps."""
+    """How an algorithm differs from plain local training: the problem, the message, and what a client keeps.
 
-    pose: Callable[
-        [PyTree, PyTree], LocalProblem
-    ]  # (broadcast, client_state) -> LocalProblem; by default the client's own loss
-    answer: Callable[..., tuple[PyTree, PyTree]]
-    # (broadcast, client_state, params, steps, client) -> (message, client_state), ``params`` being those after the last
-    # of ``steps`` steps; by default the message is ``server - client``
-    init: Callable[[PyTree], PyTree]  # params -> client_state; by default nothing
-    message: Callable[[PyTree], PyTree]  # params -> a tree with the shapes of a message; by default params
-    settle: Callable[[PyTree, PyTree, PyTree], PyTree]
-    # (state before, state after, message as received) -> state, for states that the server mirrors; by default after
+    Attributes:
+        pose: The problem that a client minimises; by default its own loss from the broadcast.
+        answer: Its message; by default ``server - client``.
+        init: From parameters to the state that a client keeps; by default nothing.
+        message: From parameters to a tree with the shapes of a message; by default parameters.
+        settle: Corrects what a client keeps, for states that the server mirrors; by default nothing.
+    """
+
+    pose: Pose
+    answer: Answer
+    init: OfParameters
+    message: OfParameters
+    settle: Settle
 
 
 def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:

@@ -7,9 +7,8 @@ of them [K, ...].
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,22 @@ from fedtangent.losses import LOSSES, Loss, check_targets, get_loss, masked_mean
 from fedtangent.optimizers import Rate, at_round, check_rate, sgd
 from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
 
-Personal = Callable[[Model, PyTree, PyTree, Client, Array], Prediction]
-Measure = Callable[[Array, Array, Array], Array]  # (outputs [m, C], targets [m, ...], mask [m]) -> scalar
+Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
+
+
+class Personal(Protocol):
+    """Predicts with what a client kept, or with the global models weighed for it."""
+
+    def __call__(self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array, /) -> Prediction:
+        """Returns the client's prediction.
+
+        Args:
+            model: The network.
+            params: Parameters of the K global models, [K, ...].
+            client_states: What the client kept of each, [K, ...].
+            client: The client, with its own examples.
+            x: Inputs [m, ...].
+        """
 
 
 def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
