@@ -252,7 +252,7 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 """
 
 
-BESIDE = "('compare', 'comparison', 'predict', 'Forecasting')"
+BESIDE = "('compare', 'comparison', 'predict', 'Forecasting', 'testing')"
 ALL = f"import fedtangent\nfor name in fedtangent.__all__:\n    name in {BESIDE} or getattr(fedtangent, name)"
 
 

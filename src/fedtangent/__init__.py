@@ -8,6 +8,7 @@ The public API on one screen::
     Work(..), Averaging(..)    local steps and batches; weights, server step and channel of averaging algorithms
     federated.schedule         who trains which model when
     federated.wire.channel     compression and clipping     federated.predict           what clients predict
+    testing.check_laws(recipe)                              laws that an algorithm of your own must keep
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
     simulate(algorithm, data, clients, num_rounds=.., seed=..)   networks are trained
     predict(algorithm, data, clients, num_rounds=.., seed=..)    no network is trained: what theory says of the run
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
         models,
         optimizers,
         pytrees,
+        testing,
         theory,
         types,
     )
@@ -88,6 +90,7 @@ __all__ = [
     "schedules",
     "simulate",
     "sweep",
+    "testing",
     "theory",
     "types",
     "use_cores",
