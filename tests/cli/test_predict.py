@@ -78,9 +78,28 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
     assert [d.algorithm.entry.name for d in one.arguments["described"]] == ["fed_avg"]
 
 
+def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path) -> None:
+    line = ["predict", *TINY, "--algorithm", "fed_prox", "fed_avg", "--mu", 0.5, 2, "--no-rates"]
+    ended = run(*line, "--output", "out")
+    assert ended.code == 0
+    rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
+    found = {row["algorithm"]: row["test_mse"] for row in rows}
+    assert found.keys() == {"fed_prox, mu 0.5", "fed_prox, mu 2.0", "fed_avg"} and len(set(found.values())) == 3
+    alone = run("predict", *TINY, "--algorithm", "fed_prox", "--mu", 2, "--no-rates", "--output", "alone")
+    assert alone.code == 0
+    (row,) = json.loads((folder / "alone" / "result.json").read_text())["rows"]
+    assert row["test_mse"] == found["fed_prox, mu 2.0"]
+    again = asked("predict", "--config", folder / "out" / "config.json", "--output", "again").arguments["described"]
+    assert [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again] == [
+        ("fed_prox", 0.5), ("fed_prox", 2.0), ("fed_avg", None),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ("predict --algorithm fed_prox --mu 0.1 0.1", "mu: got 0.1 0.1, must be different ones"),
+        ("predict --num-train 50 60", "Unrecognized options: 60"),
         ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', which theory does not follow: its server"),
         ("predict --algorithm fed_avg scaffold --mu 1", "mu: is not used with algorithm 'fed_avg', only with"),
         ("predict --algorithm fed_avg scaffold --rate 1", "rate: is no option of predict"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import pkgutil
 import re
 import typing
@@ -131,28 +132,63 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
     offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
     several = {one.name for options in offered for one in options.values() if one.several}
     refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
-    if command.several and len(algorithms) > 1:
-        return _read_several(command, algorithms, given, chosen)
+    varied = _varied(command, algorithms, given, before, chosen)
+    if command.several and (len(algorithms) > 1 or varied):
+        return _read_several(command, algorithms, {**given, **varied}, chosen, varied)
     return _read(command, arguments, given, before, chosen)
 
 
-def _read_several(
-    command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], chosen: Mapping[str, str]
-) -> Asked:
-    """A run of each algorithm: an option is for those that have it, and is refused where none has.
+VARIED = ("algorithm", "partition", "schedule")  # choices whose options may have several values, a run for each
 
-    What differs between the runs by their defaults is not among the values, and so none of what repeats them.
+
+def _varied(
+    command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], before: Mapping[str, Any],
+    chosen: Mapping[str, str],
+) -> dict[str, list[str]]:  # fmt: skip
+    """The words of options with several values, each of which is a run of its own; empty for other commands."""
+    if not command.several:
+        return {}
+    found: dict[str, list[str]] = {}
+    for algorithm in algorithms:
+        own = {**chosen, "algorithm": algorithm}
+        groups = description.groups(own)
+        options = options_by_name({title: group for title, group in groups.items() if title.split()[0] in VARIED})
+        words = {name: list(map(str, value)) for name, value in before.items() if isinstance(value, list | tuple)}
+        for name, values in {**words, **given}.items():
+            if name in options and not options[name].several and len(values) > 1:
+                if len(set(values)) < len(values):
+                    raise ValueError(f"{name}: got {' '.join(values)}, must be different ones")
+                found[name] = values
+    return found
+
+
+def _read_several(
+    command: Command,
+    algorithms: Sequence[str],
+    given: Mapping[str, list[str]],
+    chosen: Mapping[str, str],
+    varied: Mapping[str, list[str]],
+) -> Asked:
+    """A run of each algorithm, and of each value of an option with several: an option is for those that have it.
+
+    An option that no algorithm has is refused. Defaults that differ between the runs are not among the values, and so
+    not among those that repeat them.
     """
     has = {name: options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
     asked = []
     for name, options in has.items():
         others = {option for other in has.values() for option in other} - options.keys()
         mine = {option: words for option, words in given.items() if option.removeprefix("no_") not in others}
-        own = {**mine, "algorithm": [name]}
-        line = [word for option, words in own.items() for word in ([f"--{option}"] if option else []) + words]
-        asked.append(_read(command, line, *begun(command, line)))
+        of_run = [[(option, value) for value in values] for option, values in varied.items() if option in options]
+        for combination in itertools.product(*of_run):
+            own = {**mine, "algorithm": [name], **{option: [value] for option, value in combination}}
+            line = [word for option, words in own.items() for word in ([f"--{option}"] if option else []) + words]
+            asked.append(_read(command, line, *begun(command, line)))
+    several: dict[str, Any] = {"algorithm": list(algorithms) if len(algorithms) > 1 else algorithms[0]}
+    for option in varied:
+        several[option] = list(dict.fromkeys(one.values[option] for one in asked if option in one.values))
     values, identity = (
-        description.in_common(parts) | {"algorithm": list(algorithms)}
+        description.in_common(parts) | several
         for parts in ([one.values for one in asked], [one.identity for one in asked])
     )
     arguments = {
@@ -177,6 +213,7 @@ def _read(
 ) -> Asked:
     """What the arguments ask for of one run."""
     before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
+    before = {name: value for name, value in before.items() if name not in given or name in ("", *description.DECIDING)}
     groups = groups_of(command, chosen)
     options = options_by_name(groups)
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away

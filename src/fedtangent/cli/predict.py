@@ -1,12 +1,13 @@
 """``fedtangent predict``: theory alone, no network trained: learning curve, best rate, rounds to a target.
 
-Of several algorithms, ``--algorithm A B ..``, one table ranks them on this partition, each at its own best rate.
+Of several algorithms, ``--algorithm A B ..``, or several values of an option, ``--mu 0.01 0.1``, one table ranks the
+runs, each at its own best rate.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from fedtangent.engine.loop import Evaluation
 from fedtangent.losses import mean_form, words
 from fedtangent.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, number
+from fedtangent.types import wrapped
 
 MEBIBYTE = 2**20
 MUCH = 10.0  # times the best rate, beyond which a stable one is no use
@@ -67,15 +69,30 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[De
         followed_rule(preview(one), one.run.num_rounds)
         check_analytic(small_model(one))
     values = in_common([one.values() for one in described]) | asdict(options) | asdict(figures)
-    names = [one.algorithm.entry.name for one in described]
+    names = list(dict.fromkeys(one.algorithm.entry.name for one in described))
     values["algorithm"] = names[0] if len(names) == 1 else names
+    each = [one.values() for one in described]
+    values |= {name: list(dict.fromkeys(v[name] for v in each if name in v)) for name in _differing(each)}
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
-    plans = [
-        plan_of(built.algorithm, built.examples, one.run.num_rounds, one.run.seed, evaluation, placed)
-        for one, built in ((one, build(one)) for one in described)
-    ]
+    plans = []
+    for one, label in zip(described, _labels(each), strict=True):
+        built, run = build(one), one.run
+        algorithm = wrapped(built.algorithm, f"{built.algorithm.name}{label}")
+        plans.append(plan_of(algorithm, built.examples, run.num_rounds, run.seed, evaluation, placed))
     memory_of(plans[0])
     return PredictJob(plans, values, options.output, figures)
+
+
+def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options whose values differ between runs of one algorithm."""
+    alike = [(a, b) for a in values for b in values if a["algorithm"] == b["algorithm"]]
+    return list(dict.fromkeys(name for a, b in alike for name in a if name in b and a[name] != b[name]))
+
+
+def _labels(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells each run from others of its algorithm, such as ", mu 0.1"."""
+    names = _differing(values)
+    return ["".join(f", {name.replace('_', ' ')} {one[name]}" for name in names if name in one) for one in values]
 
 
 def run_job(job: PredictJob) -> Ended:
