@@ -137,7 +137,7 @@ SCHEDULES = {
 }
 RULES = {  # algorithms that theory follows, with options that it follows
     "data_sharing": f"{STEPS} --shared-fraction 0.2 --base fed_prox --mu 0.2",
-    "fed_avg": f"{STEPS} --decay 0.9 --decay-every 2 --beta 0.7",
+    "fed_avg": f"{STEPS} --decay 0.9 --decay-every 2",
     "fed_avg_m": f"{STEPS} --momentum 0.7 --dropout 0.3",
     "fed_dyn": f"{STEPS} --mu 0.2",
     "fed_ensemble": f"{STEPS} --base fed_prox --mu 0.2 --num-models 2",

@@ -113,7 +113,7 @@ def get_loss(name: str | Loss) -> Loss:
 
 
 def mean_form(name: str | Loss) -> str | Loss:
-    """Returns the name of a loss as a mean over examples, such as "logistic" for "logistic_sum"; a function as it is.
+    """Returns the name of a loss as a mean over examples, "logistic" for "logistic_sum"; a function unchanged.
 
     Raises ``ValueError`` for an unknown name.
     """
@@ -124,7 +124,7 @@ def mean_form(name: str | Loss) -> str | Loss:
 
 
 def targets_of(name: str | Loss) -> str:
-    """Returns what a loss compares outputs with: "numbers", "classes", "signs", or "own" for a user's function.
+    """Returns the kind of a loss's targets: "numbers", "classes", "signs", or "own" for a user's function.
 
     "numbers" are [n, C]; "classes" labels [n] or probabilities [n, C]; "signs" numbers -1 and 1 [n, C]. Raises
     ``ValueError`` for an unknown name.

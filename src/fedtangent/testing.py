@@ -228,7 +228,7 @@ def _rate_zero(case: _Case) -> Law:
         return Law("rate 0", None, why="it has no global models")
     ends = [still.params(state) for state in (case.run(still).state, still.init(SEED, len(SIZES)))]
     apart = [float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, ends), strict=True)]
-    return _law("rate 0", max(apart), 0.0)
+    return _law("rate 0", max(apart), ROUNDING)
 
 
 def _theory(case: _Case) -> Law:

@@ -235,13 +235,13 @@ class LocalUpdate(Protocol):
         Args:
             key: Key of this client in this round.
             broadcast: The server's broadcast.
-            client_state: What the client kept of this model; whatever ``Local.init`` made at the start.
+            client_state: The client's state for this model, at the start as ``Local.init`` made it.
             client: The client's id, its number of examples, their rows, and the round.
         """
 
 
 class Settle(Protocol):
-    """Corrects what a client keeps, once it is known what the server received."""
+    """Corrects a client's state after its message has travelled."""
 
     def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
         """Returns the client's state.
@@ -308,7 +308,7 @@ class Local(NamedTuple):
         init: From parameters to the state that a client keeps for each model.
         update: The client's work in a round.
         message: From parameters to a tree with the shapes of a message; by default parameters.
-        settle: Corrects the client's state, once it is known what the server received; by default nothing.
+        settle: Corrects the client's state after its message has travelled; by default nothing.
     """
 
     init: OfParameters
@@ -322,10 +322,10 @@ class Server(NamedTuple):
 
     Attributes:
         init: From parameters to the server's state.
-        broadcast: From the server's state to what a client receives.
+        broadcast: From the server's state to the tree that a client receives.
         params: From the server's state to the model's parameters, for prediction.
         update: Moves the server along the aggregate of the messages.
-        unheard: Moves the server of a model that no message reached; None: it stays as it is.
+        unheard: Moves the server of a model that no message reached; None: it does not move.
         map_models: How the update is mapped over the K models: all at once, or ``sequentially`` for heavy servers.
     """
 
@@ -354,7 +354,7 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
 
 
 class ScheduleInit(Protocol):
-    """Draws what a schedule remembers from round to round."""
+    """Draws the first state of a schedule."""
 
     def __call__(self, key: Key, /) -> PyTree:
         """Returns the schedule's first state.
@@ -455,7 +455,7 @@ class AggregateMerge(Protocol):
         """Returns the accumulator of all devices, on each of them.
 
         Args:
-            accumulator: That of one device.
+            accumulator: The accumulator of one device.
             axis: Name of the mesh's axis.
         """
 
@@ -502,7 +502,7 @@ class Send(Protocol):
         Args:
             key: Key of this client in this round.
             message: The client's message.
-            memory: What the client kept of earlier messages.
+            memory: The client's memory of earlier messages.
         """
 
 
@@ -514,12 +514,12 @@ class Uplink(Protocol):
 
         Args:
             message: Shapes of a message.
-            broadcast: Shapes of what the server sent.
+            broadcast: Shapes of the server's broadcast.
         """
 
 
 class Channel(NamedTuple):
-    """How a message travels and what it costs.
+    """The way of a message to the server, and its cost.
 
     Attributes:
         send: From the client's message to the message as the server receives it.
@@ -670,7 +670,7 @@ class Predict(Protocol):
 
 
 class Traffic(Protocol):
-    """Counts what a round sends."""
+    """Counts the bytes of a round."""
 
     def __call__(self, data: FederatedData, engine: Engine, /) -> Cost:
         """Returns the bytes of a message and of a broadcast.

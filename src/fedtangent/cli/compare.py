@@ -60,7 +60,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options of a comparison, besides those of the run."""
+    """Options of a comparison."""
 
     widths: tuple[int, ...] = (64, 256, 1024)
     """Widths of the networks, all hidden layers alike; three or more."""
@@ -114,9 +114,9 @@ def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: D
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
-    """Returns the run whose mlp has so many hidden layers; raises ``ValueError`` for a width that the model is given.
+    """Returns the run with ``hidden_layers`` hidden layers in its mlp; raises ``ValueError`` for a ``width`` option.
 
-    An option of a model called ``widths`` has the name of the comparison's.
+    On the command line ``widths`` are the widths to compare, so that an mlp's own option of that name is not reachable.
     """
     entry, o = described.model
     plain = type(o)()

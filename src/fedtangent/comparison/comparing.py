@@ -70,7 +70,7 @@ def compare(
                 raise ValueError(f"{name}: got {value}, must be left out with a start, which has a width of its own")
         return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
     setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
-    return run(setting, bool(evaluation.progress))
+    return run(setting, evaluation.progress)
 
 
 def comparison_of(

@@ -92,6 +92,10 @@ def setting_of(
 def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
     """Returns the fields of ``theory.Rule`` by which the closed form follows an algorithm, schedules as arrays [R].
 
+    Args:
+        algorithm: The algorithm.
+        num_rounds: Rounds R.
+
     Raises:
         ValueError: Theory does not follow the algorithm, or parts of its rule contradict each other.
     """

@@ -50,7 +50,7 @@ KERNELS = Path("results/kernels")
 
 @dataclasses.dataclass(frozen=True)
 class Forecasting:
-    """What is predicted of a run besides its learning curve, and from how many initial functions."""
+    """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
 
     target: float | None = None
     """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The clients' rate that the run is given, the largest of a schedule."""
+        """The clients' learning rate; of a schedule the largest."""
         return float(np.max(self.setting.learning_rate))
 
     @property
@@ -222,10 +222,10 @@ def predict(
     evaluation: Evaluation = Evaluation(),
     forecasting: Forecasting = Forecasting(),
 ) -> Forecast:
-    """Predicts a run of which no network is trained: learning curves, stable and best rate, rounds to a target.
+    """Predicts a run without training a network: learning curves, stable and best rate, rounds to a target.
 
     The network is the algorithm's, at infinite width; for more than 8,000 points initial functions are drawn from
-    networks of its own width. With a ``start`` the network is the one that begins there, linearised at its weights: any
+    networks of its own width. With a ``start`` the network begins there and is linearised at its weights: any
     model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
@@ -251,11 +251,13 @@ def predict(
     require_float64()
     examples = examples_of(algorithm, data, clients)
     plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting, start)
-    (found,) = forecasts([plan], bool(evaluation.progress))
+    (found,) = forecasts([plan], evaluation.progress)
     return found
 
 
-def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
+def forecasts(
+    plans: Sequence[Plan], progress: bool | None = False, say: Report = lambda line: None
+) -> Iterator[Forecast]:
     """The forecast of each plan; all are of the same data and network, whose kernels are computed once."""
     first = plans[0]
     if first.start is not None:
@@ -314,7 +316,7 @@ def plan_of(
 
 
 def forecast(
-    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool = False, say: Report = lambda line: None
+    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool | None = False, say: Report = lambda line: None
 ) -> Forecast:
     """Returns the forecast of a plan.
 
@@ -330,7 +332,7 @@ def forecast(
         return _forecast(_Runs(plan, (flow,), drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
 
 
-def _from_start(plan: Plan, progress: bool, say: Report) -> Forecast:
+def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
     """The forecast of a plan with a start: each model by the tangent kernel at its own weights."""
     setting, model = plan.setting, plan.algorithm.model
     x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
@@ -341,7 +343,7 @@ def _from_start(plan: Plan, progress: bool, say: Report) -> Forecast:
         return _forecast(_Runs(plan, tuple(flows), starts[None]), None, progress, say)
 
 
-def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress: bool, say: Report) -> Forecast:
+def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress: bool | None, say: Report) -> Forecast:
     plan, setting, name = runs.plan, runs.plan.setting, runs.plan.setting.name
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
@@ -412,7 +414,7 @@ class _Runs(NamedTuple):
         train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
         return train, test
 
-    def curve(self, rate: float, progress: bool) -> Curve:
+    def curve(self, rate: float, progress: bool | None) -> Curve:
         """All metrics at all evaluated rounds."""
         setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
         values: dict[tuple[str, str], list[np.ndarray]] = {}
@@ -424,7 +426,7 @@ class _Runs(NamedTuple):
         return Curve(rate, np.array(setting.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
 
 
-def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
+def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
     flow, given = runs.flow, runs.plan.rate
     bound = None

@@ -69,7 +69,7 @@ class FromStart(NamedTuple):
 
     @property
     def history(self) -> History:
-        """Metrics of the networks along the run, beside those of their linearisation."""
+        """Metrics of the networks along the run, and as predicted the metrics of their linearisation."""
         theory = history_of(
             self.setting, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
         )
@@ -80,7 +80,19 @@ class FromStart(NamedTuple):
 def compare_from(
     algorithm: Algorithm, examples: Examples, num_rounds: int, seed: int, start: Key | PyTree, evaluation: Evaluation
 ) -> FromStart:
-    """Returns a run from ``start`` beside its linearisation there; ``compare`` documents the arguments."""
+    """Returns a run from given weights beside its linearisation there.
+
+    Args:
+        algorithm: The algorithm.
+        examples: Training and test examples, and their clients.
+        num_rounds: Rounds R.
+        seed: Seed of schedule and minibatches.
+        start: A typed key or parameters.
+        evaluation: Rounds between evaluations, and progress.
+
+    Raises:
+        ValueError: As ``compare`` raises.
+    """
     check_evaluation(evaluation)
     whole("num_rounds", num_rounds)
     weights, begun = weights_of(algorithm, examples, seed, start), time.perf_counter()
@@ -93,7 +105,7 @@ def compare_from(
     every = evaluation.every or num_rounds
     setting = dataclasses.replace(setting, start=weights, evaluate_every=every, draws=1)
     with jax.default_matmul_precision("highest"):
-        seen = trained_networks(setting, 1, bool(evaluation.progress))
+        seen = trained_networks(setting, 1, evaluation.progress)
         if why:
             train, test = _trained_linearised(setting, seen)
             how, verdicts = f"which is trained: {why}", list[Verdict]()
@@ -132,13 +144,23 @@ def _too_large(algorithm: Algorithm, examples: Examples) -> str:
 
 
 def check_rows(algorithm: Algorithm, examples: Examples) -> None:
-    """Raises ``ValueError`` for more training examples than a whole tangent kernel is computed of."""
+    """Raises ``ValueError`` for too many training examples.
+
+    Args:
+        algorithm: The algorithm, whose model's outputs count.
+        examples: Its examples; a whole tangent kernel has a row for each training example and output.
+    """
     if why := _too_large(algorithm, examples):
         raise ValueError(f"data: got {len(examples.dataset.x_train)} training examples: {why}")
 
 
 def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
-    """Returns a flow of each of the K models, by the whole tangent kernel at its own weights [K, ...]."""
+    """Returns the flow of each of the K models, by the whole tangent kernel at its own weights.
+
+    Args:
+        setting: The run.
+        weights: Parameters of the models, [K, ...].
+    """
     model, drawn, flows = setting.model(1), cohorts(setting), []
     for k in range(setting.schedule.num_models):
         blocks = empirical_blocks(model, pytrees.take(weights, k), setting.x_train, setting.x_test)

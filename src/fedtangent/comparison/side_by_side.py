@@ -72,9 +72,9 @@ class Comparison(NamedTuple):
 
     @property
     def history(self) -> History:
-        """Metrics of the widest networks along the run, means over the draws with bands, beside those of the flow.
+        """Metrics of the widest networks along the run, means over the draws with bands, and the flow's as predicted.
 
-        Test metrics are those of the points that laws are compared at, the first 500 at most.
+        Test metrics are measured at the points at which laws are compared, the first 500 at most.
         """
         seen, gap = self.simulated[-1], self.gaps[-1]
         predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
@@ -128,7 +128,7 @@ def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
     return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
 
 
-def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> Comparison:
+def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
     """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
 
     Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
@@ -163,7 +163,7 @@ def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
     return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
 
 
-def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
+def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
     """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ.
 
     It trains by the squared error, and is not put beside a run that does not.

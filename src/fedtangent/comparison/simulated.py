@@ -78,7 +78,7 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: in
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
-def trained_networks(setting: Setting, width: int, progress: bool = False, watched: int = 0) -> Simulated:
+def trained_networks(setting: Setting, width: int, progress: bool | None = False, watched: int = 0) -> Simulated:
     """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
@@ -105,7 +105,7 @@ def recipe(setting: Setting, model: Model) -> Algorithm:
     return algorithms.fed_ensemble(model, setting.schedule, client_learning_rate=setting.learning_rate, work=work)
 
 
-def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
+def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
     """One round of NTK-FL with every client in the cohort, from Fed-ensemble's initialisations.
 
     The step is half of the largest at which every mode is still damped monotonically, 1 / lambda_max of the analytic
@@ -131,7 +131,7 @@ def trained(
     algorithm: Algorithm,
     method: str,
     width: int,
-    progress: bool = False,
+    progress: bool | None = False,
     mapping: str = "auto",
     watches: Sequence[KernelDiagnostics] = (),
 ) -> Simulated:

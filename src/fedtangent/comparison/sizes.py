@@ -76,7 +76,7 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
     return filed
 
 
-def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool = False) -> KernelBlocks | LargeKernel:
+def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = False) -> KernelBlocks | LargeKernel:
     """The kernels of ``setting`` as ``plan`` has them."""
     if not plan.is_large:
         return setting.blocks()

@@ -103,7 +103,7 @@ class History(NamedTuple):
         """Returns a row for each evaluation: round, bytes, seconds, and metrics under names such as "test.accuracy".
 
         Ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and what theory predicts in a comparison
-        "predicted.test.accuracy". Values that are no numbers stay as they are. Raises ``ImportError`` where pandas is
+        "predicted.test.accuracy". Other values, such as arrays, are left alone. Raises ``ImportError`` where pandas is
         not installed.
         """
         theory = {} if self.predicted is None else self.predicted.curves()

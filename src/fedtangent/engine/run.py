@@ -132,7 +132,10 @@ def _refuse_clients(data: Any, clients: Any) -> None:
 def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[str, dict[str, float]]:
     """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
 
-    Training metrics are those of the first 10,000 training examples at most.
+    Args:
+        examples: Training examples, of which the first 10,000 at most are measured, and test examples.
+        algorithm: The algorithm.
+        state: State of its run.
     """
     splits = {"train": examples.train} | ({} if examples.test is None else {"test": examples.test})
     return {

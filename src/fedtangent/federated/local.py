@@ -256,7 +256,7 @@ class Pose(Protocol):
 
         Args:
             broadcast: The server's broadcast.
-            client_state: What the client kept of this model.
+            client_state: The client's state for this model.
         """
 
 
@@ -270,7 +270,7 @@ class Answer(Protocol):
 
         Args:
             broadcast: The server's broadcast.
-            client_state: What the client kept of this model.
+            client_state: The client's state for this model.
             params: Parameters after the last local step.
             steps: Number of local steps, [] int32.
             client: The client.
@@ -292,14 +292,14 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """How an algorithm differs from plain local training: the problem, the message, and what a client keeps.
+    """Parts of local training in which an algorithm differs from plain gradient descent from the broadcast.
 
     Attributes:
         pose: The problem that a client minimises; by default its own loss from the broadcast.
         answer: Its message; by default ``server - client``.
         init: From parameters to the state that a client keeps; by default nothing.
         message: From parameters to a tree with the shapes of a message; by default parameters.
-        settle: Corrects what a client keeps, for states that the server mirrors; by default nothing.
+        settle: Corrects the client's state, for states that the server mirrors; by default nothing.
     """
 
     pose: Pose

@@ -25,7 +25,7 @@ Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
 
 class Personal(Protocol):
-    """Predicts with what a client kept, or with the global models weighed for it."""
+    """Predicts for one client, with its own models or with the global models weighed for it."""
 
     def __call__(self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array, /) -> Prediction:
         """Returns the client's prediction.
@@ -33,7 +33,7 @@ class Personal(Protocol):
         Args:
             model: The network.
             params: Parameters of the K global models, [K, ...].
-            client_states: What the client kept of each, [K, ...].
+            client_states: The client's state for each model, [K, ...].
             client: The client, with its own examples.
             x: Inputs [m, ...].
         """

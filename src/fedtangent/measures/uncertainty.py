@@ -182,15 +182,15 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 def measure(
     predicted: Prediction, targets: Array | np.ndarray, labels: Array | np.ndarray | None, loss: str | Loss
 ) -> dict[str, float]:
-    """Returns the metrics of a prediction under a loss: those of ``METRICS`` that apply, by name.
+    """Returns the metrics of a prediction under a loss by name: the names of ``METRICS`` that apply.
 
     The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
-        targets: [n, C], what the squared error, or a loss of margins, compares with.
+        targets: Numbers [n, C] that the squared error, or a loss of margins, compares outputs with.
         labels: [n] class labels; None for regression.
-        loss: Name of a loss, or a function, which is given the labels where there are labels.
+        loss: Name of a loss, or a function, which gets the labels where there are labels.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
     known = None if labels is None else class_labels("labels", labels, members.shape[-1])

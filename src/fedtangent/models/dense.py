@@ -148,7 +148,11 @@ class WeightScales(TypedDict, total=False):
 
 
 def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int]:
-    """Returns the numbers of inputs and outputs; those of a data set where one stands in place of the first.
+    """Returns the numbers of inputs and outputs.
+
+    Args:
+        input_size: Number of inputs, or a data set, which has both numbers.
+        output_size: Number of outputs; None for the data set's.
 
     Raises:
         ValueError: No number of outputs beside a number of inputs.

@@ -146,7 +146,7 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 
 
 def check_rate(name: str, rate: Any, num_rounds: int) -> None:
-    """A learning rate: a number above 0, or one per round of 0 or more; finite where its value is known."""
+    """Raises ``ValueError`` for a learning rate that is not above 0, or in some round below 0, or not finite."""
     value = _each_round(name, rate, num_rounds)
     if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
         raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")

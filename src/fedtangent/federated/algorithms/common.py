@@ -210,7 +210,7 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
-    """Returns the rule with the fields that stand for loss, optimisers and server rate; or why there is none."""
+    """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has no rule."""
     if isinstance(rule, str):
         return rule
     if averaging.channel is not None:

@@ -192,7 +192,13 @@ def unit_optimizer(kind: Kind, round_: Array) -> optax.GradientTransformation:
 
 
 def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> tuple[Array, Array]:
-    """Returns kappa before each local step, [most_steps], and after the last, []; ``optimizer`` in unit steps."""
+    """Returns kappa before each local step, [most_steps], and after the last, [].
+
+    Args:
+        optimizer: The client's, in unit steps.
+        nu: Pull to the start, [].
+        sizes: Sizes of the steps, [most_steps].
+    """
 
     def step(carry: tuple[Array, PyTree], eta: Array) -> tuple[tuple[Array, PyTree], Array]:
         kappa, state = carry
