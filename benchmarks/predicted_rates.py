@@ -27,7 +27,7 @@ from fedtangent.comparison.forecast import Forecasting, forecasts, plan_of
 from fedtangent.engine import Evaluation
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
-from fedtangent.engine.run import predict, simulate
+from fedtangent.engine.run import simulate
 from fedtangent.measures import uncertainty
 
 ALGORITHMS = ("fed_avg", "fed_prox", "scaffold", "fed_dyn", "fed_nova")
@@ -89,16 +89,8 @@ def simulated(name: str, rate: float, options: dict[str, Any]) -> float:
     """Test loss of networks trained at a rate, at the horizon."""
     built = build(describe(algorithm=name, **{**options, "client_learning_rate": rate}))
     common = built.description.run
-    run = simulate(
-        built.algorithm,
-        built.data,
-        num_rounds=common.num_rounds,
-        seed=common.seed,
-        evaluation=Evaluation(stop_on_divergence=False),
-    )
-    test = built.splits["test"]
-    measured = uncertainty.measure(predict(built.algorithm, run.state, test.x), *test[1:], built.loss)
-    return float(measured[uncertainty.metric_of(built.loss)])
+    run = simulate(built.algorithm, built.examples, num_rounds=common.num_rounds, seed=common.seed)
+    return float(run.history.evaluations[-1].metrics["test"][uncertainty.metric_of(built.loss)])
 
 
 def interval(values: Any) -> str:

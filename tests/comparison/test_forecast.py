@@ -191,6 +191,20 @@ def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
 
 
+def test_the_fastest_rate_reaches_the_target_in_the_fewest_rounds() -> None:
+    """Of all rates that were tried, each run to the end; and no rate is fastest to a target beyond all of them."""
+    plan = planned(3, target=0.3, num_rounds=6, num_train=60, batch_size=0, local_epochs=2)
+    found, runs_ = foretold(plan), runs_of(plan)
+    assert found.rates is not None and found.fastest is not None
+    rounds = {}
+    for rate in found.rates.tried[found.rates.tried <= found.rates.stable]:
+        curve = runs_.curve(float(rate), False)
+        rounds[float(rate)] = found.reached(0.3, curve).round
+    fewest = min(r for r in rounds.values() if r is not None)
+    assert rounds[found.fastest.rate] == fewest < max(r for r in rounds.values() if r is not None)
+    assert foretold(planned(3, target=1.0, num_rounds=2, client_learning_rate=0.01)).fastest is None
+
+
 @pytest.mark.slow
 def test_rounds_without_end_lead_to_the_limit() -> None:
     """To what so few initial functions leave open; before the end the run is elsewhere."""

@@ -146,6 +146,7 @@ def _metrics(found: Forecast) -> list[Metric]:
     """The predicted curves under the names that ``train`` gives its metrics, and the ends of their bands."""
     rows = []
     best = [] if found.rates is None else [("predicted at the best rate", found.best)]
+    best += [] if found.fastest is None else [("predicted at the fastest rate", found.fastest)]
     for which, curve in (("predicted", found.given), *best):
         for (split, metric), values in curve.values.items():
             ends = dict(zip(("p5", "p95"), curve.band(split, metric), strict=True))
@@ -161,9 +162,10 @@ def _metrics(found: Forecast) -> list[Metric]:
 
 
 def _rows(found: Forecast) -> list[dict[str, Any]]:
-    """result.json: one row for the given rate, one for the best where it was looked for."""
+    """result.json: a row for the given rate, and for the best and the fastest where they were searched for."""
     rows, plan, rates = [], found.plan, found.rates
-    for which, curve in (("given", found.given), *([] if rates is None else [("best", found.best)])):
+    curves = [("given", found.given), ("best", None if rates is None else found.best), ("fastest", found.fastest)]
+    for which, curve in ((name, curve) for name, curve in curves if curve is not None):
         row: dict[str, Any] = {"algorithm": found.name, "at": f"{which} rate", "rate": curve.rate}
         if rates is not None:
             row |= {"largest_stable_rate": rates.stable, "guaranteed_rate": rates.guaranteed}
@@ -229,6 +231,8 @@ def _show_rates(screen: Console, found: Forecast, rates: Rates) -> None:
     lines = [("given", _rate(found.given.rate), *_ends(found, found.given)),
              (f"best at round {horizon}", _rate(rates.best), *_ends(found, found.best)),
              ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
+    if found.fastest is not None:
+        lines.insert(2, ("of the fewest rounds", _rate(found.fastest.rate), *_ends(found, found.fastest)))
     if rates.guaranteed is not None:
         lines.append(("guaranteed stable below", _rate(rates.guaranteed), *blank))
     screen.print(TextTable(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))

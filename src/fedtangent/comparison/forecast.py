@@ -148,6 +148,7 @@ class Forecast(NamedTuple):
     uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
     downlink_bytes: np.ndarray  # [r]
     limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
+    fastest: Curve | None = None  # at the rate of those tried that reaches the target in the fewest rounds
 
     @property
     def name(self) -> str:
@@ -355,6 +356,10 @@ def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress:
             rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
             say(f"{name}: learning curve at the best rate")
             found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
+            fastest = _fastest_rate(runs, rates)
+            if fastest is not None:
+                say(f"{name}: learning curve at the rate of the fewest rounds to the target")
+                found = found._replace(fastest=runs.curve(fastest, progress))
         target = plan.forecasting.target
         if target is not None and kernels is not None and found.reached(target, found.best).round is None:
             found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
@@ -442,6 +447,22 @@ def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
             return runs.losses(rate) if rate < most else (np.inf, np.inf)
 
         return searched_rates(losses, given, first_loss)._replace(guaranteed=bound)
+
+
+def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
+    """The rate, of those that were tried, that reaches the target in the fewest rounds; None where none reaches it."""
+    plan, target = runs.plan, runs.plan.forecasting.target
+    if target is None:
+        return None
+    reached: list[tuple[int, float, float]] = []
+    for rate, loss in zip(rates.tried, rates.losses, strict=True):
+        if rate > rates.stable or not np.isfinite(loss):
+            continue
+        values = runs.measured(float(rate), plan.setting.rounds, slice(runs.tried))["test", plan.main].mean(axis=0)
+        round_ = rounds_to_target(plan.setting.rounds, values, target, rising=plan.main == "accuracy")
+        if round_ is not None:
+            reached.append((round_, float(loss), float(rate)))
+    return min(reached)[2] if reached else None
 
 
 def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
