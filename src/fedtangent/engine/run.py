@@ -146,7 +146,7 @@ def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[st
 
 def simulate(
     algorithm: Algorithm,
-    data: FederatedData | Dataset | str | tuple[Any, ...],
+    data: FederatedData | Dataset | str | tuple[Any, ...] | Examples,
     clients: Any = None,
     *,
     num_rounds: int,
@@ -252,7 +252,7 @@ def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | No
 
 def params_by_round(
     algorithm: Algorithm,
-    data: FederatedData | Dataset | str | tuple[Any, ...],
+    data: FederatedData | Dataset | str | tuple[Any, ...] | Examples,
     clients: Any = None,
     *,
     num_rounds: int,
