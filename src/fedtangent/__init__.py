@@ -152,10 +152,10 @@ _WITHIN = {  # public names that are not modules of the package itself -> the mo
 def __getattr__(name: str) -> _Any:
     if name not in __all__ and name not in _RECIPES:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
-    if name == "schedules":
-        return _importlib.import_module("fedtangent.federated.schedule")
-    module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
+    place = "federated.schedule" if name == "schedules" else _WITHIN.get(name, name)
+    module = _importlib.import_module(f"fedtangent.{place}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module
+    _show_public_names()
     return found
 
 
@@ -182,17 +182,7 @@ def _public_names(module: _Module) -> list[str]:
 
 
 def _show_public_names() -> None:
+    """Lets tab completion show public names only, of all modules that are imported by now."""
     for name, module in list(_sys.modules.items()):
         if name.startswith("fedtangent."):
             vars(module).setdefault("__dir__", _partial(_public_names, module))
-
-
-class _Package(_Module):
-    """This package, which is told of each of its modules, however it was imported, by an attribute's being set."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        _show_public_names()
-
-
-_sys.modules[__name__].__class__ = _Package

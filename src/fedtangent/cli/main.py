@@ -136,16 +136,25 @@ def _folder(asked: Asked) -> Path | None:
 
 
 def _prepared(asked: Asked) -> Any:
-    """The checked job; its folder, which is held, is ready for it then: emptied of another run if so asked."""
+    """Returns the checked job, with its folder emptied of another run if so asked.
+
+    Arguments are checked before the folder, whose refusal would hide a mistake in them.
+    """
     from fedtangent.output.files import check_free, clear, output_folder
 
     folder, module = _folder(asked), asked.command.module
     goes_on = getattr(module, "continues", lambda values: False)(asked.values)
     if asked.values.get("resume") and asked.values["overwrite"]:
         raise ValueError("overwrite: got it beside --resume, allowed is one of them")
+    taken: ValueError | None = None
     if folder is not None and not asked.values["overwrite"]:
-        check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
+        try:
+            check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
+        except ValueError as error:
+            taken = error
     job = asked.command.prepare(**asked.arguments)
+    if taken is not None:
+        raise taken
     if folder is not None:
         clear(folder, whole=asked.values["overwrite"])
         output_folder(folder)
