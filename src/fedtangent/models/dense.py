@@ -157,6 +157,8 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
     Raises:
         ValueError: No number of outputs beside a number of inputs.
     """
+    if isinstance(output_size, tuple | list):
+        raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
     if isinstance(input_size, Sized):
         outputs = input_size.num_outputs if output_size is None else output_size
         return math.prod(input_size.input_shape), outputs
