@@ -178,7 +178,7 @@ def test_sizes_from_a_data_set_and_other_widths() -> None:
         assert make(digits).name == make(64, 10).name
         with pytest.raises(ValueError, match="output_size: got none, must be given unless a Dataset"):
             make(64)
-    with pytest.raises(ValueError, match="output_size: got .*, must be a number; widths are named: widths="):
+    with pytest.raises(ValueError, match=r"output_size: got .*, must be a number; widths are named: widths="):
         mlp(digits, (64,))  # type: ignore[arg-type]
     model = mlp(digits, widths=(8, 4), activation="erf", w_std=1.5)
     assert model.at_width(16).name == mlp(64, 10, (16, 16), "erf").name
