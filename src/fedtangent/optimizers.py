@@ -210,16 +210,20 @@ def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
 
 
 def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
-    """Returns rate, momentum and Nesterov's look ahead of an optimiser, as fields of ``theory.Rule`` for the server.
+    """Finds the rate, momentum and Nesterov flag with which gradient descent with momentum equals an optimiser.
 
-    They are read off its answer to a gradient of 1 in the first round and 0 after it.
+    The three numbers are read off the optimiser's answer to a gradient of 1 in one round and 0 in all others.
 
     Args:
-        name: The argument's name, for the message.
-        optimizer: An optax optimiser, or a function from the round to one, which is refused.
+        name: Name of the argument, for the error message.
+        optimizer: An optax optimiser; a function from the round to an optimiser is refused.
+
+    Returns:
+        The fields ``server_learning_rate`` and ``server_momentum`` of ``theory.Rule``, and ``nesterov`` if it is True.
 
     Raises:
-        ValueError: It is not linear in the gradients, changes from round to round, or is no momentum method.
+        ValueError: The optimiser is not linear in the gradients, changes from round to round, or is not gradient
+            descent with momentum.
     """
     check_linear(name, optimizer)
     if not isinstance(optimizer, optax.GradientTransformation):

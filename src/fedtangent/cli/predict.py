@@ -162,7 +162,7 @@ def _metrics(found: Forecast) -> list[Metric]:
 
 
 def _rows(found: Forecast) -> list[dict[str, Any]]:
-    """result.json: a row for the given rate, and for the best and the fastest where they were searched for."""
+    """Builds the rows of result.json: for the given rate, and for the best and the fastest where searched."""
     rows, plan, rates = [], found.plan, found.rates
     curves = [("given", found.given), ("best", None if rates is None else found.best), ("fastest", found.fastest)]
     for which, curve in ((name, curve) for name, curve in curves if curve is not None):

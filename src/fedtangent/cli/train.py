@@ -267,7 +267,7 @@ def _measure_clients(built: Built, state: Any) -> dict[str, float]:
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Accuracy where classes are targets [m, C], the largest that of the class."""
+    """Computes the accuracy for targets [m, C] whose largest entry stands at the class of the example."""
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)
 
 

@@ -64,13 +64,18 @@ def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) 
 def weighed_cohorts(
     schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
 ) -> Cohort:
-    """The cohorts that ``schedule`` draws from the run's ``seed``, NumPy arrays [R, S], with weights derived here.
+    """Draws the cohorts of a simulation with this seed, and computes their weights independently of the simulator.
 
-    Among the clients that train a model in a round, client i has the share ``p_i = n_i / sum_j n_j`` of the average
-    (FedAvg; the weighting factor of FE-2021, eq. 1), or an equal one. The weight returned is the numerator: n_i,
-    counted here example by example, or 1 for every client that holds any ("uniform"); 0 for an empty slot.
+    So a simulator that weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of
+    examples, counted here example by example (FedAvg; FE-2021, eq. 1), or with ``weighting="uniform"`` the weight 1 if
+    it holds any, times the slot's own; an empty slot has weight 0. Weights are divided by their sum where models are
+    averaged.
 
-    Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
+    Returns:
+        NumPy arrays [R, S].
+
+    Raises:
+        ValueError: The weighting is unknown, or the partition and the schedule have different numbers of clients.
     """
     choice("weighting", weighting, WEIGHTINGS)
     num_clients = partition.num_clients

@@ -117,10 +117,11 @@ def starts_differ(theory: Predicted) -> bool:
 
 
 def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
-    """Initial functions at the test points have the prior's law, and are independent.
+    """Checks that initial functions at the test points have the prior's variance, and are independent of each other.
 
-    In units of its widest axes the networks' own are judged, in which every axis counts alike, and by the sum over
-    points, for which most of the variance lies along one or two axes, more of the same networks that are not trained.
+    The variance is checked in two ways. The first takes the initial functions of the simulated networks along the
+    prior's widest axes, scaled so that every axis counts alike. The second sums squares over the points, where one or
+    two axes hold most of the variance; it needs more samples, and takes further networks that are not trained.
     """
     setting, prior = theory.setting, np.asarray(theory.blocks.nngp_test)
     variances, axes = np.linalg.eigh(prior)

@@ -106,10 +106,11 @@ def recipe(setting: Setting, model: Model) -> Algorithm:
 
 
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
-    """One round of NTK-FL with every client in the cohort, from Fed-ensemble's initialisations.
+    """Simulates one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
 
-    The step is half of the largest at which every mode is still damped monotonically, 1 / lambda_max of the analytic
-    kernel of the pooled data: a narrow network's own kernel may have several times its largest eigenvalue.
+    The step is half of the largest at which no mode of the analytic kernel of the pooled data oscillates. It is a bound
+    for wide networks: the largest eigenvalue of a narrow network's own kernel may be several times as large, and such
+    networks may be unstable.
     """
     clients = setting.partition.num_clients
     model = setting.model(width)

@@ -171,11 +171,18 @@ def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
 
 
 def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) -> Interval:
-    """Variance of networks at infinite width, summed over points, over that of the law in question: 1 if it is right.
+    """Estimates the variance of networks, extrapolated to infinite width, divided by the variance that a law predicts.
 
-    ``exact`` [K] is the variance that the predictions have by construction, summed over points, of one output;
-    ``law`` [K] that of the law in question. Predictions and networks are taken about their own sample means. The
-    interval is good for five draws or more.
+    The ratio is 1 if the law is right. Variances are of one output, summed over points.
+
+    Args:
+        pairs: Networks and the predictions from their initial functions, for each width.
+        exact: Variance of the predictions, known by construction, [K].
+        law: Variance under the law that is tested, [K].
+
+    Returns:
+        A confidence interval of the ratio, for five draws or more. Networks and predictions are centred at their sample
+        means, and only the difference of their sample variances is estimated: ``exact`` is added to it.
     """
     values = []
     for p in pairs:

@@ -129,10 +129,17 @@ def judged(
 
 
 def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
-    """A wrong theory, where the slope of errors against the width is judged.
+    """Builds the negative control of a check of the slope of errors against the width: a wrong theory.
 
-    ``errors`` are those to the right theory, ``missed`` those to the wrong one. The latter cannot fall below
-    ``floors``, the distance between both theories, which says how far their slope will be from -1/2.
+    The errors to a wrong theory cannot fall below the distance between the two theories, so that their slope is flatter
+    than -1/2, by a known amount: the ``distance`` of the rival.
+
+    Args:
+        name: What is wrong with the theory.
+        widths: Widths of the networks.
+        errors: Errors to the right theory, for each width.
+        missed: Errors to the wrong theory, for each width.
+        floors: Distances between the two theories, for each width.
     """
     expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
     return Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, list(missed)))

@@ -99,7 +99,7 @@ def unpacked(file: IO[bytes]) -> dict[str, np.ndarray]:
 
 
 def array_of(raw: bytes) -> np.ndarray:
-    """The array of the bytes of an ``.npy`` file; raises ``ValueError``."""
+    """Decodes the contents of an ``.npy`` file into an array; raises ``ValueError`` for malformed contents."""
     _described(raw, len(raw), "the file")
     return _native(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
 

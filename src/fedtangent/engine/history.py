@@ -57,7 +57,7 @@ class History(NamedTuple):
     predicted: History | None = None
 
     def __repr__(self) -> str:
-        """How long it is, and where it ended."""
+        """Summarises the run: its rounds and evaluations, and a metric of the last evaluation."""
         last_round = self.evaluations[-1].round if self.evaluations else 0
         length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), last_round)
         said = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"

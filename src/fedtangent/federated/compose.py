@@ -355,7 +355,7 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
 
 
 def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
-    """The clients' own states and the channel's memory after the round: new for those that trained."""
+    """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
     # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
     # that really trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)

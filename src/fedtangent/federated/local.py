@@ -227,7 +227,7 @@ def _descended(
     descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
-    """``minimise`` by ``Model.descend``, which takes all steps at once."""
+    """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
     return params, _info(total_loss, total)

@@ -27,7 +27,7 @@ SMALLEST_STRIP = 128  # examples
 
 
 class _Layer(NamedTuple):
-    """The calls of one layer, positions one after the other."""
+    """A layer with all its calls, whose positions are concatenated."""
 
     calls: tuple[int, ...]
     positions: int

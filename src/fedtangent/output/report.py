@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, type]] = {  # of what the page is made, where a file 
 
 
 class ReportedRun(NamedTuple):
-    """What a run left in its folder."""
+    """The files of a finished or unfinished run, as read from its folder for the report."""
 
     folder: Path
     config: Mapping[str, Any]

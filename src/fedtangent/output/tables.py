@@ -56,7 +56,10 @@ def _titled(title: str | None) -> Table:
 
 
 class TextTable(NamedTuple):
-    """Rows of text, the first column of names; what does not fit beside it on a screen follows in a part below."""
+    """A table of text, split into parts one below the other where the screen is too narrow for all columns.
+
+    Every part repeats the first column, which holds the names of the rows.
+    """
 
     title: str | None
     columns: Sequence[str]
@@ -79,7 +82,11 @@ class TextTable(NamedTuple):
         yield part
 
     def _least(self, place: int) -> int:
-        """Columns of a screen that a column needs: of its cells' longest, but words may be folded."""
+        """Returns the smallest width, in characters, at which a column is still readable.
+
+        It is the length of the longest cell or word of the heading; a column of text needs at most ``FOLDED``, as it
+        can wrap.
+        """
         cells = [row[place] for row in self.rows]
         longest = max(map(len, (*cells, *self.columns[place].split())), default=0)
         return longest if self._numeric(place) else min(longest, FOLDED)

@@ -169,9 +169,9 @@ def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
 
 
 def check_semidefinite(ntk_train: np.ndarray) -> None:
-    """Theta has no eigenvalue below 0 by more than the rounding of a kernel in float32.
+    """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain.
 
-    Of more than ``MOST_CHECKED`` rows so many, evenly spaced, are looked at.
+    Of more than ``MOST_CHECKED`` rows, ``MOST_CHECKED`` evenly spaced rows and columns are checked.
     """
     rows = spaced(len(ntk_train), MOST_CHECKED)
     matrix = ntk_train[np.ix_(rows, rows)]

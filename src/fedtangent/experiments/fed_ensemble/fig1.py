@@ -101,7 +101,7 @@ def distance(law: Law, functions: np.ndarray) -> Distance:
 
 
 def draws(law: Law, count: int, seed: int) -> np.ndarray:
-    """``count`` draws of the process in its leading directions, [count, m]."""
+    """Samples ``count`` functions [count, m] from the process, with variation in its leading directions only."""
     normal = np.random.default_rng(seed).standard_normal((count, law.rank))
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 

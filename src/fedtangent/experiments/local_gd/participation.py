@@ -143,7 +143,11 @@ def run(study: Study) -> Outcome:
 def follow(
     form: LocalRegression, centre: np.ndarray, drawn: Cohort, s: ParticipationSettings, of: tuple[int, int, int]
 ) -> ParticipationRun:
-    """One run beside the centralised model."""
+    """Computes the distance of the global model to the centralised model after every round, relative to that norm.
+
+    The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
+    dimension, and from the centralised model in the narrow one.
+    """
     size = np.linalg.norm(centre)
     start = None if of[1] == s.wide else centre
     both = [np.linalg.norm(form.models(rounds, start) - centre, axis=1) / size for rounds in (drawn, s.num_rounds)]

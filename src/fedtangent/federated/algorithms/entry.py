@@ -399,7 +399,7 @@ class _Layout:
         return arguments
 
     def by_option(self, function: Any, message: str) -> str:
-        """Returns an error's message with the option's name in place of that of a record's field."""
+        """Rewrites an error message so that it names the option of the command line in place of the record's field."""
         for name, record in self._parameters(function):
             if record is not None and name in PREFIXES:
                 message = prefixed(message, self._plain(function, record), PREFIXES[name])

@@ -136,13 +136,19 @@ def _with_personal_model(
 
 
 def private_mask(model: Model, private: PyTree | str) -> PyTree:
-    """A tree of bools like ``model``'s parameters: True for those that stay with the client.
+    """Builds the mask of a model's private parameters: True for parameters that stay with the client, else False.
 
-    ``private`` is such a tree, or a regular expression that is searched for in a parameter's path, such as
-    ``"dense/kernel"`` or ``"0/1"``.
+    Args:
+        model: Model whose parameters are masked.
+        private: A tree of bools with the structure of the parameters, or a regular expression that is searched for in
+            each parameter's path, such as ``"dense/kernel"`` or ``"0/1"``.
 
-    Raises ``ValueError`` for a tree of another structure, an expression that matches nothing, and for a mask of no
-    parameter or of all of them.
+    Returns:
+        A tree of bools with the structure of the parameters.
+
+    Raises:
+        ValueError: The tree has another structure or holds other values than bools, the expression is invalid, or the
+            mask selects no parameter or all of them.
     """
     instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -178,7 +184,7 @@ def private_part(mask: PyTree, params: PyTree) -> PyTree:
 
 
 def joined(shared: PyTree, private: PyTree) -> PyTree:
-    """The parameters of which these are the two parts."""
+    """Merges the shared and the private part of a model's parameters; inverts ``shared_part`` and ``private_part``."""
     return jax.tree.map(lambda s, p: p if s is None else s, shared, private, is_leaf=lambda leaf: leaf is None)
 
 

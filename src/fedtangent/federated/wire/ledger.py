@@ -85,7 +85,7 @@ def jacobian_bytes(params: PyTree, output_size: int, kept: int | None, value_bit
 
 
 def example_bytes(x: Any, y: Any) -> int:
-    """Bytes of one of the examples x [n, ...] and y [n, ...], in their own dtypes."""
+    """Counts the bytes of a single example, its input and its target, where x and y hold n examples each."""
     return sum(math.prod(leaf.shape[1:]) * pytrees.item_bytes(leaf.dtype) for leaf in (x, y))
 
 

@@ -120,9 +120,15 @@ class ResidualTerms(NamedTuple):
 
 
 def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
-    """The terms of the round that starts at ``weights``, with P(0) at the weights ``initial``.
+    """Computes the four terms of eq. (17) for the round that starts at ``weights``.
 
-    Raises ``ValueError`` for what does not fit, and for a rate at which a client's weights overflow.
+    Args:
+        initial: Weights at which the kernel P(0) is evaluated.
+        weights: Weights at the start of the round.
+        work: The clients' full-batch work.
+
+    Raises:
+        ValueError: The shapes do not fit, or a client's weights overflow at the learning rate.
     """
     instance("work", work, FullBatchWork)
     initial, weights = fitting(initial, work), fitting(weights, work)

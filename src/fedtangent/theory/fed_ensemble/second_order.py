@@ -39,7 +39,7 @@ class Expansion(NamedTuple):
 
     @property
     def total(self) -> np.ndarray:
-        """Both together, [n, n]."""
+        """The sum of the first- and second-order terms, [n, n]."""
         return self.first_order + self.second_order
 
 

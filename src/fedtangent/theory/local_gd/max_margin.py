@@ -49,7 +49,7 @@ class FeasibleSets(NamedTuple):
         return int(self.signed.shape[2])
 
     def pooled(self) -> FeasibleSets:
-        """The intersection of all sets, as the set of one node."""
+        """Returns the feasible set of a single node that holds all examples: the intersection of all sets."""
         rows = self.signed[self.held]
         return _sets(rows[None], np.ones((1, len(rows)), bool))
 

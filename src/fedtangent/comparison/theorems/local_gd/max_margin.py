@@ -199,7 +199,10 @@ def theorem_3(case: Classified) -> Verdict:
 
 
 def lemma_4(case: Classified) -> Verdict:
-    """From another start, eq. (16) tends as 1 / k to the point in all sets that is nearest to that start."""
+    """Checks that eq. (16), started away from 0, converges as 1 / k to the feasible point nearest to its start.
+
+    A feasible point lies in every node's feasible set. The negative control is the distance from the SVM's solution.
+    """
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = parallel_projections(case.sets, ROUNDS, alpha=halpern(ROUNDS), start=case.start)[LATE]
     near, machine = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))
