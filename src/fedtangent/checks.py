@@ -31,9 +31,21 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """``value`` as a ``float``: one finite real number within the bounds. An array of shape [] counts as a number.
+    """Returns ``value`` as a ``float`` if it is one finite real number within the bounds.
 
-    A traced value (in a sweep or a hypergradient) has no number to compare: one of shape [] is returned as it is.
+    An array of shape [] counts as a number. A traced value of shape [] (in a sweep or a hypergradient) has no number to
+    compare yet and is returned unchanged.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The value that the user passed.
+        above: Lower bound that the number must exceed.
+        at_least: Lower bound that the number may equal.
+        below: Upper bound that the number must stay under.
+        at_most: Upper bound that the number may equal.
+
+    Raises:
+        ValueError: ``value`` is not one number, is not finite, or is outside a bound.
     """
     array = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
@@ -59,7 +71,17 @@ def number(
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an ``int``, a whole number in ``[least, most]`` (no bool); by default at most ``MAX_INDEX``."""
+    """Returns ``value`` as an ``int`` if it is a whole number (no bool) from ``least`` to ``most``.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The value that the user passed.
+        least: Smallest number allowed.
+        most: Largest number allowed; None for ``MAX_INDEX``, the largest number that 32 bits hold.
+
+    Raises:
+        ValueError: ``value`` is not a whole number, or is out of range.
+    """
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
     bound = MAX_INDEX if most is None else most
     if not is_whole or not least <= value <= bound:
@@ -70,31 +92,40 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
 
 
 def seed(value: Any, name: str = "seed") -> int:
-    """``value`` as an ``int``, the seed of random numbers: a whole number from 0 to 2^32 - 1."""
+    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1."""
     return whole(name, value, 0, MAX_SEED)
 
 
 def instance(name: str, value: Any, of: type) -> None:
-    """Refuse a value of another type."""
+    """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``."""
     if not isinstance(value, of):
         raise ValueError(f"{name}: got {shown(value)}, must be a {of.__name__}")
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value`` as a ``bool``, which it must be."""
+    """Returns ``value`` as a ``bool``; raises ``ValueError`` if it is neither True nor False."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: got {value!r}, must be True or False")
     return bool(value)
 
 
 def folder(name: str, path: Path | None) -> None:
-    """Refuse a path that is named and is no folder."""
+    """Raises ``ValueError`` if ``path`` is not None and is not an existing folder."""
     if path is not None and not path.is_dir():
         raise ValueError(f"{name}: got {path}, must be a folder")
 
 
 def writable(name: str, path: Path, what: str) -> Path:
-    """``path``, a folder for ``what``; raises ``ValueError`` unless it can be written to, or created."""
+    """Returns ``path`` if it is, or can become, a folder that this process can write to.
+
+    Args:
+        name: Name of the argument, for the error message.
+        path: Path of the folder, which need not exist yet.
+        what: Use of the folder, for the error message.
+
+    Raises:
+        ValueError: The folder, or the closest parent that exists, cannot be written to.
+    """
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ValueError(f"{name}: got {path} for {what}, must be a folder that can be written to")
@@ -102,7 +133,7 @@ def writable(name: str, path: Path, what: str) -> Path:
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """``value``, one of the allowed names."""
+    """Returns ``value`` if it is one of the ``allowed`` names; raises ``ValueError`` with all of them if it is not."""
     names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(names)}{nearest(value, names)}")
@@ -110,13 +141,13 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 
 
 def nearest(value: Any, names: Iterable[str]) -> str:
-    """Returns "; did you mean NAME?" for the name that is spelt most like ``value``, or nothing if none is."""
+    """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar."""
     close = difflib.get_close_matches(value, list(names), 1) if isinstance(value, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def dtype(value: Any, *allowed: str) -> np.dtype[Any]:
-    """``value`` as a dtype, one of those that are allowed."""
+    """Returns ``value`` as a NumPy dtype; raises ``ValueError`` if its name is not one of ``allowed``."""
     try:
         found = np.dtype(value).name
     except TypeError:
@@ -125,7 +156,15 @@ def dtype(value: Any, *allowed: str) -> np.dtype[Any]:
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
-    """Real numbers as float64, of any shape: no text, None, bool or complex numbers."""
+    """Returns ``value``, real numbers of any shape, as a float64 array.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: A number, an array or nested lists; text, None, bools and complex numbers are refused.
+
+    Raises:
+        ValueError: ``value`` is not an array of real numbers.
+    """
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
@@ -136,7 +175,7 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def finite(name: str, array: np.ndarray) -> None:
-    """Refuse NaN and infinity, naming the first such entry."""
+    """Raises ``ValueError`` if ``array`` holds NaN or infinity; the message names the first such entry."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.sum(array)
     if not np.isfinite(total):  # one pass; a sum that overflows is looked at entry by entry too
@@ -148,7 +187,7 @@ def finite(name: str, array: np.ndarray) -> None:
 
 
 def square(name: str, matrix: Any) -> np.ndarray:
-    """``matrix`` as float64 [n, n]: square and not empty; it may hold NaN and infinity."""
+    """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square."""
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
@@ -156,7 +195,15 @@ def square(name: str, matrix: Any) -> np.ndarray:
 
 
 def symmetric(name: str, matrix: Any) -> np.ndarray:
-    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+    """Returns ``matrix`` as float64 [n, n] if it is square, not empty, finite, and symmetric up to rounding.
+
+    Args:
+        name: Name of the argument, for the error message.
+        matrix: The matrix [n, n].
+
+    Raises:
+        ValueError: The matrix lacks one of these properties.
+    """
     array = square(name, matrix)
     finite(name, array)
     bands = (slice(start, start + _ROWS) for start in range(0, len(array), _ROWS))
@@ -168,9 +215,15 @@ def symmetric(name: str, matrix: Any) -> np.ndarray:
 
 
 def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.ndarray:
-    """Class labels as an array [n] of their own integer dtype, not empty.
+    """Returns class labels as a non-empty array [n] in the integer dtype of ``labels``.
 
-    They are in ``[0, num_classes)``, or not negative and in the range of int32 without ``num_classes``.
+    Args:
+        name: Name of the argument, for the error message.
+        labels: Whole numbers [n].
+        num_classes: Number of classes; labels must be below it. None: labels must be at least 0 and fit into int32.
+
+    Raises:
+        ValueError: The labels have another shape or dtype, or one is out of range.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.size == 0:
@@ -185,5 +238,5 @@ def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.n
 
 
 def shown(value: Any) -> str:
-    """The ``repr`` of ``value`` in one line of at most 80 characters."""
+    """Returns the ``repr`` of ``value`` in one line, cut to 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"

@@ -51,25 +51,25 @@ WRITTEN = (bool, int, float, str, Path)
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """Nothing to choose."""
+    """The options of an entry that has none."""
 
 
 def option(default: Any, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
-    """A dataclass field that is an option.
+    """Builds a dataclass field that is an option of an entry.
 
     Args:
-        default: its value where none is given.
-        may_differ: whether a resumed run may have another value than the run that it continues.
-        used_with: the name of the option without which this one has no effect.
-        most: the largest number allowed; by default that of its type (``check_limits``).
+        default: Value of the option if the user sets none.
+        may_differ: Whether a resumed run may have another value than the run that it continues.
+        used_with: Name of another option; while that has its default value, this option has no effect.
+        most: Largest number allowed; None for the largest of its type (``check_limits``).
     """
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
 
 
 def check_limits(options: Any) -> None:
-    """Raise ``ValueError`` for a number above the ``most`` of its option, before anything is built.
+    """Raises ``ValueError`` if a number among ``options`` is above the ``most`` of its option.
 
-    Infinity passes: each option says what it means.
+    Infinity passes, because each option says what infinity means for it.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -81,41 +81,43 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """The names of the options in ``groups`` that a resumed run must share with the run that it continues."""
+    """Returns the names of the options in ``groups`` that a resumed run must share with the run that it continues."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One choice of its kind; kinds that say more of themselves extend it."""
+    """A choice among others of its kind, such as one algorithm; some kinds extend it by further fields."""
 
     name: str
-    """What it is called on the command line and in Python."""
+    """Name of the choice on the command line and in Python."""
     summary: str
-    """What it is, in one line."""
+    """Description of the choice in one line."""
     build: Callable[..., Any]
-    """Builds it from an instance of ``options`` and the arguments that its kind gets."""
+    """Function that builds the chosen object from an instance of ``options`` and the arguments of its kind."""
     options: type[Any] = NoOptions
-    """A frozen dataclass, whose fields' docstrings are their help."""
+    """Frozen dataclass of the options; the docstrings of its fields are their help texts."""
     papers: tuple[str, ...] = ()
-    """Keys of ``papers.PAPERS``, or BibTeX."""
+    """Papers behind the choice: keys of ``papers.PAPERS``, or BibTeX."""
 
     @property
     def written(self) -> str:
-        """How it is written where it is chosen: its name."""
+        """Form in which users write the choice: its name."""
         return self.name
 
     @property
     def told(self) -> str:
-        """The summary, and what else ``fedtangent list`` shows of its kind."""
+        """Text that ``fedtangent list`` shows: the summary, and for some kinds more."""
         return self.summary
 
 
 @functools.cache
 def catalogue(kind: str) -> Mapping[str, Any]:
-    """The entries of one of ``KINDS`` by name, in the order of their names.
+    """Returns all entries of one of ``KINDS`` by name, in alphabetical order.
 
-    Raises ``ValueError`` for another kind, and ``RuntimeError`` where two entries bear one name.
+    Raises:
+        ValueError: ``kind`` is not one of ``KINDS``.
+        RuntimeError: Two entries have the same name.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
@@ -130,23 +132,27 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _marked(kind: str, module: Any) -> list[Any]:
-    """The entries of the functions that ``module`` defines and marks, with ``recipe`` for instance."""
+    """Returns the entries of the functions that ``module`` defines and marks with a decorator such as ``recipe``."""
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
 
 def _modules(root: Any) -> list[Any]:
-    """All modules below a package; none for a plain module."""
+    """Imports and returns all modules below a package; none for a plain module."""
     found = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
     return [importlib.import_module(info.name) for info in found]
 
 
 def choose(kind: str, name: str) -> Any:
-    """The entry of ``kind`` called ``name``, such as ``choose("algorithms", "fed_avg")``.
+    """Returns the entry called ``name``, as in ``choose("algorithms", "fed_avg")``.
 
-    For models and algorithms ``name`` may also be a user's own function, written ``package.module:function``. Its
-    module is imported here and nowhere else; its options are its own parameters (``own_options``). Raises
-    ``ValueError`` for an unknown name, with the allowed ones, and for a function that cannot be found.
+    Args:
+        kind: One of ``KINDS``.
+        name: Name of an entry. For models and algorithms it may also be a user's function, ``package.module:function``.
+            Its module is imported only here, and its options are its parameters (``own_options``).
+
+    Raises:
+        ValueError: No entry has that name (the message lists the allowed names), or the function cannot be found.
     """
     entries, what = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
@@ -158,7 +164,7 @@ def choose(kind: str, name: str) -> Any:
 
 
 def _imported(what: str, name: str) -> Callable[..., Any]:
-    """The function ``package.module:function``; whatever its module raises becomes a ``ValueError``."""
+    """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
@@ -175,25 +181,33 @@ def _imported(what: str, name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
-    """The entry of a user's function: made once, so that equal options are equal."""
+    """Builds the entry of a user's function once, so that equal options are equal objects."""
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
 
 def own_options(
     what: str, name: str, function: Callable[..., Any], skipped: Sequence[str], bases: tuple[type, ...]
 ) -> Any:
-    """Returns the options of a user's function: a dataclass that extends ``bases`` by the function's own parameters.
+    """Returns the options of a user's function: a dataclass with the fields of ``bases`` and the function's parameters.
 
-    The first two parameters are what every function of its kind gets, and parameters named in ``skipped`` are filled in
-    by the package: neither are options. Raises ``ValueError`` for any other parameter that has no default, or whose
-    annotation is no type that can be written on a command line.
+    The first two parameters are no options: every function of this kind gets them as arguments.
+
+    Args:
+        what: Kind of the function, such as "algorithm", for error messages.
+        name: Name of the function, for error messages.
+        function: The user's function.
+        skipped: Parameters that the package fills in, which are no options either.
+        bases: Dataclasses of the options that every function of this kind has.
+
+    Raises:
+        ValueError: Another parameter has no default, or a type that cannot be written on a command line.
     """
     names = [p.name for p in _parameters(what, name, function)[2:] if p.name not in skipped]
     return signature_options(name, function, names, bases, strict=True, what=what)
 
 
 def _parameters(what: str, name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a function of a user, of which the first two are positional."""
+    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two are positional."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -214,15 +228,15 @@ def signature_options(
     strict: bool = False,
     what: str = "algorithm",
 ) -> Any:
-    """Returns a dataclass whose fields are parameters of a function: their names, types, defaults and help.
+    """Returns a dataclass whose fields are parameters of a function, with their names, types, defaults and help.
 
     Args:
-        name: How the function is called in errors.
-        function: The function; the help of a parameter is its text under ``Args:`` of the docstring.
-        parameters: Names of the parameters that are options.
-        bases: Dataclasses of further options; a field that several of them have is one option.
-        strict: Whether to raise for a parameter that no command line can write, and not to leave it out.
-        what: What the function is, for errors.
+        name: Name of the function in error messages.
+        function: The function; the help of a parameter is its text under ``Args:`` in the docstring.
+        parameters: Names of the parameters that become options.
+        bases: Dataclasses of further options; a field that several of them share is one option.
+        strict: Whether a parameter that cannot be written on a command line raises an error; otherwise it is left out.
+        what: Kind of the function, such as "algorithm", for error messages.
 
     Raises:
         ValueError: With ``strict``, a parameter without a default, or without a type that a command line can write.
@@ -258,19 +272,19 @@ def signature_options(
 
 
 def written_fields(record: type[Any]) -> dict[str, Any]:
-    """Returns the types of those fields of a dataclass that a command line can write, by name."""
+    """Returns the fields of a dataclass that can be written on a command line: name -> type."""
     kinds = {name: _written_type(kind) for name, kind in typing.get_type_hints(record).items()}
     return {field.name: kinds[field.name] for field in dataclasses.fields(record) if kinds.get(field.name) is not None}
 
 
 def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str = "") -> type[Any]:
-    """Returns a dataclass whose fields are fields of a dataclass.
+    """Returns a dataclass whose fields are the chosen fields of a record.
 
     Args:
-        title: Name of the class.
-        record: An instance, whose values are the defaults; the docstrings of its fields are their help.
-        names: The fields that are options.
-        prefix: Stands before each field's name.
+        title: Name of the new class.
+        record: An instance of a dataclass: its values are the defaults, its fields' docstrings their help.
+        names: Names of the fields that become options.
+        prefix: Text put before each field's name.
     """
     of: Any = type(record)
     kinds, texts = written_fields(of), help_of(of)
@@ -286,12 +300,12 @@ def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str
 
 
 def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
-    """Returns an error's message, with ``prefix`` before the argument that it names if that is one of ``names``."""
+    """Returns an error message with ``prefix`` put before the argument that it names, if that is one of ``names``."""
     return prefix + message if message.partition(":")[0] in names else message
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of a description, in one line."""
+    """Returns the first sentence of a text, in one line."""
     line = " ".join(text.split())
     end = re.search(r"[.;](?= [A-Z`\"])|\.$", line)
     return line if end is None else line[: end.start()] + "."
@@ -299,7 +313,10 @@ def _first_sentence(text: str) -> str:
 
 @functools.cache
 def help_of(group: type[Any]) -> dict[str, str]:
-    """Returns the help of a dataclass's fields: their metadata, or the docstrings below them, inherited ones too."""
+    """Returns the help texts of a dataclass's fields by name, inherited fields included.
+
+    A help text is the field's metadata "help", or the docstring below the field.
+    """
     texts: dict[str, str] = {}
     for cls in reversed(group.__mro__):
         if not dataclasses.is_dataclass(cls):
@@ -317,7 +334,7 @@ def help_of(group: type[Any]) -> dict[str, str]:
 
 
 def _written_type(kind: Any) -> Any:
-    """The part of a type that a command line can write, None if it can write none of it."""
+    """Returns the part of a type that can be written on a command line; None if no part can."""
     if _is_written(kind):
         return kind
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -328,7 +345,7 @@ def _written_type(kind: Any) -> Any:
 
 
 def _is_written(kind: Any) -> bool:
-    """Whether an option of this type can be written on a command line and kept in a config.json."""
+    """Returns whether an option of this type can be written on a command line and stored in a config.json."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return all(part is types.NoneType or _is_written(part) for part in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -337,27 +354,33 @@ def _is_written(kind: Any) -> bool:
 
 
 def option_names(entry: Entry) -> tuple[str, ...]:
-    """What an entry's options are called."""
+    """Returns the names of an entry's options."""
     return tuple(field.name for field in dataclasses.fields(entry.options))
 
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` takes that number first."""
+    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` then takes that number first."""
 
     number: str = ""
-    """What the number means; empty for a choice that has none (``build`` then does not take one)."""
+    """Meaning of the number; empty for a choice that is written without one."""
 
     @property
     def written(self) -> str:
-        """How it is written, such as ``top_k:<share>``."""
+        """Form in which users write the choice, such as ``top_k:<share>``."""
         return f"{self.name}:<{self.number}>" if self.number else self.name
 
 
 def build_written(kind: str, text: str, *given: Any) -> Any:
-    """What ``text``, such as ``top_k:0.01``, stands for, built from its number and the ``given`` arguments.
+    """Builds the object that a text such as ``top_k:0.01`` describes.
 
-    Raises ``ValueError`` for an unknown name, a missing number or one that its entry does not allow.
+    Args:
+        kind: One of ``KINDS``, whose entries are ``WrittenEntry``.
+        text: Name of an entry; for entries with a number, a colon and the number follow.
+        given: Further arguments of the entry's ``build``, after the number.
+
+    Raises:
+        ValueError: An unknown name, a missing number, or a number that the entry does not allow.
     """
     name, colon, number = text.partition(":")
     entries, what = catalogue(kind), kind.removesuffix("s")
@@ -379,7 +402,11 @@ def _number(text: str) -> float:
 
 
 def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
-    """``entry``'s options with the values ``given`` by name; raises ``ValueError`` for a name that it has not."""
+    """Returns ``entry``'s options with the values in ``given``, which maps names to values; others keep their defaults.
+
+    Raises:
+        ValueError: ``given`` has a name that is no option of ``entry``, or a number that is too large.
+    """
     allowed = option_names(entry)
     for name in given:
         if name not in allowed:

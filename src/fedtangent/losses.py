@@ -16,33 +16,52 @@ from fedtangent.checks import choice
 from fedtangent.types import Array, Loss
 
 LEAST_MARGIN = -60.0
-"""Where ``exponential`` goes on as a line: e^60 = 1.1e26 leaves float32 (to 3.4e38) twelve decades for sums over
-examples and for what a gradient is multiplied with."""
+"""Margin below which ``exponential`` continues as a straight line.
+
+At this margin the loss is e^60 = 1.1e26. That leaves twelve decades of float32 (up to 3.4e38) for sums over examples
+and for the factors that multiply a gradient.
+"""
 SUM = "_sum"
 
 
 def masked_mean(per_example: Array, mask: Array) -> Array:
-    """Mean of ``per_example`` [B] where ``mask`` [B] is True, a scalar; 0 where it nowhere is."""
+    """Returns the mean of ``per_example`` [B] over the examples in ``mask`` [B], a scalar; 0 if the mask has none."""
     weight = mask.astype(per_example.dtype)
     kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
     return jnp.sum(kept) / jnp.maximum(jnp.sum(weight), 1)
 
 
 def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
-    """``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the real examples, summed over outputs (FE-2024, eq. 9).
+    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, summed over outputs (FE-2024, eq. 9).
 
-    ``outputs`` and ``targets`` are [B, C] floating, ``mask`` is [B] bool; returns a scalar. Raises
-    ``ValueError`` if the shapes of outputs and targets differ.
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: Numbers [B, C].
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
     return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 
 def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Mean softmax cross entropy over the real examples; ``outputs`` are [B, C] logits.
+    """Computes the mean softmax cross entropy over the real examples.
 
-    ``targets`` are [B] integer labels, or [B, C] floating probabilities of the classes. Raises ``ValueError`` for
-    floating targets of another shape.
+    Args:
+        outputs: Logits [B, C].
+        targets: Integer labels [B], or probabilities of the classes [B, C], floating.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: Floating targets of another shape than the outputs.
     """
     log_probability = jax.nn.log_softmax(outputs, axis=-1)
     if jnp.issubdtype(targets.dtype, jnp.floating):
@@ -52,12 +71,22 @@ def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
 
 
 def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
-    """``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the real examples (Local-GD paper, the loss of eq. 12, as a mean).
+    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples (Local-GD paper, eq. 12, as a mean).
 
-    ``outputs`` [B, C] are floating; ``targets`` [B, C] are -1 and 1 in a floating dtype: C = 1 is the paper's binary
-    case, with more outputs each tells one class from the rest. Where a margin y f is below ``LEAST_MARGIN`` the loss
-    goes on as the line that touches it there, so that in float32 the gradient is finite for every finite output, and
-    the value for outputs up to 1e12. Raises ``ValueError`` if the shapes of outputs and targets differ.
+    C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Where a margin y f
+    is below ``LEAST_MARGIN`` the loss continues as its tangent line at ``LEAST_MARGIN``. So in float32 the gradient is
+    finite for every finite output, and the value is finite for outputs up to 1e12.
+
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: -1 and 1 [B, C], in a floating dtype.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
     margin = targets * outputs
@@ -67,16 +96,25 @@ def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
 
 
 def logistic(outputs: Array, targets: Array, mask: Array) -> Array:
-    """``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the real examples, without overflow.
+    """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, without overflow.
 
-    Arguments and errors are those of ``exponential``.
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: -1 and 1 [B, C], in a floating dtype.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
     return masked_mean(jnp.sum(jax.nn.softplus(-targets * outputs), axis=-1), mask)
 
 
 def summed(loss: Loss) -> Loss:
-    """The loss as a sum over the real examples where ``loss`` is their mean: that times their number."""
+    """Returns the sum form of ``loss``, which is a mean over the real examples: the mean times their number."""
 
     def total(outputs: Array, targets: Array, mask: Array) -> Array:
         value = loss(outputs, targets, mask)
@@ -101,10 +139,12 @@ LOSSES |= {name + SUM: summed(loss) for name, loss in LOSSES.items()}
 
 
 def get_loss(name: str | Loss) -> Loss:
-    """The loss called ``name``, or the user's own function, which is given back.
+    """Returns the loss function called ``name``; a function, the user's own loss, is returned unchanged.
 
-    It takes ``outputs`` [B, C], ``targets`` [B, ...] and ``mask`` [B], and returns a scalar, as those here. Raises
-    ``ValueError`` with the allowed names.
+    A loss takes ``outputs`` [B, C], ``targets`` [B, ...] and ``mask`` [B], and returns a scalar.
+
+    Raises:
+        ValueError: An unknown name; the message lists the allowed names.
     """
     if callable(name):
         return name
@@ -113,9 +153,10 @@ def get_loss(name: str | Loss) -> Loss:
 
 
 def mean_form(name: str | Loss) -> str | Loss:
-    """Returns the name of a loss as a mean over examples, "logistic" for "logistic_sum"; a function unchanged.
+    """Returns the name of a loss without "_sum", so "logistic" for "logistic_sum"; a function is returned unchanged.
 
-    Raises ``ValueError`` for an unknown name.
+    Raises:
+        ValueError: An unknown name.
     """
     if callable(name):
         return name
@@ -126,22 +167,29 @@ def mean_form(name: str | Loss) -> str | Loss:
 def targets_of(name: str | Loss) -> str:
     """Returns the kind of a loss's targets: "numbers", "classes", "signs", or "own" for a user's function.
 
-    "numbers" are [n, C]; "classes" labels [n] or probabilities [n, C]; "signs" numbers -1 and 1 [n, C]. Raises
-    ``ValueError`` for an unknown name.
+    Numbers are [n, C]; classes are labels [n] or probabilities [n, C]; signs are -1 and 1 [n, C].
+
+    Raises:
+        ValueError: An unknown name.
     """
     mean = mean_form(name)
     return "own" if callable(mean) else _MEANS[mean][1]
 
 
 def words(name: str | Loss) -> str:
-    """Returns the name of a loss for a text: "squared error" for "squared_error"; of a function its own name."""
+    """Returns the name of a loss as words: "squared error" for "squared_error"; for a function, the function's name."""
     return str(getattr(name, "__name__", "the user's own loss") if callable(name) else name).replace("_", " ")
 
 
 def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
-    """Raise ``ValueError`` for targets ``values`` that are bools, or not -1 and 1 for a loss that takes signs.
+    """Raises ``ValueError`` if targets are bools, or if they are not -1 and 1 for a loss that takes signs.
 
-    ``what`` is their name in the error. Traced values pass, and so do targets of a user's own loss.
+    Traced values pass, and so do targets of a user's own loss.
+
+    Args:
+        name: Name of the loss, or the user's loss function.
+        values: The targets.
+        what: Name of the targets in the error message.
     """
     if callable(name):
         return

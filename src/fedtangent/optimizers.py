@@ -1,7 +1,7 @@
-"""Learning rates and optimisers: schedules of the round, optax transformations, and which of them are linear.
+"""Learning rates and optimisers: schedules of the round, optax transformations, and the test whether one is linear.
 
-An optimiser is linear in its gradients if T steps with gradients g_1 .. g_T move it by ``-rate sum_t a_t g_t`` with
-numbers a_t of its own (Wang et al., 2020, eq. 4 and 5: SGD, momentum).
+An optimiser is linear in its gradients if T steps with gradients g_1 .. g_T move it by ``-rate sum_t a_t g_t``, with
+numbers a_t that do not depend on the gradients (Wang et al., 2020, eq. 4 and 5: SGD, momentum).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
 
 
 def check_rate(name: str, rate: Rate, num_rounds: int = 1) -> None:
-    """Raises ``ValueError`` unless a rate is a number above 0, or a schedule of 0 or more in every round.
+    """Raises ``ValueError`` unless a rate is a number above 0, or a schedule that is at least 0 in every round.
 
     A schedule may begin at 0, as a warm-up does, or fall to it. A traced rate (of a sweep or a hypergradient) has no
     value to check, and passes.
 
     Args:
-        name: The argument's name.
+        name: Name of the argument, for the error message.
         rate: A number, or a function of the round.
-        num_rounds: Rounds in which a schedule is looked at, from 0 on; of many rounds, 500 evenly spread ones.
+        num_rounds: Rounds from 0 on in which a schedule is evaluated; of more than 500 rounds, 500 evenly spread ones.
     """
     if isinstance(rate, optax.GradientTransformation):
         raise ValueError(f"{name}: got an optax optimiser, must be a number or a schedule of the round")
@@ -71,7 +71,7 @@ def check_rate(name: str, rate: Rate, num_rounds: int = 1) -> None:
 
 
 def check_optimizer(name: str, optimizer: Optimizer) -> None:
-    """Raises ``ValueError`` unless an optimiser is one of optax, or a function from the round to one."""
+    """Raises ``ValueError`` unless ``optimizer`` is an optax optimiser, or a function from the round to one."""
     if isinstance(optimizer, optax.GradientTransformation):
         return
     parameters = list(inspect.signature(optimizer).parameters) if callable(optimizer) else []
@@ -81,7 +81,7 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
 
 
 def rate_at(rate: Rate, round_: Array) -> float | Array:
-    """Returns the rate of round ``round_``, a scalar, from a number or a schedule."""
+    """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule."""
     return rate(round_) if callable(rate) else rate
 
 
@@ -101,7 +101,13 @@ def sgd(rate: Rate) -> Optimizer:
 
 
 def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate: Rate) -> Optimizer:
-    """Returns the optimiser that ``make``, such as ``optax.adam``, makes of a rate, or of a schedule of the round."""
+    """Returns the optimiser that ``make``, such as ``optax.adam``, builds for a rate.
+
+    Args:
+        make: A function from a rate to an optax optimiser.
+        rate: A number, or a schedule of the round; with a schedule, a function from the round to an optimiser is
+            returned.
+    """
     return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
 
 
@@ -120,7 +126,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Minus the sum of the updates for these gradients, flattened; parameters start from a constant other than 0."""
+    """Returns minus the sum of the updates for these gradients, flattened; parameters start from a nonzero constant."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -134,7 +140,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _coefficients(optimizer: optax.GradientTransformation, like: PyTree) -> list[float]:
-    """Rate times a_1 .. a_T: the movement of one parameter when the gradient is 1 in step t and 0 in all others."""
+    """Returns rate times a_1 .. a_T: how far one parameter moves if the gradient is 1 in step t and 0 in all others."""
     zeros, ones = (jax.tree.map(fill, like) for fill in (jnp.zeros_like, jnp.ones_like))
     impulses = [[ones if t == s else zeros for t in range(_STEPS)] for s in range(_STEPS)]
     return [float(_moved(optimizer, impulse)[0]) for impulse in impulses]
@@ -151,7 +157,7 @@ def _scaled(factor: float, gradients: list[PyTree]) -> list[PyTree]:
 
 
 def _differ(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether two displacements differ, relative to the larger; one that is not finite does."""
+    """Returns whether two displacements differ, relative to the larger one; not-finite numbers count as different."""
     size = max(np.abs(found).max(), np.abs(expected).max(), 1e-30)
     return not np.abs(found - expected).max() <= _TOLERANCE * size
 
@@ -159,13 +165,14 @@ def _differ(found: np.ndarray, expected: np.ndarray) -> bool:
 def check_linear(name: str, optimizer: Optimizer) -> None:
     """Raises ``ValueError`` unless an optimiser moves by ``-sum_t a_t g_t`` for its gradients g_1 .. g_T.
 
-    The optimiser runs on random gradients, on multiples of them and on a sum of two sequences: its movement must scale
-    and add up likewise, and all parameters must share the same a_t, none of them negative. ``optax.adam`` and clipping
-    fail, and so does weight decay, which pulls to 0 and not to the start. A function from the round to an optimiser is
-    tried in round 0. An optimiser with a traced rate has no numbers to compare, and passes.
+    The optimiser runs on random gradients, on multiples of them and on the sum of two sequences of gradients. Its
+    movement must scale and add up likewise, and all parameters must share the same a_t, none of them negative.
+    ``optax.adam`` and clipping fail, and so does weight decay, which pulls parameters to 0 and not to the start. A
+    function from the round to an optimiser is tried in round 0. An optimiser with a traced rate has no numbers to
+    compare, and passes.
 
     Args:
-        name: The argument's name, for the message.
+        name: Name of the argument, for the error message.
         optimizer: An optax optimiser, or a function from the round to one.
     """
     try:
@@ -194,10 +201,10 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
 def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
     """Returns how far an optimiser's first step goes along a gradient of 1: a number, or one for each round [R].
 
-    For ``optax.sgd(0.1, momentum=0.9)`` it is 0.1: what stands for the learning rate of any linear optimiser.
+    For ``optax.sgd(0.1, momentum=0.9)`` it is 0.1. Theory uses it as the learning rate of a linear optimiser.
 
     Args:
-        optimizer: An optax optimiser, or a function from the round to one.
+        optimizer: An optax optimiser (one number is returned), or a function from the round to one ([R] is returned).
         num_rounds: Rounds R.
     """
 
@@ -247,7 +254,7 @@ def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
 
 
 def _answers(optimizer: optax.GradientTransformation, late: int) -> np.ndarray:
-    """How far the optimiser moves one number downhill in each of some steps, whose gradients are 0 but for one 1."""
+    """Returns how far the optimiser moves a number downhill in each step if only step ``late`` has a gradient of 1."""
     number_ = jnp.asarray(0.75, float)
     state, moves = optimizer.init(number_), []
     for t in range(_STEPS):

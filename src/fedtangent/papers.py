@@ -168,10 +168,15 @@ PAPERS: dict[str, str] = {
 
 
 def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
-    """The papers of an algorithm, given as such or by name: keys of ``PAPERS``, or BibTeX.
+    """Returns the papers of an algorithm: keys of ``PAPERS``, or BibTeX.
 
-    For an algorithm around another one, such as ``fed_prox_ensemble``, the outer one's papers come first. Raises
-    ``ValueError`` for an algorithm without an entry.
+    For an algorithm around another one, such as ``fed_prox_ensemble``, the papers of the outer algorithm come first.
+
+    Args:
+        algorithm: An ``Algorithm``, or the name of one.
+
+    Raises:
+        ValueError: The algorithm has no entry.
     """
     name = algorithm if isinstance(algorithm, str) else algorithm.name
     entries = catalogue("algorithms")
@@ -186,5 +191,12 @@ def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
 
 
 def cite(algorithm: Algorithm | str) -> str:
-    """BibTeX of an algorithm's papers, such as ``cite("fed_avg")``; raises ``ValueError`` as ``papers_of``."""
+    """Returns the BibTeX of an algorithm's papers, as in ``cite("fed_avg")``.
+
+    Args:
+        algorithm: An ``Algorithm``, or the name of one.
+
+    Raises:
+        ValueError: The algorithm has no entry.
+    """
     return "\n\n".join(PAPERS.get(paper, paper) for paper in papers_of(algorithm))

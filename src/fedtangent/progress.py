@@ -9,50 +9,55 @@ from typing import Any, TextIO
 import numpy as np
 from tqdm import tqdm
 
-SECONDS = 10.0  # between two lines, at first; work that takes less has none
-QUIET = 2.0  # before a bar that nobody asked for appears on a terminal
-SHARE = 0.05  # of the time passed, between two lines: they become rarer as work goes on
-SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the first of these that there is
+SECONDS = 10.0  # between two lines, at first; shorter work prints no line
+QUIET = 2.0  # before a bar appears on a terminal if ``shown`` is None
+SHARE = 0.05  # least time between two lines, as a share of the time passed: lines become rarer
+SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the first of these splits that was measured
 
 
 class Bar(tqdm):
-    """A progress bar whose estimate of the time left is without the first update: before it, programs are compiled."""
+    """A progress bar whose estimate of the time left ignores the first update, during which programs compile."""
 
-    is_timed = False  # whether a first update was there
+    is_timed = False  # whether the first update has happened
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Note that ``n`` more units are done."""
+        """Records that ``n`` more units are done."""
         if not self.is_timed and not self.disable:
             self.is_timed, self.initial, self.start_t = True, self.n + n, self._time() - self.delay
         return super().update(n)
 
 
 class Lines(Bar):
-    """A progress bar for logs: each update is printed as a line of its own."""
+    """A progress bar for logs, which prints a new line at each update."""
 
     monitor_interval = 0  # tqdm starts no thread to watch it
 
     @staticmethod
     def status_printer(file: TextIO) -> Callable[[str], None]:
-        """The function that prints a line; the empty line, with which tqdm clears a bar, is not printed."""
+        """Returns the function that prints a line; it skips the empty line with which tqdm clears a bar."""
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Note that ``n`` more units are done."""
+        """Records that ``n`` more units are done."""
         if not self.disable:
             self.mininterval = max(SECONDS, SHARE * (self._time() - self.start_t))
         return super().update(n)
 
     def close(self) -> None:
-        """End without tqdm's clearing of the bar: lines that were printed stay."""
+        """Ends the progress bar without clearing it, so that printed lines stay."""
         self.delay = float("inf")
         super().close()
 
 
 def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:
-    """Returns a progress bar on standard error for ``total`` units of the work ``what``.
+    """Returns a progress bar on standard error.
 
-    It is silent unless ``shown``; with None it appears once the work has taken a while, if no other bar is there.
+    Args:
+        total: Number of units of work.
+        what: Name of the work, shown before the bar.
+        unit: Name of a unit.
+        done: Units that are done already.
+        shown: Whether to show the bar; None: only if no other bar exists, and once the work has taken some seconds.
     """
     quiet, shown = shown is None, not len(Bar._instances) if shown is None else shown
     given = {"total": total, "initial": done, "desc": what, "unit": unit, "leave": False, "disable": not shown}
@@ -64,9 +69,9 @@ def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown
 
 
 def headline(metrics: Mapping[str, Any]) -> str:
-    """One metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if there is one.
+    """Returns one metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if it was measured.
 
-    Empty where no metric is a number.
+    The text is empty if no metric is a number.
     """
     split = next((name for name in SPLITS if isinstance(metrics.get(name), Mapping)), "")
     found = metrics[split] if split else metrics

@@ -13,27 +13,33 @@ from fedtangent.types import Array, PyTree
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-    """Leafwise ``a + b``."""
+    """Returns ``a + b``, leaf by leaf."""
     return jax.tree.map(jnp.add, a, b)
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-    """Leafwise ``a - b``."""
+    """Returns ``a - b``, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def scale(factor: Array | float, a: PyTree) -> PyTree:
-    """Leafwise ``factor * a``, in each leaf's own dtype."""
+    """Returns ``factor * a``, leaf by leaf; each leaf keeps its dtype."""
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
 
 
 def zeros_like(a: PyTree) -> PyTree:
-    """Zeros of the shapes and dtypes of ``a``, which may hold arrays or ``jax.ShapeDtypeStruct``."""
+    """Returns zeros with the shapes and dtypes of ``a``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), a)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    """Leafwise ``a`` where ``condition`` else ``b``; ``condition`` is a scalar or matches the leading axes."""
+    """Returns ``a`` where ``condition`` is True and ``b`` elsewhere, leaf by leaf.
+
+    Args:
+        condition: A scalar [], or an array whose shape equals the leading axes of every leaf.
+        a: Values where the condition holds.
+        b: Values elsewhere.
+    """
 
     def choose(x: Array, y: Array) -> Array:
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
@@ -42,42 +48,42 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def take(a: PyTree, i: Array | int) -> PyTree:
-    """Row ``i`` of every leaf, or the rows ``i`` [..] of each."""
+    """Returns row ``i`` of every leaf; for an array ``i`` [..], the rows [.., ...]."""
     return jax.tree.map(lambda leaf: leaf[i], a)
 
 
 def stack(trees: list[PyTree]) -> PyTree:
-    """Stack pytrees of one structure along a new leading axis."""
+    """Stacks pytrees of one structure along a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def vdot(a: PyTree, b: PyTree) -> Array:
-    """Euclidean inner product of two pytrees, a scalar."""
+    """Computes the Euclidean inner product of two pytrees, a scalar []."""
     return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
 
 
 def norm(a: PyTree) -> Array:
-    """Euclidean norm of a pytree, a scalar."""
+    """Computes the Euclidean norm of a pytree, a scalar []."""
     return jnp.sqrt(vdot(a, a))
 
 
 def size(a: PyTree) -> int:
-    """Number of scalars in a pytree of arrays or shapes."""
+    """Returns the number of scalars in a pytree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(a))
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array, or shape, holds typed PRNG keys (``jax.random.key``)."""
+    """Returns whether an array or shape holds typed PRNG keys (``jax.random.key``)."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def item_bytes(dtype: Any) -> int:
-    """Bytes of one entry of this dtype, which may be that of typed PRNG keys."""
+    """Returns the bytes of one entry of a dtype, which may be the dtype of typed PRNG keys."""
     return dtype.itemsize if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).itemsize
 
 
 def num_bytes(a: PyTree) -> int:
-    """Bytes a pytree of arrays or shapes occupies, uncompressed."""
+    """Returns the bytes that a pytree of arrays or shapes takes, uncompressed."""
     return sum(math.prod(leaf.shape) * item_bytes(leaf.dtype) for leaf in jax.tree.leaves(a))
 
 
@@ -85,12 +91,12 @@ def each_model(name: str, given: PyTree, like: PyTree) -> PyTree:
     """Returns copies of the parameters ``given``, with the structure and shapes of ``like``, leaves [K, ...].
 
     Args:
-        name: Of the argument, for the error.
-        given: Parameters of one model, which all K models get, or of each, with a leading axis K in every leaf.
-        like: Arrays or shapes of K models' parameters.
+        name: Name of the argument, for the error message.
+        given: Parameters of one model, used for all K models; or of every model, with a leading axis K in each leaf.
+        like: Arrays or shapes of the parameters of K models.
 
     Raises:
-        ValueError: A leaf is missing, too many, or of another shape or dtype; names the first one.
+        ValueError: A leaf is missing, superfluous, or of another shape or dtype; the message names the first such leaf.
     """
 
     def by_path(tree: PyTree) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""The random streams of a run: every key, and what is folded into it, in one place.
+"""The random streams of a run: all keys, and the numbers that are folded into them, in one place.
 
 ::
 
     seed -> init      -> one key for each of the K models
          -> schedule  -> its first state; its cohorts (into which it folds the round)
-         -> train     -> round -> client id -> update, send     what a client does, and how its message travels
-                               -> SERVER    -> one key a model  what the server draws
+         -> train     -> round -> client id -> update, send     the client's random numbers, its message's transport
+                               -> SERVER    -> one key a model  the server's random numbers
 
-So what a client draws depends on the seed, the round and its id alone, not on the order of the cohort. Client ids,
-rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds; they
-start at 2^31, so that the two never meet.
+So a client's random numbers depend only on the seed, the round and its id, and not on the order of the cohort. Client
+ids, rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds;
+they start at 2^31, so that the two never meet.
 """
 
 from __future__ import annotations
@@ -47,33 +47,48 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Key) -> Keys:
-    """Keys for initialisation, schedule and training from one seed, 0 to 2^32 - 1, or typed key."""
+    """Returns the keys of initialisation, schedule and training, derived from a seed (0 to 2^32 - 1) or a typed key."""
     root = seed if isinstance(seed, jax.Array) else jax.random.key(checks.seed(seed))
     return Keys(*jax.random.split(root, 3))
 
 
 def apart(key: Key, stream: int) -> Key:
-    """The key of one of the streams that are named above."""
+    """Returns the key of one of the streams named above, such as ``SERVER``."""
     return jax.random.fold_in(key, jnp.uint32(stream))
 
 
 def model_keys(init: Key, num_models: int) -> Key:
-    """One key for the initialisation of each model, [K]."""
+    """Returns a key for the initialisation of each model, [K]."""
     return jax.random.split(init, num_models)
 
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
-    """The keys of a schedule's first state and of its cohorts."""
+    """Returns two keys of a schedule: for its first state, and for its cohorts."""
     first, sample = jax.random.split(schedule)
     return first, sample
 
 
 def slot_keys(train: Key, round_: Array, client: Array) -> tuple[Key, Key]:
-    """The keys of a client's update and of how its message is sent, in one round, alike for all models."""
+    """Returns two keys of a client in a round: for its update, and for sending its message.
+
+    The keys do not depend on the model that the client trains.
+
+    Args:
+        train: Key of the run's training.
+        round_: Number of the round, [] int32.
+        client: Id of the client, [] int32.
+    """
     update, send = jax.random.split(jax.random.fold_in(jax.random.fold_in(train, round_), client))
     return update, send
 
 
 def server_keys(train: Key, round_: Array, num_models: int, stream: int = SERVER) -> Key:
-    """One key for each model of what the server draws in one round, [K]."""
+    """Returns a key for each model, [K], for the server's random numbers in a round.
+
+    Args:
+        train: Key of the run's training.
+        round_: Number of the round, [] int32.
+        num_models: Models K.
+        stream: ``SERVER``, or ``EMPTY`` for models that no client's message reached.
+    """
     return jax.random.split(apart(jax.random.fold_in(train, round_), stream), num_models)

@@ -26,7 +26,10 @@ Key = jax.Array
 
 
 def described(parts: Mapping[str, Any]) -> str:
-    """Dtype and shape of each array by name, as text: ``x float32 (60, 3), ..``; for other values their ``repr``."""
+    """Returns the dtype and shape of each array by name, as text such as ``x float32 (60, 3), ..``.
+
+    Values that are no arrays are shown by their ``repr``.
+    """
     return ", ".join(
         f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
         for name, part in parts.items()
@@ -34,7 +37,7 @@ def described(parts: Mapping[str, Any]) -> str:
 
 
 class Partition(NamedTuple):
-    """Which examples each client holds: client ``i`` owns ``indices[offsets[i]:offsets[i + 1]]``."""
+    """The division of the examples among clients: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``."""
 
     indices: np.ndarray  # [m] int32, client after client
     offsets: np.ndarray  # [N + 1] int32
@@ -50,19 +53,22 @@ class Partition(NamedTuple):
         return np.diff(self.offsets)
 
     def __repr__(self) -> str:
-        """How many examples the clients hold."""
+        """Returns a line with the numbers of examples and clients, and the smallest and largest client."""
         if not isinstance(self.offsets, np.ndarray) or len(self.offsets) < 2:
             return f"Partition({described(self._asdict())})"
         count, least, most = len(self.indices), self.sizes.min(), self.sizes.max()
         return f"Partition({count} examples on {self.num_clients} clients of {least} to {most})"
 
     def client(self, i: int) -> np.ndarray:
-        """Indices of client ``i``'s examples, [n_i] int32."""
+        """Returns the indices of client ``i``'s examples, [n_i] int32."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
 
 class FederatedData(NamedTuple):
-    """Every example once, and the partition that says who holds it. All four are arrays on the device."""
+    """All training examples, each stored once, with the partition that says which client holds which example.
+
+    All four fields are arrays on the device.
+    """
 
     x: Array  # [n, ...]
     y: Array  # [n, ...]  targets: [n, C] floating for regression, [n] integer for classification
@@ -75,12 +81,12 @@ class FederatedData(NamedTuple):
         return self.offsets.shape[0] - 1
 
     def __repr__(self) -> str:
-        """The types and shapes of its arrays."""
+        """Returns a line with the dtypes and shapes of the four arrays."""
         return f"FederatedData({described(self._asdict())})"
 
 
 class Client(NamedTuple):
-    """What a local update may look at: one client's examples, padded to the largest client of the data set.
+    """A client as its local update sees it; its examples are padded to the number of the largest client.
 
     ``rows[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
     """
@@ -101,7 +107,7 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Slots of a cohort as the engine trains them and passes them to the aggregate, any number B at a time."""
+    """A batch of B slots of a cohort, as the engine trains them and passes them to the aggregate."""
 
     client: Array  # [B] int32
     model: Array  # [B] int32
@@ -113,21 +119,21 @@ class Slots(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The prior covariance and the tangent kernel of a network, in the limit of infinite width or exactly."""
+    """A function that computes a network's prior covariance and tangent kernel, exactly or at infinite width."""
 
     def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = ("nngp", "ntk")) -> Any:
-        """Returns kernel blocks [n1, n2], the same for every output.
+        """Returns kernel blocks [n1, n2], which are the same for every output.
 
         Args:
             x1: Inputs [n1, ...].
-            x2: Inputs [n2, ...]; None for those of ``x1``.
-            get: "nngp", the covariance of the outputs at the start, or "ntk", the tangent kernel: then that block is
-                returned. A tuple of names: then a record with a field for each.
+            x2: Inputs [n2, ...]; None for ``x1``.
+            get: "nngp" for the covariance of the outputs at initialisation, or "ntk" for the tangent kernel; then that
+                block is returned. With a tuple of names, a record with a field for each name is returned.
         """
 
 
 class AtWidth(Protocol):
-    """Makes the same network in another width."""
+    """A function that builds the same network with another width."""
 
     def __call__(self, width: int, /) -> Model:
         """Returns the network with as many hidden layers as before, each ``width`` units wide.
@@ -138,7 +144,7 @@ class AtWidth(Protocol):
 
 
 class Descend(Protocol):
-    """Takes several full-batch gradient steps at once."""
+    """A function that takes several full-batch gradient steps at once."""
 
     def __call__(
         self,
@@ -150,15 +156,15 @@ class Descend(Protocol):
         most: int | Array,
         /,
     ) -> tuple[PyTree, Array]:
-        """Returns the parameters after the steps, and the sum of the losses before each of them.
+        """Returns the parameters after the steps, and the sum of the losses before each step.
 
         Args:
-            params: Where the steps begin.
+            params: Parameters before the first step.
             x: Inputs [n, ...].
-            loss: ``outputs [n, C] -> []``.
+            loss: Function from outputs [n, C] to the loss, a scalar [].
             rate: Step size; it may be traced.
             steps: Number of steps; it may be traced.
-            most: A bound of the number of steps.
+            most: Upper bound of the number of steps.
         """
 
 
@@ -166,17 +172,18 @@ class Model(NamedTuple):
     """A network (or linear model) as pure functions, with the analytic kernel of exactly that network.
 
     Attributes:
-        name: Its name, as tables and figures show it.
+        name: Name of the network in tables and figures.
         init: ``key -> params``.
         apply: ``(params, x [n, ...]) -> outputs [n, C]``.
-        kernel: Its analytic kernel; None where there is none.
+        kernel: Analytic kernel of the network; None if no formula is known.
         output_size: Number of outputs C.
-        structure: Where its weights sit, with which ``kernels.empirical`` builds the kernel without a Jacobian, and
-            which may have a method ``descend``; or None.
-        at_width: Makes the same network in another width; None where the kernel does not depend on a width.
-        is_linear: Whether it is linear in its parameters, so that ``kernel`` is exact and not a limit.
-        loss: Name of the loss that it is usually trained with where there are classes.
-        reads_tokens: Whether an example is whole numbers that stand for symbols, or real numbers; None if not known.
+        structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
+            have a method ``descend``. None if the layout is unknown.
+        at_width: Builds the same network with another width; None if the kernel does not depend on a width.
+        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
+        loss: Name of the loss that the network is usually trained with if targets are classes.
+        reads_tokens: Whether an example consists of whole numbers that stand for symbols (True) or of real numbers
+            (False); None if unknown.
     """
 
     name: str
@@ -191,30 +198,30 @@ class Model(NamedTuple):
     reads_tokens: bool | None = None
 
     def __repr__(self) -> str:
-        """Its name and its number of outputs."""
+        """Returns the network's name and number of outputs."""
         return f"Model({self.name}, output_size={self.output_size})"
 
     @property
     def descend(self) -> Descend | None:
-        """Takes several full-batch gradient steps at once, for models where that is cheaper; None: one by one."""
+        """Function that takes several full-batch gradient steps at once; None for models without a faster way."""
         return getattr(self.structure, "descend", None)
 
 
 class Loss(Protocol):
-    """Computes the loss of a batch."""
+    """A function that computes the loss of a batch."""
 
     def __call__(self, outputs: Array, targets: Array, mask: Array, /) -> Array:
-        """Returns the loss of the real examples, a scalar [].
+        """Returns the mean loss of the real examples, a scalar []; losses called ``*_sum`` return the sum.
 
         Args:
-            outputs: The network's outputs [B, C].
+            outputs: Outputs of the network [B, C].
             targets: Numbers [B, C], or class labels [B].
             mask: Whether a row is a real example, [B] bool; padding does not count.
         """
 
 
 class OfParameters(Protocol):
-    """Computes a tree from parameters, such as a state that begins with them."""
+    """A function that computes a tree from parameters, such as a state that begins with these parameters."""
 
     def __call__(self, params: PyTree, /) -> PyTree:
         """Returns the tree.
@@ -225,49 +232,49 @@ class OfParameters(Protocol):
 
 
 class LocalUpdate(Protocol):
-    """Does the work of one client in a round, on one model."""
+    """A function that does the work of one client in a round, for one model."""
 
     def __call__(
         self, key: Key, broadcast: PyTree, client_state: PyTree, client: Client, /
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        """Returns the message to the server, the client's new state, and numbers for the history.
+        """Returns the message to the server, the client's new state, and the numbers for the history by name.
 
         Args:
             key: Key of this client in this round.
-            broadcast: The server's broadcast.
-            client_state: The client's state for this model, at the start as ``Local.init`` made it.
+            broadcast: Tree that the server sent to the client.
+            client_state: The client's state for this model; before its first update, the result of ``Local.init``.
             client: The client's id, its number of examples, their rows, and the round.
         """
 
 
 class Settle(Protocol):
-    """Corrects a client's state after its message has travelled."""
+    """A function that corrects a client's state after its message has travelled."""
 
     def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
-        """Returns the client's state.
+        """Returns the client's corrected state.
 
         Args:
             before: The client's state before its update.
-            after: Its state after the update.
-            sent: Its message as the server received it.
+            after: The client's state after its update.
+            sent: The client's message as the server received it.
         """
 
 
 class ServerUpdate(Protocol):
-    """Moves the server of one model."""
+    """A function that updates the server's state of one model."""
 
     def __call__(self, server_state: PyTree, aggregated: PyTree, info: RoundInfo, /) -> tuple[PyTree, dict[str, Array]]:
-        """Returns the server's new state, and numbers for the history.
+        """Returns the server's new state, and the numbers for the history by name.
 
         Args:
             server_state: State of the server.
-            aggregated: The aggregate of the messages, such as their weighted mean.
-            info: Round, weights and number of the clients, and a key.
+            aggregated: Aggregate of the messages, such as their weighted mean.
+            info: Round, total weight and number of the clients, and a key.
         """
 
 
 class Unheard(Protocol):
-    """Moves the server of a model that no message reached."""
+    """A function that updates the server's state of a model for which no message arrived."""
 
     def __call__(self, server_state: PyTree, info: RoundInfo, /) -> PyTree:
         """Returns the server's new state.
@@ -279,10 +286,10 @@ class Unheard(Protocol):
 
 
 class MapModels(Protocol):
-    """Maps a function over a leading axis of models, as ``jax.vmap`` does."""
+    """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
 
     def __call__(self, function: Any, /) -> Any:
-        """Returns the mapped function.
+        """Returns the mapped function, whose arguments and results have a leading axis K.
 
         Args:
             function: A function of the arguments of one model.
@@ -305,10 +312,11 @@ class Local(NamedTuple):
     """A client's part of an algorithm, written for one client and one model.
 
     Attributes:
-        init: From parameters to the state that a client keeps for each model.
-        update: The client's work in a round.
-        message: From parameters to a tree with the shapes of a message; by default parameters.
-        settle: Corrects the client's state after its message has travelled; by default nothing.
+        init: Makes a client's first state from the parameters of a model.
+        update: Does the client's work in a round.
+        message: Makes a tree with the shapes of a message from parameters; by default the parameters themselves.
+        settle: Corrects the client's state after its message has travelled; by default the state stays as ``update``
+            left it.
     """
 
     init: OfParameters
@@ -321,12 +329,13 @@ class Server(NamedTuple):
     """The server's part of an algorithm, written for one model.
 
     Attributes:
-        init: From parameters to the server's state.
-        broadcast: From the server's state to the tree that a client receives.
-        params: From the server's state to the model's parameters, for prediction.
-        update: Moves the server along the aggregate of the messages.
-        unheard: Moves the server of a model that no message reached; None: it does not move.
-        map_models: How the update is mapped over the K models: all at once, or ``sequentially`` for heavy servers.
+        init: Makes the server's state from parameters.
+        broadcast: Makes the tree that clients receive from the server's state.
+        params: Returns the model's parameters, for predictions, from the server's state.
+        update: Updates the server's state with the aggregate of the messages.
+        unheard: Updates the server's state of a model for which no message arrived; None to keep the state.
+        map_models: Maps the update over the K models: all at once, or ``sequentially`` for servers that need much
+            memory.
     """
 
     init: OfParameters
@@ -338,23 +347,23 @@ class Server(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What the server knows of a round, per model."""
+    """A round as the server sees it, for one model."""
 
     round: Array  # [] int32, from 0
     weight: Array  # [] float, total weight of the model's slots
     num_clients: Array  # [] int32, clients whose messages count
-    key: Key  # for what the server draws
+    key: Key  # for the server's random numbers
 
 
 OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
-"""How a model's round ended at the server, ``info["status"]``; but for ``OK`` the model is what it was before.
+"""Codes of ``info["status"]``: how a round of one model ended at the server. Without ``OK`` the model stays unchanged.
 
-``DIVERGED``: every loss was infinite. ``NO_EXAMPLES``: no client took part. ``REFUSED``: its learning rate is unstable.
+``DIVERGED``: every loss was infinite. ``NO_EXAMPLES``: no client took part. ``REFUSED``: the learning rate is unstable.
 """
 
 
 class ScheduleInit(Protocol):
-    """Draws the first state of a schedule."""
+    """A function that draws the first state of a schedule."""
 
     def __call__(self, key: Key, /) -> PyTree:
         """Returns the schedule's first state.
@@ -365,20 +374,20 @@ class ScheduleInit(Protocol):
 
 
 class Sample(Protocol):
-    """Draws the cohort of a round."""
+    """A function that draws the cohort of a round."""
 
     def __call__(self, key: Key, schedule_state: PyTree, round_: Array, /) -> tuple[Cohort, PyTree]:
         """Returns the cohort, and the schedule's new state.
 
         Args:
-            key: Key of the schedule, the same in every round; fold the round in.
+            key: Key of the schedule, the same in every round; the function folds the round into it.
             schedule_state: State before the round.
             round_: Number of the round, [] int32, from 0.
         """
 
 
 class Contacted(Protocol):
-    """Counts the clients that got a model, also those whose answer does not count."""
+    """A function that counts the clients that received a model, including clients whose answer does not count."""
 
     def __call__(self, schedule_state: PyTree, /) -> Array:
         """Returns the number of clients, [] int32.
@@ -389,7 +398,7 @@ class Contacted(Protocol):
 
 
 class Schedule(NamedTuple):
-    """Which client trains which model in which round.
+    """A rule that says which client trains which model in which round.
 
     Attributes:
         num_models: Models K.
@@ -397,7 +406,7 @@ class Schedule(NamedTuple):
         num_slots: Slots S of a round's cohort.
         init: Draws the first state.
         sample: Draws a round's cohort.
-        contacted: Counts the clients that got a model in a round; None: those with a filled slot.
+        contacted: Counts the clients that received a model in a round; None to count the filled slots.
     """
 
     num_models: int
@@ -408,12 +417,12 @@ class Schedule(NamedTuple):
     contacted: Contacted | None = None
 
     def __repr__(self) -> str:
-        """Its numbers."""
+        """Returns the schedule's numbers of models, clients and slots."""
         return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
 
 
 class AggregateInit(Protocol):
-    """Makes the accumulator of a round."""
+    """A function that makes the accumulator of a round."""
 
     def __call__(self, message: PyTree, num_models: int, /) -> PyTree:
         """Returns an empty accumulator.
@@ -425,31 +434,31 @@ class AggregateInit(Protocol):
 
 
 class AggregateAdd(Protocol):
-    """Adds a batch of messages to the accumulator."""
+    """A function that adds a batch of messages to the accumulator."""
 
     def __call__(self, accumulator: PyTree, slots: Slots, messages: PyTree, /) -> PyTree:
         """Returns the accumulator with the messages added.
 
         Args:
-            accumulator: What has been added up so far.
+            accumulator: Accumulator of the messages so far.
             slots: Models and weights of the messages, [B] each.
             messages: Messages with a leading axis B.
         """
 
 
 class AggregateFinish(Protocol):
-    """Ends an aggregation."""
+    """A function that turns the accumulator into the aggregate."""
 
     def __call__(self, accumulator: PyTree, /) -> PyTree:
         """Returns the aggregate of each model, with a leading axis K.
 
         Args:
-            accumulator: All messages of the round.
+            accumulator: Accumulator of all messages of the round.
         """
 
 
 class AggregateMerge(Protocol):
-    """Merges the accumulators of several devices."""
+    """A function that merges the accumulators of several devices."""
 
     def __call__(self, accumulator: PyTree, axis: str, /) -> PyTree:
         """Returns the accumulator of all devices, on each of them.
@@ -463,8 +472,8 @@ class AggregateMerge(Protocol):
 class Aggregate(NamedTuple):
     """A reduction of the slots' messages to one value per model, such as their weighted mean.
 
-    It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never
-    holds more than one message.
+    It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never holds
+    more than one message.
 
     Attributes:
         init: Makes an empty accumulator.
@@ -480,10 +489,10 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` in a round.
+    """The bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes in a round.
 
-    ``downlink`` is what each contacted client receives. ``uplink_once`` and ``downlink_once`` are totals before the
-    first round: data that the server holds, or shares.
+    Each contacted client receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once`` are the total bytes sent
+    before the first round, for instance for examples that the server holds or shares.
     """
 
     uplink: int
@@ -494,10 +503,10 @@ class Cost(NamedTuple):
 
 
 class Send(Protocol):
-    """Sends a message over a channel."""
+    """A function that sends a message over a channel."""
 
     def __call__(self, key: Key, message: PyTree, memory: PyTree, /) -> tuple[PyTree, PyTree]:
-        """Returns the message as the server receives it, and the client's memory of the channel.
+        """Returns the message as the server receives it, and the client's new memory of the channel.
 
         Args:
             key: Key of this client in this round.
@@ -507,10 +516,10 @@ class Send(Protocol):
 
 
 class Uplink(Protocol):
-    """Counts the bytes of a message."""
+    """A function that counts the bytes of a message."""
 
     def __call__(self, message: PyTree, broadcast: PyTree, /) -> tuple[int, int]:
-        """Returns the bytes of a message, and the bytes for each example of its client besides.
+        """Returns the bytes of a message, and the additional bytes for each example of its client.
 
         Args:
             message: Shapes of a message.
@@ -519,13 +528,13 @@ class Uplink(Protocol):
 
 
 class Channel(NamedTuple):
-    """The way of a message to the server, and its cost.
+    """The transport of a message from a client to the server, and its cost.
 
     Attributes:
-        send: From the client's message to the message as the server receives it.
-        uplink: Bytes of a message.
-        init: From a tree shaped as a message to the memory that a client keeps for each model, such as what error
-            feedback adds to the next message; by default nothing.
+        send: Turns the client's message into the message that the server receives.
+        uplink: Counts the bytes of a message.
+        init: Makes the memory that a client keeps for each model from a tree with the shapes of a message. With error
+            feedback, the memory is added to the next message. By default the memory is empty.
     """
 
     send: Send
@@ -534,10 +543,10 @@ class Channel(NamedTuple):
 
 
 class Accept(Protocol):
-    """Decides whether the server counts a message."""
+    """A function that decides whether the server counts a message."""
 
     def __call__(self, message: PyTree, /) -> Array:
-        """Returns whether it counts, [] bool.
+        """Returns whether the message counts, [] bool.
 
         Args:
             message: One message as the server receives it.
@@ -545,39 +554,42 @@ class Accept(Protocol):
 
 
 class Prediction(NamedTuple):
-    """An ensemble's prediction."""
+    """The prediction of an ensemble."""
 
     mean: Array  # [n, C]
     members: Array  # [K, n, C]
 
 
 class MapClients(Protocol):
-    """Maps the training of one client over the slots of a round."""
+    """A function that maps the training of one client over the slots of a round."""
 
     def __call__(
         self, train: Any, held: PyTree, aggregate: Aggregate, accumulator: PyTree, slots: Slots, /
     ) -> tuple[PyTree, PyTree]:
-        """Returns the accumulator with all messages, and the infos of every slot [S].
+        """Returns the accumulator with all messages added, and the infos of every slot [S].
 
         Args:
-            train: ``(held, slot) -> (slot, message, info)`` of one slot.
-            held: What every slot reads, such as the data.
-            aggregate: How messages are added up.
+            train: ``(held, slot) -> (slot, message, info)``, the training of one slot.
+            held: Tree that every slot reads, such as the data.
+            aggregate: Reduction that adds up the messages.
             accumulator: An empty accumulator.
             slots: The round's slots, [S] each.
         """
 
 
 class Engine(NamedTuple):
-    """How the simulator maps a round's clients onto devices: static and hashable, an argument of compiled programs."""
+    """The way in which the simulator maps a round's clients onto devices.
+
+    It is static and hashable, so that it can be an argument of compiled programs.
+    """
 
     map_clients: MapClients
     max_client_size: int
-    mesh: Mesh | None = None  # the devices that hold data and state, None: the default one
+    mesh: Mesh | None = None  # devices that hold data and state; None: the default device
 
 
 class Training(NamedTuple):
-    """Model, loss, optimiser and local steps of an algorithm's clients, as theory needs them.
+    """The local training of an algorithm's clients, as theory needs it.
 
     Attributes:
         model: The network.
@@ -586,7 +598,7 @@ class Training(NamedTuple):
         optimizer: An optax optimiser, or a function from the round to one; None for gradient descent at
             ``learning_rate``.
         work: Local steps and minibatches of a round.
-        loss: Name of a loss of ``losses.LOSSES``, or a function as those there.
+        loss: Name of a loss in ``losses.LOSSES``, or a function with the same arguments.
     """
 
     model: Model
@@ -600,14 +612,14 @@ NO_RULE = "its recipe states no rule; nearest are fed_avg and fed_prox, which ha
 
 
 class Composition(NamedTuple):
-    """How an algorithm was made, for those who make it anew for another model or follow it by theory.
+    """A record of how an algorithm was built, for theory and for building it again for another model.
 
     Attributes:
         training: The clients' local training; None for algorithms whose clients do not train.
-        weighting: "examples" where a client counts by its number of examples, "uniform" where all count alike.
-        rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has none, and names
-            the nearest algorithm that has one; or a function without arguments that returns one of the two.
-        rebuild: Makes the same algorithm for another model; None where the recipe was not marked with ``recipe``.
+        weighting: "examples" if a client counts by its number of examples, "uniform" if all clients count alike.
+        rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has no closed form and
+            names the nearest algorithm that has one; or a function without arguments that returns one of the two.
+        rebuild: Builds the same algorithm for another model; None if its function is not marked with ``recipe``.
     """
 
     training: Training | None = None
@@ -625,43 +637,43 @@ class Recipe(Protocol):
         Args:
             model: Network that the clients train.
             schedule: Which client trains which model in which round.
-            arguments: The recipe's own, in order.
-            options: The recipe's own, by name.
+            arguments: Further arguments of the recipe, in order.
+            options: Further arguments of the recipe, by name.
         """
 
 
 class AlgorithmInit(Protocol):
-    """Makes the state that a run begins with."""
+    """A function that makes the first state of a run."""
 
     def __call__(self, key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> PyTree:
-        """Returns the first state.
+        """Returns the state before the first round.
 
         Args:
             key: Seed or key of the run.
             num_clients: Clients N.
-            start: A typed key that initialises the models, or their parameters, of one model or of each; None: the
-                run's own initialisation.
+            start: A typed key that initialises the models; or parameters, of one model (for all) or of each model; or
+                None for the initialisation that ``key`` draws.
         """
 
 
 class Step(Protocol):
-    """Computes a round."""
+    """A function that computes a round."""
 
     def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, Array]]:
-        """Returns the state after the round, and its infos, which are never carried to the next round.
+        """Returns the state after the round, and the round's infos, which are not passed on to the next round.
 
         Args:
             state: State before the round.
             data: Training examples of all clients.
-            engine: How clients are mapped onto devices.
+            engine: Mapping of clients onto devices.
         """
 
 
 class Predict(Protocol):
-    """Predicts with the global models."""
+    """A function that predicts with the global models."""
 
     def __call__(self, state: PyTree, x: Array, /) -> Prediction:
-        """Returns the prediction of the ensemble.
+        """Returns the ensemble's prediction at ``x``.
 
         Args:
             state: State of the run.
@@ -670,48 +682,48 @@ class Predict(Protocol):
 
 
 class Traffic(Protocol):
-    """Counts the bytes of a round."""
+    """A function that counts the bytes of a round."""
 
     def __call__(self, data: FederatedData, engine: Engine, /) -> Cost:
         """Returns the bytes of a message and of a broadcast.
 
         Args:
             data: Training examples of all clients.
-            engine: How clients are mapped onto devices.
+            engine: Mapping of clients onto devices.
         """
 
 
 class PersonalPrediction(Protocol):
-    """Predicts with what one client kept."""
+    """A function that predicts for one client, with the client's state or the global models."""
 
     def __call__(
         self, state: PyTree, data: FederatedData, max_client_size: int, client: Array, x: Array, /
     ) -> Prediction:
-        """Returns the client's own prediction.
+        """Returns the client's personal prediction at ``x``.
 
         Args:
             state: State of the run.
             data: Training examples of all clients.
             max_client_size: Number of examples of the largest client.
-            client: The client's id, [] int32.
+            client: Id of the client, [] int32.
             x: Inputs [m, ...].
         """
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: what ``simulate`` runs.
+    """A federated algorithm, which ``simulate`` runs.
 
     Attributes:
-        name: Its name, as tables and figures show it.
-        init: Makes the state that a run begins with.
+        name: Name of the algorithm in tables and figures.
+        init: Makes the first state of a run.
         step: Computes a round.
         predict: Predicts with the global models.
-        cost: Bytes of a message and of a broadcast.
+        cost: Returns the bytes of a message and of a broadcast.
         schedule: Which client trains which model in which round.
-        personal: What a client predicts; None where every client predicts with the global models.
-        params: From a state to the parameters [K, ...] of the networks that it predicts with; None where it predicts
-            otherwise.
-        composition: How it was made.
+        personal: Predicts for one client; None if every client predicts with the global models.
+        params: Returns the parameters [K, ...] of the networks that predict, from a state; None if the algorithm
+            predicts in another way.
+        composition: Record of how the algorithm was built.
     """
 
     name: str
@@ -725,27 +737,27 @@ class Algorithm(NamedTuple):
     composition: Composition = Composition()
 
     def __repr__(self) -> str:
-        """Its name and its schedule."""
+        """Returns the algorithm's name and schedule."""
         return f"Algorithm({self.name}, {self.schedule!r})"
 
     def __hash__(self) -> int:
-        """The hash of the functions that run it: how it was made does not decide which programs are compiled."""
+        """Returns the hash of all fields except ``composition``, on which no compiled program depends."""
         return hash(tuple(self)[:-1])
 
     def __eq__(self, other: object) -> bool:
-        """Whether both run the same functions."""
+        """Returns whether all fields except ``composition`` are equal, so that both run the same programs."""
         return isinstance(other, Algorithm) and tuple(self)[:-1] == tuple(other)[:-1]
 
     @property
     def model(self) -> Model:
-        """The network that its clients train; raises ``ValueError`` where they train none."""
+        """Network that the clients train; raises ``ValueError`` if the clients train none."""
         if self.composition.training is None:
             raise ValueError(f"algorithm: got {self.name}, whose clients train no model, must be one whose clients do")
         return self.composition.training.model
 
     @property
     def rule(self) -> Mapping[str, Any] | str:
-        """Fields of ``theory.Rule`` for the closed form, or a sentence why theory has none."""
+        """Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none."""
         rule = self.composition.rule
         return rule() if callable(rule) else rule
 
@@ -756,8 +768,8 @@ class Algorithm(NamedTuple):
             model: The other network; it must fit the same data.
 
         Raises:
-            ValueError: The algorithm's recipe is not marked with ``fedtangent.recipe``, so that nothing knows how to
-                call it again.
+            ValueError: The function that built the algorithm is not marked with ``fedtangent.recipe``, so it cannot be
+                called again.
         """
         if self.composition.rebuild is None:
             raise ValueError(
@@ -768,7 +780,13 @@ class Algorithm(NamedTuple):
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
-    """Returns ``algorithm`` under another ``name``, with its cost changed by ``ledger`` (None: unchanged)."""
+    """Returns ``algorithm`` under another name, with a changed cost.
+
+    Args:
+        algorithm: The algorithm.
+        name: The new name.
+        ledger: Function from the algorithm's cost and the data to the new cost; None to keep the cost.
+    """
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
         inner = algorithm.cost(data, engine)
@@ -781,8 +799,8 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 
 
 class Gaussian(NamedTuple):
-    """A Gaussian process at m points: outputs are independent and share the covariance."""
+    """A Gaussian process at m points, whose outputs are independent and share the covariance."""
 
     mean: Array  # [m, C]
     cov: Array  # [m, m]
-    jitter: float = 0.0  # what was added to the diagonal of Theta to factorise it
+    jitter: float = 0.0  # number added to the diagonal of Theta so that it can be factorised

@@ -16,15 +16,22 @@ from fedtangent.types import Array, Model, PyTree
 
 
 def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Array:
-    """Inputs [m, input_size] of a dense network from Jacobians [m, C, P] or gradients [m, P] of single examples.
+    """Reconstructs the inputs [m, input_size] of a dense network from Jacobians or gradients of single examples.
 
-    The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i
-    d[h]`` and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h
-    db[h]^2`` over the hidden units (and outputs) where both entries were kept. Exact wherever one pair was kept, at
-    any sparsity, and with any activation; a pixel of which none was kept becomes ``fill``. The gradient of a batch
-    gives a mixture of its inputs. (Phong et al., 2018; Geiping et al., 2020, proposition 3.1.)
+    The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i d[h]``
+    and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h db[h]^2`` over
+    the hidden units (and outputs) where both entries were sent. A pixel is exact if one such pair was sent, at any
+    sparsity, and with any activation. The gradient of a batch gives a mixture of its inputs. (Phong et al., 2018;
+    Geiping et al., 2020, proposition 3.1.)
 
-    Raises ``ValueError`` for a network that is not dense or has no biases in its first layer, and other shapes.
+    Args:
+        model: Dense network with biases in its first layer.
+        params: Parameters at which the derivatives were taken.
+        seen: Jacobians [m, C, P] or gradients [m, P].
+        fill: Value of a pixel for which no pair was sent.
+
+    Raises:
+        ValueError: The network is not dense or has no biases in its first layer, or shapes do not fit.
     """
     structure: Any = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
@@ -56,14 +63,18 @@ def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
 
 
 def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
-    """The order [P] of ``shuffle_weights`` from Jacobians [m, C, P] known in both orders.
+    """Recovers the order [P] of ``shuffle_weights`` from Jacobians that are known in both orders.
 
-    ``shuffled`` are rows as the server got them, ``known`` the same examples' as a colluding client computes them:
-    columns are sorted by their numbers and matched, so the numbers must be the very same. Weights whose columns are
-    equal in all of the known examples (zero for a pixel that is dark in all of them) cannot be told apart and are
-    matched in any order.
+    Columns are sorted by their numbers and matched, so the numbers must be exactly equal. Weights whose columns are
+    equal in all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in
+    any order.
 
-    Raises ``ValueError`` for other shapes and for columns that are no permutation of the known ones.
+    Args:
+        known: Jacobians [m, C, P] of examples as a colluding client computes them.
+        shuffled: Jacobians [m, C, P] of the same examples as the server received them.
+
+    Raises:
+        ValueError: Shapes do not fit, or the columns are no permutation of the known ones.
     """
     if known.ndim != 3 or known.shape != shuffled.shape:
         raise ValueError(f"known: got {known.shape} and shuffled {shuffled.shape}, must be equal, [m, C, P]")
@@ -77,12 +88,17 @@ def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
 
 
 def back_project(z: Array, matrix: Array) -> Array:
-    """The shortest ``x`` [n, input_size] with ``x matrix = z`` [n, size]: the least-squares inverse of a projection.
+    """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
 
-    ``matrix`` is [input_size, size], as ``data.projection.projection_matrix`` makes it (Yue et al., 2022, section 4.2).
-    With the clients' own it is ``x`` projected onto the ``size`` directions that were sent; with another one it is an
-    image of noise, and so is the best that a server can do who has not the seed. Raises ``ValueError`` for shapes that
-    do not fit.
+    With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent. With any other matrix
+    it looks like noise; a server that does not know the seed can do no better.
+
+    Args:
+        z: Projected inputs [n, size].
+        matrix: [input_size, size], from ``data.projection.projection_matrix`` (Yue et al., 2022, section 4.2).
+
+    Raises:
+        ValueError: The shapes do not fit.
     """
     if z.ndim != 2 or matrix.ndim != 2 or z.shape[1] != matrix.shape[1]:
         raise ValueError(f"z: got {z.shape} and matrix {matrix.shape}, must be [n, size] and [input_size, size]")

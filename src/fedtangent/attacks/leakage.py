@@ -27,11 +27,11 @@ PATIENCE = 5  # steps of L-BFGS without a lower value before it stops
 
 @dataclass(frozen=True)
 class Attack:
-    """How the attacker searches.
+    """Settings of the attacker's search.
 
-    ``compare`` says which entries of a sparsified message have to match: ``"all"``, zeros included, is what Zhu et
-    al. (2019) and the attacks that build on them do; ``"kept"``, those that were sent only, is what an attacker does
-    who knows that the others are not zero. Pixels start as N(0, init_scale^2), as do the logits of unknown labels.
+    ``compare`` says which entries of a sparsified message have to match. ``"all"`` includes the zeros, as in Zhu et al.
+    (2019) and the attacks that build on them. ``"kept"`` compares only entries that were sent, for an attacker who
+    knows that the others are not zero. Pixels start as N(0, init_scale^2), as do the logits of unknown labels.
 
     Raises ``ValueError`` for unknown names, numbers that are not positive, and counts below 1.
     """
@@ -55,7 +55,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a gradient was taken of: the mean ``loss`` over ``size`` examples, with ``labels`` if they are known.
+    """Batch behind a gradient: the mean ``loss`` over ``size`` examples, with ``labels`` if the attacker knows them.
 
     ``labels`` are [m, size, C], probabilities (cross entropy) or targets (squared error), of m messages. Raises
     ``ValueError`` for an unknown loss and a size below 1.
@@ -71,7 +71,7 @@ class Batch:
 
 
 class Leak(NamedTuple):
-    """What came out for each of m messages, the best restart of each."""
+    """Result of a search for each of m messages, from the best restart of each."""
 
     x: Array  # [m, ...] from a Jacobian, [m, B, ...] from a gradient
     labels: Array | None  # [m, B, C] from a gradient: probabilities (cross entropy) or targets (squared error)
@@ -82,7 +82,7 @@ class Leak(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """The best point that was met."""
+    """Best point of a search."""
 
     point: PyTree
     value: Array  # []
@@ -99,17 +99,23 @@ def from_jacobians(
     attack: Attack = Attack(),
     outputs: Array | None = None,
 ) -> Leak:
-    """Inputs [m, ...] of ``shape`` from Jacobians: minimise ``|J(x') - J|^2 / |J|^2`` for each example by itself.
+    """Reconstructs inputs [m, ...] of ``shape`` from Jacobians: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
 
-    ``seen.values`` is [m, C, P] as ``observation.jacobians`` has it, rows of any example and client in any order: an
-    example's Jacobian says nothing of the others'. ``outputs`` [m, C] are the network's outputs, which clients of
-    NTK-FL send too; where given, ``|f(x') - f|^2 / |f|^2`` is added. Labels are sent in the open and do not enter.
+    The labels of NTK-FL are sent in the open, and are not needed. The Jacobians of a ReLU network are piecewise linear
+    in the input: the objective is smooth only inside a cell of constant activations, and its gradient says nothing of
+    the cells beyond. Smooth activations (Zhu et al. use the sigmoid) have no such walls.
 
-    A network of ReLUs has Jacobians that are piecewise linear in the input: what is minimised is then smooth only
-    inside a cell of constant activations, and its gradient knows nothing of the cells beyond. Smooth activations
-    (Zhu et al. use the sigmoid) have no such walls.
+    Args:
+        model: The clients' network.
+        params: Parameters at which the Jacobians were taken.
+        seen: Jacobians [m, C, P] as of ``observation.jacobians``, of examples of any clients in any order.
+        shape: Shape of an input.
+        key: Key of the starts.
+        attack: Settings of the search.
+        outputs: Outputs [m, C] of the network, which clients of NTK-FL send too: adds ``|f(x') - f|^2 / |f|^2``.
 
-    Raises ``ValueError`` for shapes that do not fit the model.
+    Raises:
+        ValueError: Shapes do not fit the model.
     """
     flat = ravel_pytree(params)[0]
     expected = (model.output_size, flat.size)
@@ -133,13 +139,22 @@ def from_gradients(
     attack: Attack = Attack(),
     batch: Batch = Batch(),
 ) -> Leak:
-    """Inputs [m, B, ...] from gradients of batches: minimise ``|grad(x', y') - g|^2 / |g|^2``.
+    """Reconstructs inputs [m, B, ...] from gradients of batches: minimises ``|grad(x', y') - g|^2 / |g|^2``.
 
-    ``seen.values`` is [m, P] as ``observation.gradient`` has it, each of a ``batch`` of its own of B examples of
-    ``shape``. Labels are found as well, cross entropy's as the softmax of logits (Zhu et al., 2019, Algorithm 1),
-    unless they are known. The order of a batch cannot be found.
+    Unknown labels are reconstructed too, for the cross entropy as the softmax of logits (Zhu et al., 2019, Algorithm
+    1). The order of a batch cannot be found. ReLU networks have the walls that ``from_jacobians`` describes.
 
-    With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit.
+    Args:
+        model: The clients' network.
+        params: Parameters at which the gradients were taken.
+        seen: Gradients [m, P] as of ``observation.gradient``, each of its own batch of B examples.
+        shape: Shape of an input.
+        key: Key of the starts.
+        attack: Settings of the search.
+        batch: Size B, loss and, if known, labels of the batches.
+
+    Raises:
+        ValueError: Shapes do not fit the model.
     """
     flat = ravel_pytree(params)[0]
     if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
@@ -166,7 +181,7 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
 
 
 def _relative(found: Array, wanted: Array, weight: Array) -> Array:
-    """Squared distance over the entries of weight 1, relative to the squared norm of what is wanted."""
+    """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``wanted``."""
     return jnp.sum(weight * (found - wanted) ** 2) / jnp.maximum(jnp.sum(weight * wanted**2), jnp.finfo(found).tiny)
 
 
@@ -175,7 +190,7 @@ def _weight(seen: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """What the compiled search depends on: attacks that differ in the rest share one program."""
+    """Returns the settings on which the compiled search depends: attacks that differ in others share one program."""
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
@@ -183,7 +198,7 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """A search from every start, one after another: the starts of one message follow each other. No loss: Jacobians."""
+    """Searches from every start in turn; the starts of one message follow each other. ``loss`` None means Jacobians."""
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])
 
@@ -210,7 +225,7 @@ def _search(
 
 
 def _best_of(found: Minimum, messages: int) -> Leak:
-    """Of each message's restarts the one with the smallest mismatch."""
+    """Selects the restart with the smallest mismatch for each message."""
     rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), found)
     best = jnp.argmin(rows.value, axis=1)
     point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
@@ -219,7 +234,7 @@ def _best_of(found: Minimum, messages: int) -> Leak:
 
 
 def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
-    """Labels as the loss takes them: those known, or those searched for."""
+    """Returns the labels in the form that the loss takes: the known ones, or else the guess."""
     if known is not None:
         return known
     assert guess is not None
@@ -230,10 +245,15 @@ def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
 
 
 def minimise(objective: Callable[[PyTree], Array], start: PyTree, attack: Attack) -> Minimum:
-    """Lower ``objective`` from ``start`` until it is at most the tolerance, or L-BFGS finds nothing lower any more.
+    """Minimises ``objective`` from ``start`` until the tolerance is reached or L-BFGS makes no more progress.
 
-    L-BFGS chooses its steps by a line search and does not look at the learning rate. A value that is not finite is
-    never the best one.
+    L-BFGS chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the
+    best.
+
+    Args:
+        objective: Function of a pytree that returns a number.
+        start: First point.
+        attack: Optimiser, number of steps, learning rate and tolerance.
     """
     num_steps, line_search = attack.num_steps, attack.optimizer == "lbfgs"
     patience = PATIENCE if line_search else num_steps

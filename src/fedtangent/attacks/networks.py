@@ -24,14 +24,23 @@ def lenet(
     activation: str = "sigmoid",
     dtype: Any = jnp.float32,
 ) -> Model:
-    """The LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
+    """Builds the LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
 
-    Strides are 2, 2 and 1 and edges are padded by 2; pooling is left out and the activation is the sigmoid, for the
-    search needs second derivatives, which ``"relu"`` does not have. Weights and biases start uniform in
-    [-0.5, 0.5]. ``apply`` takes ``x`` [n, ...] of ``input_shape`` (H, W, channels) and returns
-    [n, output_size]. There is no analytic kernel.
+    Strides are 2, 2 and 1 and edges are padded by 2. There is no pooling, and the activation is the sigmoid, because
+    the search needs second derivatives, which ``"relu"`` does not have. Weights and biases start uniform in [-0.5,
+    0.5]. There is no analytic kernel.
 
-    Raises ``ValueError`` for impossible sizes and unknown names.
+    Args:
+        input_shape: (H, W, channels).
+        output_size: Number of outputs.
+        activation: "sigmoid" or "relu".
+        dtype: Type of the parameters.
+
+    Returns:
+        The model; its ``apply`` takes ``x`` [n, ...] of ``input_shape`` and returns [n, output_size].
+
+    Raises:
+        ValueError: A size is impossible, or a name is unknown.
     """
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1:
@@ -69,13 +78,19 @@ def lenet(
 
 
 def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, window: int | None = None) -> np.ndarray:
-    """Structural similarity of each image to its original, [n] float64; 1 for equal images.
+    """Computes the structural similarity of each image to its original, [n] float64; 1 for equal images.
 
-    ``images`` and ``originals`` are [n, H, W] or [n, H, W, channels], on a scale of ``data_range`` from black to white;
-    what lies outside the originals' scale is for the caller to clip. ``window`` is the odd side of the sliding window:
-    by default 7, as in scikit-image, and at most half of the image (3 for 8 x 8), for the mean goes over windows that
-    lie inside the image. Raises ``ValueError`` for other shapes, a ``data_range`` that is not positive and a window
-    that is even, below 3, or does not fit. (Wang, Bovik, Sheikh and Simoncelli, 2004.)
+    (Wang, Bovik, Sheikh and Simoncelli, 2004.)
+
+    Args:
+        images: [n, H, W] or [n, H, W, channels]; values beyond the originals' range are for the caller to clip.
+        originals: As ``images``.
+        data_range: Difference between white and black.
+        window: Odd side of the sliding window. By default it is 7, as in scikit-image, and at most half of the image (3
+            for 8 x 8), because the mean goes over windows inside the image.
+
+    Raises:
+        ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.
     """
     from skimage.metrics import structural_similarity
 

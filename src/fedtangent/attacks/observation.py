@@ -15,17 +15,17 @@ from fedtangent.types import Array, Model, PyTree
 
 
 class Observed(NamedTuple):
-    """Messages as they arrive: entries that were not sent are zero, and the server knows which were."""
+    """Messages as the server receives them: entries that were not sent are zero, and ``kept`` marks the sent ones."""
 
     values: Array  # [m, ...]
     kept: Array  # [m, ...] bool
 
 
 def jacobians(model: Model, params: PyTree, x: Array) -> Observed:
-    """Every example's Jacobian of the outputs by the parameters, materialised: ``values`` [n, C, P].
+    """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
 
-    ``x`` is [n, ...]; parameters are in the order of ``jax.flatten_util.ravel_pytree``. This is what a client of
-    NTK-FL sends (Yue et al., 2022, section 4.1); for training there is no need to materialise it.
+    Parameters are in the order of ``jax.flatten_util.ravel_pytree``. A client of NTK-FL sends this message (Yue et al.,
+    2022, section 4.1); for training there is no need to materialise it.
     """
     values = _jacobians(model, params, jnp.asarray(x))
     return Observed(values, jnp.ones(values.shape, bool))
@@ -42,10 +42,17 @@ def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
 
 
 def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
-    """The gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
+    """Computes the gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
 
-    ``x`` is [B, ...]; ``y`` are what ``loss`` takes (``losses.targets_of``), by default integer classes [B].
-    Raises ``ValueError`` if there are not as many.
+    Args:
+        model: The clients' network.
+        params: Its parameters.
+        x: Inputs [B, ...].
+        y: Targets of the kind that ``loss`` takes (``losses.targets_of``), by default integer classes [B].
+        loss: Name of a loss.
+
+    Raises:
+        ValueError: ``x`` and ``y`` have different lengths.
     """
     if len(x) != len(y):
         raise ValueError(f"y: got {len(y)} targets, must be {len(x)}, one for each example")
@@ -62,12 +69,12 @@ def _gradient(model: Model, loss: Loss, params: PyTree, x: Array, y: Array) -> A
 
 
 def sparsify(seen: Observed, sparsity: float) -> Observed:
-    """Messages in which the share ``sparsity`` of entries, those of smallest magnitude, is set to zero.
+    """Returns the messages with the share ``sparsity`` of their entries, the smallest in magnitude, set to zero.
 
-    A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are kept exactly as CP-NTK-FL's
-    clients keep them (``wire.sparsify``): ``num_kept`` of them and all that equal the least of these in magnitude;
-    where fewer are above zero nothing is lost, and all count as kept. Raises ``ValueError`` for a sparsity outside
-    [0, 1).
+    A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
+    CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, with all that equal the least of them in magnitude. If
+    fewer entries are nonzero, nothing is lost and all count as kept. Raises ``ValueError`` for a sparsity outside [0,
+    1).
     """
     check_sparsity(sparsity)
     return _sparsified(float(sparsity), seen)
@@ -81,23 +88,23 @@ def _sparsified(sparsity: float, seen: Observed) -> Observed:
 
 
 def shuffle_rows(seen: Observed, order: Array) -> Observed:
-    """Examples in another order: row ``i`` of the result is row ``order[i]`` [m].
+    """Permutes the examples: row ``i`` of the result is row ``order[i]``, for ``order`` [m].
 
-    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update
-    ``sum_j J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and
-    of ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: a row is
-    reconstructed as before, only whose it is, is lost, and the order of the outputs stands in the derivatives by the
-    last layer's biases.
+    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update ``sum_j
+    J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and of
+    ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: each row is
+    reconstructed as before, and only its owner is hidden; the derivatives by the last layer's biases reveal the order
+    of the outputs.
     """
     return jax.tree.map(lambda leaf: leaf[order], seen)
 
 
 def shuffle_weights(seen: Observed, order: Array) -> Observed:
-    """Weights in another order, one for all examples and outputs: column ``p`` of the result is ``order[p]`` [P].
+    """Permutes the weights alike for all examples and outputs: column ``p`` of the result is ``order[p]``, [P].
 
-    That "considering the high dimensionality of the neural network weight" the attack becomes infeasible fits this
-    permutation, of the columns of ``J_{:j:}``: the kernel does not change, but the update comes out permuted, and
-    whoever knows the order must put it back. It hides the places of an image's pixels, until a client tells the server
-    of examples of its own: ``order_from_known``.
+    The paper's claim that "considering the high dimensionality of the neural network weight" the attack becomes
+    infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but the update is
+    permuted, and must be put back by someone who knows the order. It hides the places of an image's pixels, until a
+    client reveals examples to the server: ``order_from_known``.
     """
     return jax.tree.map(lambda leaf: leaf[..., order], seen)

@@ -48,11 +48,11 @@ class FigureOptions:
     """Format of the figures: png, or for papers pdf or svg."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a format that there is not."""
+        """Raises ``ValueError`` for an unknown format."""
         choice("figures", self.figures, FORMATS)
 
     def within(self, folder: Path) -> Figures:
-        """Those of the run in ``folder``."""
+        """Returns folder and format of the figures of the run in ``folder``."""
         return Figures(folder / "figures", self.figures)
 
 
@@ -79,7 +79,7 @@ class MachineOptions:
 
 
 class Option(NamedTuple):
-    """One option of a command."""
+    """An option of a command."""
 
     name: str
     type: Any
@@ -90,19 +90,22 @@ class Option(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """How it is written; a switch that is on, as it is put off."""
+        """The option's name on the command line; for a switch that is on by default, the form that turns it off."""
         if self.default is True:
             return f"--no-{self.name.replace('_', '-')}"
         return self.name.upper() if self.positional else f"--{self.name.replace('_', '-')}"
 
     @property
     def several(self) -> bool:
-        """Whether it takes several values."""
+        """Whether the option takes several values."""
         return typing.get_origin(self.type) is tuple
 
 
 def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
-    """The options of ``groups`` by name, of equal names the first; a group is a dataclass, or one with its defaults."""
+    """Collects the options of ``groups`` by name; of options with equal names, the first group's.
+
+    A group is a dataclass, or an instance of one, whose values are then the defaults.
+    """
     found: dict[str, Option] = {}
     for title, group in groups.items():
         cls = group if isinstance(group, type) else type(group)
@@ -119,7 +122,7 @@ def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The words behind each option that is given, by its name; ``""`` has those before the first one."""
+    """Returns the words after each option by the option's name; ``""`` has the words before the first option."""
     found: dict[str, list[str]] = {"": []}
     name = ""
     for word in arguments:
@@ -133,9 +136,11 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
-    """Raise ``ValueError`` for an option that is given twice, as a switch on and off: one of both would be lost.
+    """Raises ``ValueError`` for an option that occurs twice, or a switch that occurs both on and off.
 
-    ``several``: those that take several values.
+    Args:
+        arguments: Words of the command line.
+        several: Names of options that take several values, for the message.
     """
     given = [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
     bare = [name.removeprefix("no_") if name.removeprefix("no_") in given else name for name in given]
@@ -147,7 +152,7 @@ def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
 
 
 def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]:
-    """Values, as a config.json holds them, as the words that give them."""
+    """Converts option values, as in a config.json, to words of a command line."""
     found: list[str] = []
     for name, value in values.items():
         parts, written = list(map(str, value if isinstance(value, list | tuple) else [value])), name.replace("_", "-")
@@ -159,7 +164,7 @@ def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]
 
 
 def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
-    """The value of every option, as it is given last; raises ``ValueError`` for words that give none."""
+    """Parses the words of a command line to the value of every option; raises ``ValueError`` for invalid words."""
     fields: list[tuple[str, Any, Any]] = []
     positional: Any = tyro.conf.Positional
     for one in sorted(options.values(), key=lambda one: one.default is not dataclasses.MISSING):
@@ -176,7 +181,7 @@ def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, 
 
 
 def _first_words(box: str) -> str:
-    """What tyro says in a box, in one line: between its title and the next rule; the words of the user are shown."""
+    """Reduces tyro's boxed error message to one line: the text between the title and the next rule."""
     lines = [re.sub("[\u2500-\u257f]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
     rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
     said = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
@@ -187,14 +192,20 @@ def _first_words(box: str) -> str:
 
 
 def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
-    """The error of an option that the command does not have."""
+    """Builds the error for an option that the command does not have, with the nearest name."""
     return ValueError(f"{name}: is no option of {command}{nearest(name, names)}")
 
 
 def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str, Option]) -> str:
-    """A page of help: what it is about, then each group's options with their values, one line each where they fit.
+    """Builds a page of help: description, then each group's options with their values, one line each if it fits.
 
-    It is as wide as the terminal, or as ``$COLUMNS`` says.
+    The page is as wide as the terminal, or as ``$COLUMNS`` says.
+
+    Args:
+        usage: Line of usage.
+        about: Description of the command.
+        groups: Titles of the groups, in order.
+        options: Options by name, each with its group.
     """
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
     said = f"{about} Behind an option: its value, as chosen here or by default."
@@ -217,7 +228,7 @@ def _lines(one: Option, width: int) -> list[str]:
 
 
 def _default(one: Option) -> str:
-    """What stands behind an option: its value, or what it takes where there is none."""
+    """Returns the text after an option: its value, or the kind of value it takes if it has none."""
     if one.type is bool:
         return ""
     if one.default is None or one.default is dataclasses.MISSING:

@@ -39,14 +39,14 @@ TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
 
 
 def prepare(options: CheckTheoryOptions) -> TheoryJob:
-    """Check every option; raises ``ValueError``, and writes nothing."""
+    """Checks every option; raises ``ValueError``, and writes nothing."""
     choice("scale", options.scale, SCALES)
     seed(options.seed)
     return options, wanted(options.only)
 
 
 def run_job(job: TheoryJob) -> Ended:
-    """Run check after check, write result.json after each, print the table; returns how it ended."""
+    """Performs all checks, writes result.json after each and prints the table; returns the outcome."""
     (options, checks), screen, start = job, console(), time.perf_counter()
     say, folder = clock(screen), output_folder(options.output)
     write_config(folder, "check-theory", options)
@@ -73,7 +73,7 @@ def run_job(job: TheoryJob) -> Ended:
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
-    """The entry's verdicts; what stops it is a failed one of its own, so that the other checks still run."""
+    """Returns the entry's verdicts; an exception becomes a failed verdict, so that the other checks still run."""
     try:
         found: list[Verdict] = entry.build(options.scale, options.seed)
     except Exception as error:

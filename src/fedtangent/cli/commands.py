@@ -42,7 +42,7 @@ DESCRIBED = Description, tuple[Description, ...]  # what ``prepare`` takes where
 
 
 class Command(NamedTuple):
-    """A command, and what its ``prepare`` takes by name."""
+    """A command, and the type of each argument of its ``prepare``, by name."""
 
     name: str
     module: Any
@@ -51,17 +51,17 @@ class Command(NamedTuple):
 
     @property
     def describes(self) -> bool:
-        """Whether it is about a run that is described."""
+        """Whether the command's options describe a run."""
         return any(kind in DESCRIBED for kind in self.takes.values())
 
     @property
     def several(self) -> bool:
-        """Whether it is about a run of each of several algorithms."""
+        """Whether the command accepts several algorithms, with a run for each."""
         return DESCRIBED[1] in self.takes.values()
 
 
 class Asked(NamedTuple):
-    """What the user asks a command for."""
+    """A parsed command line."""
 
     command: Command
     arguments: dict[str, Any]  # of ``prepare``
@@ -70,13 +70,16 @@ class Asked(NamedTuple):
 
 
 def names() -> list[str]:
-    """The commands: modules of this package that have ``run_job``."""
+    """Returns the names of the commands: modules of this package with a ``run_job``."""
     modules = [importlib.import_module(f"{cli.__name__}.{info.name}") for info in pkgutil.iter_modules(cli.__path__)]
     return [m.__name__.rpartition(".")[2].replace("_", "-") for m in modules if hasattr(m, "run_job")]
 
 
 def find(name: str, *arguments: str) -> Command:
-    """The command called ``name``, in the form that the arguments ask for; raises ``ValueError`` for another name."""
+    """Returns the command called ``name``; the arguments decide between its two forms, if it has two.
+
+    Raises ``ValueError`` for an unknown name.
+    """
     place = f"{cli.__name__}.{name.replace('-', '_')}"
     known = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
     module = importlib.import_module(place) if known else None
@@ -97,7 +100,7 @@ def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
 
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
+    """Returns the command's groups of options: the choices, then the options of the chosen entries, then its own."""
     kinds = [kind for kind in command.takes.values() if kind not in DESCRIBED]
     names = (kind.__name__.removesuffix("Options") for kind in kinds)
     titles = (re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() for name in names)
@@ -108,13 +111,13 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
 
 
 def options_by_name(groups: Mapping[str, Any]) -> dict[str, Option]:
-    """The options by name; of equal names the command's own, before that of what is chosen."""
+    """Returns the options by name; an option of the command itself precedes a chosen entry's of the same name."""
     own = {title: group for title, group in groups.items() if isinstance(group, type)}
     return options_of(groups) | options_of(own)
 
 
 def begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, str]]:
-    """The words given for each option, the values of the run that is repeated, and what both choose."""
+    """Returns the words of each option, the values of the config.json that is repeated, and the choices of both."""
     given = words_of(arguments)
     before = _repeated(command, given["config"]) if given.get("config") else {}
     chosen = {name: _listed(before[name])[0] for name in description.DECIDING if before.get(name) is not None}
@@ -122,7 +125,7 @@ def begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[st
 
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
-    """What the arguments ask for; raises ``ValueError`` in one line."""
+    """Parses the arguments of a command; raises ``ValueError`` with one line."""
     given, before, chosen = begun(command, arguments)
     algorithms = list(
         dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
@@ -145,7 +148,7 @@ def _varied(
     command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], before: Mapping[str, Any],
     chosen: Mapping[str, str],
 ) -> dict[str, list[str]]:  # fmt: skip
-    """The words of options with several values, each of which is a run of its own; empty for other commands."""
+    """Returns the words of options with several values, each for a run of its own; empty for other commands."""
     if not command.several:
         return {}
     found: dict[str, list[str]] = {}
@@ -169,10 +172,10 @@ def _read_several(
     chosen: Mapping[str, str],
     varied: Mapping[str, list[str]],
 ) -> Asked:
-    """A run of each algorithm, and of each value of an option with several: an option is for those that have it.
+    """Parses a command of several runs: one for each algorithm and combination of values, with the options that it has.
 
-    An option that no algorithm has is refused. Defaults that differ between the runs are not among the values, and so
-    not among those that repeat them.
+    An option that no algorithm has is an error. Options whose defaults differ between the runs are left out of the
+    values, and so of the config.json that repeats them.
     """
     has = {name: options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
     asked = []
@@ -211,7 +214,7 @@ def _read(
     before: Mapping[str, Any],
     chosen: Mapping[str, str],
 ) -> Asked:
-    """What the arguments ask for of one run."""
+    """Parses the arguments of a command about a single run."""
     before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
     before = {name: value for name, value in before.items() if name not in given or name in ("", *description.DECIDING)}
     groups = groups_of(command, chosen)
@@ -242,7 +245,10 @@ def _read(
 
 
 def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``prepare`` takes. The groups of a description are instances, with the defaults that suit what is chosen."""
+    """Builds the arguments of ``prepare``.
+
+    Groups of a description are instances that hold the chosen entries' defaults.
+    """
     of_run = [group for group in groups.values() if not isinstance(group, type)]
     own = {field.name for kind in groups.values() if isinstance(kind, type) for field in dataclasses.fields(kind)}
     flat = {f.name: values[f.name] for group in of_run for f in dataclasses.fields(group) if f.name not in own}
@@ -261,7 +267,7 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
 
 
 def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
-    """The options of a config.json."""
+    """Reads the options of a config.json."""
     path = Path(given[0])
     whole = files.json_of("config", path)
     try:

@@ -75,7 +75,7 @@ class ComparisonOptions:
 
 
 class CompareJob(NamedTuple):
-    """Checked settings, and what they were asked for by."""
+    """Checked settings, and the options that they came from."""
 
     settings: list[Setting]
     options: dict[str, Any]
@@ -85,7 +85,7 @@ class CompareJob(NamedTuple):
 
 
 def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
-    """Check every option and load the data; raises ``ValueError``, and writes nothing."""
+    """Checks every option and loads the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
     seed(options.seed)
@@ -99,7 +99,10 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
 
 
 def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
-    """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
+    """Checks the options of a run, as for ``train``, and loads its data, to compare that run with theory.
+
+    Raises ``ValueError`` for an invalid option, and for a run that theory has no rule for; writes nothing.
+    """
     values = described.values() | asdict(options) | asdict(figures)
     whole("evaluations", options.evaluations)
     described = _of_layers(described, whole("hidden_layers", options.hidden_layers))
@@ -130,7 +133,7 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
 
 
 def run_job(job: CompareJob) -> Ended:
-    """Run every setting, write files after each, print tables, draw figures; returns how it ended."""
+    """Compares every setting, writes files after each, prints tables and draws figures; returns the outcome."""
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
@@ -149,7 +152,7 @@ def run_job(job: CompareJob) -> Ended:
 
 
 def _diverged(results: list[Comparison]) -> list[str]:
-    """The networks that ended in numbers that are not finite."""
+    """Describes the networks that ended in numbers that are not finite."""
     return [
         f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
         for result in results
@@ -171,7 +174,7 @@ def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -
 
 
 def _notes(result: Comparison) -> list[str]:
-    """How near the flow itself has come to the limit, and how good NTK-FL's averaged kernel is."""
+    """Describes how near the flow has come to the limit, and how accurate NTK-FL's averaged kernel is."""
     theory, last = result.theory, result.setting.num_rounds
     notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
     if theory.limit is not None:
@@ -190,7 +193,7 @@ def _notes(result: Comparison) -> list[str]:
 
 
 def _metrics(seed: int, result: Comparison) -> list[Metric]:
-    """The learning curves: of every method and width, and the flow's from the starts of the widest networks."""
+    """Builds the rows of the learning curves: of every method and width, and of the flow from the widest networks."""
     setting, rows = result.setting, list[Metric]()
     of_loss = {"mse": "residual"}.get(metric_of(setting.loss), metric_of(setting.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
@@ -220,7 +223,7 @@ def _metrics(seed: int, result: Comparison) -> list[Metric]:
 
 
 def _on_test(setting: Setting, outputs: np.ndarray) -> dict[tuple[str, str], float]:
-    """Of the ensembles' mean, over K of outputs [K, E, m, C]."""
+    """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
     mean = outputs.mean(axis=0)
     found = {("test", "mse"): float(setting.mse(mean).mean())}
     return (

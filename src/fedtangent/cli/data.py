@@ -49,7 +49,7 @@ class DataJob(NamedTuple):
 
 
 def prepare(options: DataOptions) -> DataJob:
-    """Check the options; raises ``ValueError``."""
+    """Checks the options; raises ``ValueError``."""
     choice("action", options.action, ACTIONS)
     published = choose("datasets", options.name).published
     if published is None:
@@ -66,7 +66,7 @@ def prepare(options: DataOptions) -> DataJob:
 
 
 def run_job(job: DataJob) -> Ended:
-    """Do it, and print a table of the files; returns how it ended."""
+    """Prepares or verifies the data set and prints a table of its files; returns the outcome."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
     except ValueError as error:  # no network, a wrong checksum, a full disk
@@ -74,7 +74,7 @@ def run_job(job: DataJob) -> Ended:
 
 
 def _prepared(job: DataJob) -> Ended:
-    """The examples that there are, once they are."""
+    """Prepares the data if they are missing, and prints a table of their arrays."""
     if job.directory is not None:
         found = load(job.options.name, job.directory)
         parts = {name: part for name, part in found._asdict().items() if isinstance(part, np.ndarray)}
@@ -90,7 +90,7 @@ def _prepared(job: DataJob) -> Ended:
 
 
 def _verified(job: DataJob) -> Ended:
-    """Every file's checksum, as it should be and as it is."""
+    """Compares every file's checksum with the published one, and prints a table."""
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
     rows, count = [], dict.fromkeys(VERDICTS, 0)
     for path, expected, actual in checked:
@@ -103,7 +103,7 @@ def _verified(job: DataJob) -> Ended:
 
 
 def _of_folder(job: DataJob, directory: Path) -> list[Checked]:
-    """The published files of a data folder; in another form, of which no checksum is known, what can be read."""
+    """Returns the published files of a data folder; for another form of the data, its files without known checksums."""
     paths, missing = located(job.published, directory)
     if paths:
         found = [Checked(path, *checksums(job.published, role, path)) for role, path in paths.items()]

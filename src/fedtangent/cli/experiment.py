@@ -61,12 +61,12 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Finished runs that an equal experiment left in its folder are used again."""
+    """Returns True: finished runs of an equal experiment in the same folder are used again."""
     return True
 
 
 def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
-    """What options may be, of the experiment that is named, and its settings: for the page of help."""
+    """Returns the allowed data sets and the settings of the named experiment, for the page of help."""
     found = entries.catalogue("experiments").get(" ".join(given[""]))
     if found is None:
         return {}
@@ -77,7 +77,7 @@ def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
 
 
 def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob:
-    """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
+    """Checks every option and loads the first seed's data; raises ``ValueError``, and writes nothing."""
     found = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
     if options.seeds is not None and options.seed != 0:
@@ -88,7 +88,7 @@ def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob
 
 
 def run_job(job: ExperimentJob) -> Ended:
-    """Run the experiment, with metrics.csv written as it goes; returns how it ended."""
+    """Performs the experiment, and writes metrics.csv as it goes; returns the outcome."""
     (options, figures, experiment, study), screen, start = job, console(), time.perf_counter()
     assert options.output is not None  # the command line names one
     say, folder = clock(screen), output_folder(options.output)

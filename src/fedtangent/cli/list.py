@@ -22,13 +22,13 @@ class ListOptions:
 
 
 def prepare(options: ListOptions) -> ListOptions:
-    """Check the option; raises ``ValueError``."""
+    """Checks the option; raises ``ValueError``."""
     choice("kind", options.kind, ("kinds", *KINDS))
     return options
 
 
 def run_job(options: ListOptions) -> Ended:
-    """Print the table; returns how it ended."""
+    """Prints the table; returns the outcome."""
     if options.kind == "kinds":
         rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
     else:

@@ -30,7 +30,7 @@ MANY = 16  # names that are not said in a help
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, check it, run it; ends the process with its exit code."""
+    """Reads the command line, checks it and runs the command; ends the process with its exit code."""
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # as of standard error: what its encoding lacks, escaped
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -55,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _let_go(stream: IO[str]) -> None:
-    """Write no more to where nothing can be written; what is left would be an error when the process ends."""
+    """Redirects a stream that cannot be written to, so that its unwritten rest raises no error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of one command."""
+    """Executes one command and returns its exit code."""
     import fedtangent
     from fedtangent.engine.checkpoints.lock import locked
     from fedtangent.federated.wire.key_server import written_at_the_end
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _performed(asked: Asked, job: Any) -> int:
-    """The exit code of a job that was checked, and whose folder is held."""
+    """Runs a checked job whose output folder is locked, and returns the exit code."""
     import jax
 
     from fedtangent.engine.checkpoints import CheckpointError
@@ -130,7 +130,7 @@ def _performed(asked: Asked, job: Any) -> int:
 
 
 def _folder(asked: Asked) -> Path | None:
-    """The folder that this process writes to, if it writes."""
+    """Returns the output folder of the command; None if this process does not write."""
     folder = asked.values.get("output")
     return None if folder is None or not processes.is_main() else Path(folder)
 
@@ -162,7 +162,7 @@ def _prepared(asked: Asked) -> Any:
 
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:
-    """The page of help of a command, with the options of what the arguments choose."""
+    """Builds the help page of a command, with the options of the entries that the arguments choose."""
     given, before, chosen = begun(command, arguments)
     groups = groups_of(command, chosen)
     options = options_by_name(groups)
@@ -183,13 +183,13 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
 
 
 def _place(one: Option) -> str:
-    """A word that is no option, as a line of usage has it: in brackets where it may be left out."""
+    """Returns a positional option as in a line of usage: in brackets if it may be left out."""
     shown = f"{one.shown} .." if one.several else one.shown
     return shown if one.default is dataclasses.MISSING else f"[{shown}]"
 
 
 def _overview(asked: bool) -> int:
-    """What commands there are, on standard output where that was asked for."""
+    """Prints the list of commands: to standard output if the user asked for it, else to standard error."""
     lines = [f"usage: {PROGRAM} COMMAND [OPTIONS]", ABOUT, "commands:"]
     for name in names():
         about = inspect.cleandoc(find(name).module.__doc__ or "").splitlines()[0].rpartition("``: ")[2]

@@ -53,7 +53,7 @@ class PredictOptions(Forecasting):
 
 
 class PredictJob(NamedTuple):
-    """Checked runs, one for each algorithm, and what they were asked for by."""
+    """Checked runs, one for each algorithm and combination of values, and the options that they came from."""
 
     plans: list[Plan]
     options: dict[str, Any]
@@ -62,7 +62,7 @@ class PredictJob(NamedTuple):
 
 
 def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> PredictJob:
-    """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
+    """Checks every option and loads the data; raises ``ValueError``, also if theory has no rule for a run."""
     check_forecasting(options)
     evaluation = Evaluation(options.evaluate_every)
     for one in described:  # before any data are loaded
@@ -84,19 +84,19 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[De
 
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options whose values differ between runs of one algorithm."""
+    """Returns the options whose values differ between runs of one algorithm."""
     alike = [(a, b) for a in values for b in values if a["algorithm"] == b["algorithm"]]
     return list(dict.fromkeys(name for a, b in alike for name in a if name in b and a[name] != b[name]))
 
 
 def _labels(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each run from others of its algorithm, such as ", mu 0.1"."""
+    """Returns a text for each run that tells it from other runs of its algorithm, such as ", mu 0.1"."""
     names = _differing(values)
     return ["".join(f", {name.replace('_', ' ')} {one[name]}" for name in names if name in one) for one in values]
 
 
 def run_job(job: PredictJob) -> Ended:
-    """Predict every run, write files after each, print the table, draw figures; returns how it ended."""
+    """Predicts every run, writes files after each, prints the table and draws figures; returns the outcome."""
     from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
 
     screen, start, found = console(), time.perf_counter(), list[Forecast]()
@@ -125,7 +125,7 @@ def run_job(job: PredictJob) -> Ended:
 
 
 def _diverged(found: Sequence[Forecast]) -> list[str]:
-    """The runs that diverge at their best rate; of a run that is predicted alone, also at its given rate."""
+    """Describes the runs that diverge at their best rate, or, for a single run, at its given rate."""
     curves = [(one.name, one.best) for one in found] + [(one.name, one.given) for one in found if len(found) == 1]
     shown = {(name, curve.rate): curve for name, curve in curves}
     return [
@@ -136,14 +136,14 @@ def _diverged(found: Sequence[Forecast]) -> list[str]:
 
 
 def _is_far(curve: Curve, loss: str) -> bool:
-    """Whether it ends, as ``trained.status`` has it, with a number that is not finite or a training loss too large."""
+    """Tells whether a curve diverges, as ``trained.status`` does: not finite, or too large a training loss."""
     losses = curve.mean("train", loss)
     ends = [values[:, -1] for values in curve.values.values()]
     return bool(losses[-1] > FAR * losses[0]) or not all(np.isfinite(end).all() for end in ends)
 
 
 def _metrics(found: Forecast) -> list[Metric]:
-    """The predicted curves under the names that ``train`` gives its metrics, and the ends of their bands."""
+    """Builds rows of metrics.csv: the predicted curves, named as in ``train``, and their 5th and 95th percentiles."""
     rows = []
     best = [] if found.rates is None else [("predicted at the best rate", found.best)]
     best += [] if found.fastest is None else [("predicted at the fastest rate", found.fastest)]
@@ -189,7 +189,7 @@ def _goal(plan: Plan) -> str:
 
 
 def _ends(found: Forecast, curve: Curve) -> list[str]:
-    """Test metrics at the horizon, and what it takes to the target."""
+    """Returns the test metrics at the last round, and the round and MiB at which the target is reached."""
     plan = found.plan
     cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
     if plan.forecasting.target is not None:
@@ -206,7 +206,7 @@ def _columns(plan: Plan) -> list[str]:
 
 
 def _until(plan: Plan) -> str:
-    """What a table's rounds and bytes are, where it has them."""
+    """Returns the part of a table's title that explains its rounds and bytes; "" without a target."""
     return "" if plan.forecasting.target is None else f"; rounds and MiB to {_goal(plan)}"
 
 
@@ -260,7 +260,7 @@ def _stable(found: Forecast) -> list[str]:
 
 
 def _remark(screen: Console, found: Forecast) -> None:
-    """What the user should know before believing, or changing, a rate or a target."""
+    """Prints remarks on the rates and the target that matter before the user trusts or changes them."""
     plan, rates, lines = found.plan, found.rates, list[str]()
     if rates is not None and rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")

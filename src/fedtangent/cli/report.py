@@ -30,7 +30,7 @@ class ReportOptions:
 
 
 class ReportJob(NamedTuple):
-    """The runs, and the page that is made of them."""
+    """Runs, and the HTML page about them."""
 
     options: ReportOptions
     runs: list[ReportedRun]
@@ -38,7 +38,7 @@ class ReportJob(NamedTuple):
 
 
 def prepare(options: ReportOptions) -> ReportJob:
-    """Read all the runs and make the page; raises ``ValueError``, and writes nothing."""
+    """Reads all the runs and builds the page; raises ``ValueError``, and writes nothing."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:
@@ -54,7 +54,7 @@ def prepare(options: ReportOptions) -> ReportJob:
 
 
 def run_job(job: ReportJob) -> Ended:
-    """Write the page; returns how it ended."""
+    """Writes the page; returns the outcome."""
     folder, screen = output_folder(job.options.output), console()
     write_config(folder, "report", job.options)
     write_atomically(folder / "report.html", job.html)
@@ -68,9 +68,9 @@ def run_job(job: ReportJob) -> Ended:
 
 
 def command_of(run: ReportedRun) -> str:
-    """The command line that repeats a run: what differs from the defaults, checked to mean the same.
+    """Builds the command line that repeats a run: its options that differ from the defaults, checked to mean the same.
 
-    Where it does not, as for a run of another version, it names the run's config.json.
+    If they do not, as for a run of another version, the command line names the run's config.json.
     """
     path = ["--config", str(run.folder / "config.json")]
     try:
@@ -96,13 +96,13 @@ def command_of(run: ReportedRun) -> str:
 
 
 def _values(command: str, line: Sequence[str]) -> dict[str, Any]:
-    """The value of every option that belongs to the run, in words where that is a path."""
+    """Returns the value of every option that belongs to the run, with paths as text."""
     values = commands.read(commands.find(command, *line), line).values
     return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in commands.ANEW}
 
 
 def _means(command: str, line: Sequence[str], values: Mapping[str, Any]) -> bool:
-    """Whether the line gives these values."""
+    """Tells whether the command line gives these values."""
     try:
         return _values(command, line) == values
     except ValueError:

@@ -72,7 +72,7 @@ class TrainOptions:
 
 
 class TrainJob(NamedTuple):
-    """A checked run, ready to start."""
+    """Checked run, ready to start."""
 
     options: TrainOptions
     machine: MachineOptions
@@ -83,19 +83,19 @@ class TrainJob(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What is trained on what."""
+        """Names of the algorithm and the data set."""
         return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
 
 
 def continues(options: Mapping[str, Any]) -> bool:
-    """Whether the run goes on with what is in its folder."""
+    """Tells whether the run continues the one in its folder."""
     return bool(options["resume"])
 
 
 def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptions, described: Description) -> TrainJob:
-    """Check every option and build the run; raises ``ValueError``.
+    """Checks every option and builds the run; raises ``ValueError``.
 
-    Writes nothing but the key file that a projection needs, where there is none.
+    Writes nothing except the key file of a projection, if that does not exist.
     """
     seeds = _check(options, machine, described)
     built = build(described)
@@ -114,14 +114,14 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
 
 
 def _resolve_mapping(job: TrainJob, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
-    """How the clients are mapped; raises ``ValueError`` for a run that does not fit, evaluations included."""
+    """Chooses the mapping of the clients; raises ``ValueError`` if run and evaluations do not fit in memory."""
     built, rounds = job.built, job.built.description.run.num_rounds
     seen = [split.x for split in (built.examples.train, built.examples.test) if split is not None]
     return resolve_mapping(built.algorithm, built.data, rounds, job.machine.mapping, resumed, measure, seen)
 
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
-    """The seeds of the runs; raises ``ValueError`` for an option out of range."""
+    """Returns the seeds of the runs; raises ``ValueError`` for an option out of range."""
     checks.whole("evaluate_every", options.evaluate_every)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
     checks.choice("log", options.log, LOGS)
@@ -147,7 +147,7 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
 
 
 def checkpoints_of(job: TrainJob, seed: int) -> Checkpoints:
-    """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
+    """Returns the settings of checkpoints for the run of ``seed``; each of several runs has its own folder."""
     assert job.options.output is not None
     folder = job.options.output / "checkpoints" / ("" if job.options.seeds is None else f"seed-{seed}")
     resume = job.options.resume and has_checkpoint(folder)  # of several runs, some may not have begun
@@ -155,12 +155,12 @@ def checkpoints_of(job: TrainJob, seed: int) -> Checkpoints:
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error."""
+    """Prints one line for the user to standard error."""
     print(f"fedtangent: {line}", file=sys.stderr)
 
 
 def _resolved(job: TrainJob, mapping: Resolved) -> dict[str, Any]:
-    """What the options stand for on this machine."""
+    """Returns the values that automatic options take on this machine."""
     run = job.built.description.run
     folder = given_directory(run.data_dir)
     return {
@@ -172,7 +172,7 @@ def _resolved(job: TrainJob, mapping: Resolved) -> dict[str, Any]:
 
 
 def run_job(job: TrainJob) -> Ended:
-    """Run, for each of the seeds, with metrics.csv written at every evaluation; returns how it ended."""
+    """Trains with each of the seeds, and writes metrics.csv at every evaluation; returns the outcome."""
     o, built, run = job.options, job.built, job.built.description.run
     assert o.output is not None
     folder, first = output_folder(o.output), checkpoints_of(job, job.seeds[0])
@@ -240,7 +240,7 @@ def run_job(job: TrainJob) -> Ended:
 
 
 def _watch(job: TrainJob) -> Watch | None:
-    """What is asked for of each seed's run, on the examples of --seed."""
+    """Builds the diagnostics of the runs, on the examples of --seed; None if none are requested."""
     o, built = job.options, job.built
     if o.diagnostics == "none":
         return None
@@ -255,7 +255,7 @@ def _watch(job: TrainJob) -> Watch | None:
 
 
 def _measure_clients(built: Built, state: Any) -> dict[str, float]:
-    """Every client on its own test examples: the mean over clients, and over examples."""
+    """Measures every client on its own test examples: the mean over clients, and over examples."""
     assert built.of_clients is not None
     if built.examples.train.labels is None:
         name, score = "mse", personal.mse
@@ -272,7 +272,7 @@ def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
 
 
 def _announce(found: Resolved) -> None:
-    """How the run is mapped and what memory it is to take."""
+    """Prints the mapping of the run and its expected memory."""
     devices = f" over {jax.device_count()} devices" if found.mapping.startswith("sharded") else ""
     times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in found.seconds.items())
     measured = f" (seconds a round: {times})" if times else ""
@@ -281,7 +281,7 @@ def _announce(found: Resolved) -> None:
 
 
 def _finish(job: TrainJob, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
-    """Write and print what came out."""
+    """Writes and prints the results."""
     good = counted(runs)
     screen, rows, last = console(), rows_of(good), mean_cost(good)
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
@@ -299,7 +299,7 @@ def _finish(job: TrainJob, runs: dict[int, Run], metrics: list[Metric], bins: li
 
 
 def _setting(job: TrainJob) -> str:
-    """What the numbers of the table depend on most, in one line."""
+    """Returns one line with the choices on which the table's numbers depend most."""
     described = job.built.description
     rate, loss = described.algorithm.options.client_learning_rate, job.built.loss.replace("_", " ")
     how = f"{described.model.entry.name}, {described.partition.entry.name} on {job.built.data.num_clients} clients"
@@ -317,7 +317,7 @@ def _draw(job: TrainJob, metrics: list[Metric], bins: list[Reliability], folder:
 
 
 def _draw_diagnostics(job: TrainJob, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
-    """The metrics of all seeds and models along the run; of kernels, spectra of the first seed's at its two ends."""
+    """Draws the diagnostics of all seeds and models by round; of kernels also the first seed's spectra at both ends."""
     from fedtangent.output.run_plots import kernel_figure, laziness_figure
 
     mine = [m for m in metrics if m.split == job.options.diagnostics]

@@ -21,7 +21,7 @@ LOWER = "lower the learning rate"
 
 
 def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
-    """How the runs ended, together."""
+    """Returns the common outcome of all runs."""
     failed = {seed: how for seed, run in runs.items() if (how := status(run)) != FINISHED}
     stopped = any(runs[seed].status != FINISHED for seed in failed) and stop_on_divergence
     last = ", ".join(str(runs[seed].history.evaluations[-1].round) for seed in failed)
@@ -30,7 +30,7 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 
 def status(run: Run) -> str:
-    """How one run ended; also by what was measured last: not finite, or a loss far above the untrained models'."""
+    """Returns the status of a run, which also diverges by its last metrics: not finite, or far too large a loss."""
     first, last = _training_losses(run)
     measured = run.history.evaluations[-1].metrics
     # a condition number may be infinite, and so may what is predicted
@@ -45,19 +45,19 @@ def status(run: Run) -> str:
 
 
 def _training_losses(run: Run) -> tuple[float, float]:
-    """The first and the last training loss."""
+    """Returns the first and the last training loss."""
     ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
     first, last = (next(found[name] for name in ("mse", "nll", "loss") if name in found) for found in ends)
     return first, last
 
 
 def counted(runs: dict[int, Run]) -> dict[int, Run]:
-    """The runs whose numbers are averaged: those that finished; all of them where none did."""
+    """Selects the runs whose numbers are averaged: those that finished, or all runs if none finished."""
     return {seed: run for seed, run in runs.items() if status(run) == FINISHED} or runs
 
 
 def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
-    """The round and the seeds of the table's numbers, which are those of the ``good`` ones."""
+    """Describes the round and the seeds of the table's numbers, which are means over the ``good`` runs."""
     rounds = {run.history.evaluations[-1].round for run in good.values()}
     found = f"round {rounds.pop()}" if len(rounds) == 1 else "the last good round of each"
     if len(good) < len(runs):
@@ -66,14 +66,14 @@ def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
 
 
 def mean_cost(runs: dict[int, Run]) -> Measurement:
-    """The last evaluation, with the bytes of all seeds averaged."""
+    """Returns the last evaluation, with the bytes averaged over all seeds."""
     ends = [run.history.evaluations[-1] for run in runs.values()]
     up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
     return ends[-1]._replace(uplink_bytes=up, downlink_bytes=down)
 
 
 def rows_of(runs: dict[int, Run]) -> list[dict[str, Any]]:
-    """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
+    """Returns the last metrics; for several seeds their means, with the half-width of a 95 % interval (Student's t)."""
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
     rows: list[dict[str, Any]] = []
     for split, found in last[0].items():
@@ -87,7 +87,7 @@ def rows_of(runs: dict[int, Run]) -> list[dict[str, Any]]:
 
 
 def table_of(title: str, rows: list[dict[str, Any]], last: Measurement) -> TextTable:
-    """The last metrics and the bytes sent, as they are printed."""
+    """Builds the printed table of the last metrics and the bytes sent."""
     several = "seeds" in rows[0]
     columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})
     cells = [
@@ -101,7 +101,7 @@ def table_of(title: str, rows: list[dict[str, Any]], last: Measurement) -> TextT
 
 
 def remarks(run: Run) -> list[str]:
-    """What the user should know before believing the numbers."""
+    """Returns remarks on a run that matter before the user believes its numbers."""
     weight = np.asarray(run.history.rounds["model_weight"])
     trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
     if len(weight) and trained < weight.shape[1]:

@@ -33,10 +33,10 @@ Build = Callable[[DataDir, str, int], Setting]
 
 @dataclasses.dataclass(frozen=True)
 class CaseEntry(Entry):
-    """A named comparison; ``build(data_dir, scale, seed)`` gives its settings."""
+    """A named comparison; ``build(data_dir, scale, seed)`` returns its settings."""
 
     by_default: bool = True
-    """Whether ``fedtangent compare`` runs it unless told otherwise."""
+    """Whether ``fedtangent compare`` runs the case if the user names no cases."""
 
 
 def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, is_linear: bool) -> Setting:
@@ -62,7 +62,7 @@ def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, see
 
 
 def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
-    """How every case is trained."""
+    """Returns the fields of ``Setting`` that all cases share: schedule, widths, draws, steps and rounds."""
     return {
         "schedule": schedule.per_client_permutations(num_clients, NUM_MODELS),
         "widths": size.widths,
@@ -75,7 +75,7 @@ def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """The papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in its parameters."""
+    """Builds the papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in the parameters."""
     sizes = {"smoke": Scale((100,), 16, 100), "default": Scale((100,), 16, 200), "paper": Scale((100,), 100, 2000)}
 
     def model(width: int) -> Model:
@@ -86,7 +86,7 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
 
 
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
+    """Builds the setting of a network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
         "smoke": Scale((64, 256, 1024), 48, 6),
         "default": Scale((64, 256, 1024), 48, 20),
@@ -128,17 +128,27 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Scikit-learn's handwritten digits, ten outputs, heterogeneous clients."""
+    """Builds the setting of scikit-learn's handwritten digits: ten outputs, heterogeneous clients."""
     return _images("digits", "Digits", data_dir, scale, seed)
 
 
 def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Fashion-MNIST where its files are given."""
+    """Builds the setting of Fashion-MNIST, whose files are read from ``data_dir``."""
     return _images("fashion_mnist", "Fashion-MNIST", data_dir, scale, seed)
 
 
 def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int = 0) -> list[Setting]:
-    """The settings of the case called ``name``; raises ``ValueError`` for unknown names, before any work."""
+    """Builds the settings of the case called ``name``.
+
+    Args:
+        name: Name of the case; ``fedtangent list cases`` shows all.
+        data_dir: Folder of the data sets' files.
+        scale: One of ``SCALES``: "smoke", "default" or "paper".
+        seed: Seed of data, schedule and initialisations.
+
+    Raises:
+        ValueError: The name or the scale is unknown; raised before any data is loaded.
+    """
     entry = choose("cases", name)
     settings: list[Setting] = entry.build(data_dir, checks.choice("scale", scale, SCALES), seed)
     return settings

@@ -1,7 +1,7 @@
-"""Cohorts and minibatches of a run as inputs of the theory, with weights derived here and not by the simulator.
+"""Cohorts and minibatches of a run as inputs of the theory, with weights computed here and not by the simulator.
 
-Which client trains which model on which batch is drawn at random, and theory takes it as given. How much a client
-counts is part of the algorithm, and so of what a comparison checks: a simulator that weighs clients wrongly must
+Which client trains which model on which batch is drawn at random, and theory takes these draws as inputs. How much a
+client counts is part of the algorithm, so a comparison must check it: a simulator that weighs clients wrongly must
 disagree with theory.
 """
 
@@ -20,9 +20,16 @@ from fedtangent.types import Array, Cohort, Key, Partition, PyTree, Schedule
 
 
 def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
-    """The training rows of every minibatch that a run of ``seed`` draws for its cohorts, [R, S, T, B], -1 for none.
+    """Computes which training rows are in every minibatch that a run of ``seed`` draws for its cohorts.
 
-    None where every step takes all of a client's examples.
+    Args:
+        work: Local steps and batch size.
+        partition: Training rows of every client.
+        cohorts: Cohorts of the run, [R, S].
+        seed: Seed or key of the run.
+
+    Returns:
+        Row numbers [R, S, T, B], where -1 fills unused places; None if every step takes all examples of a client.
     """
     sizes, train = np.asarray(partition.sizes), streams.keys(seed).train
     largest = int(sizes.max())
@@ -41,7 +48,10 @@ def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Ke
 
 
 def steps_of(work: Work, partition: Partition) -> np.ndarray:
-    """Local steps of every client, [N], at least 1: ``ceil(n_i / B)`` in an epoch of minibatches."""
+    """Computes the number of local steps of every client, [N]; each takes at least 1.
+
+    One epoch of minibatches of size B has ``ceil(n_i / B)`` steps.
+    """
     if work.steps is not None:
         return np.full(partition.num_clients, work.steps)
     per_epoch = 1 if work.batch_size is None else -(-np.asarray(partition.sizes) // work.batch_size)
@@ -49,7 +59,10 @@ def steps_of(work: Work, partition: Partition) -> np.ndarray:
 
 
 def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray:
-    """How many clients get a model in each round of ``cohorts``, [R]: also those that then drop out or are late."""
+    """Counts the clients that get a model in each round of ``cohorts``, [R].
+
+    Clients that drop out or are late after they got the model count too.
+    """
     if schedule.contacted is None:
         return np.sum(np.asarray(cohorts.weight) > 0, axis=1)
     count, (init_key, sample_key) = schedule.contacted, streams.schedule_keys(streams.keys(seed).schedule)
@@ -67,12 +80,12 @@ def weighed_cohorts(
     """Draws the cohorts of a simulation with this seed, and computes their weights independently of the simulator.
 
     So a simulator that weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of
-    examples, counted here example by example (FedAvg; FE-2021, eq. 1), or with ``weighting="uniform"`` the weight 1 if
-    it holds any, times the slot's own; an empty slot has weight 0. Weights are divided by their sum where models are
-    averaged.
+    examples, counted here example by example (FedAvg; FE-2021, eq. 1). With ``weighting="uniform"`` each client with at
+    least one example has weight 1. This weight is multiplied by the slot's weight in the schedule; an empty slot has
+    weight 0. Weights are divided by their sum where models are averaged.
 
     Returns:
-        NumPy arrays [R, S].
+        Cohorts as NumPy arrays [R, S].
 
     Raises:
         ValueError: The weighting is unknown, or the partition and the schedule have different numbers of clients.

@@ -1,4 +1,4 @@
-"""``compare`` puts any run beside its theory: networks of several widths, the flow of the same rounds, the limit."""
+"""``compare`` compares any run with theory: networks of several widths, the flow of the same rounds, the limit."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def compare(
     """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
 
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
-    widths, beside the federated flow of infinite width. With a ``start``, the very networks that begin there are
-    trained, beside their linearisation at it: any model and any algorithm, also one that no closed form follows.
+    widths, and compared with the federated flow of infinite width. With a ``start``, the networks that begin there are
+    compared with their linearisation at it: any model and any algorithm, also without a closed form.
 
     Args:
         algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear; with a
             ``start`` for any model.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
-        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
-            example [n].
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
+            [n].
         num_rounds: Communication rounds R.
         seed: Seed of initialisations, schedule and minibatches.
-        start: Beginning of the models, as in ``simulate``: parameters such as pre-trained weights, of one model or of
-            each, or a typed key to initialise from; None: independent initialisations at every width.
+        start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
+            of each, or a typed key to initialise from; None: independent initialisations at every width.
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; without meaning for a linear model.
         draws: Initialisations of the K models at every width, five or more.
@@ -82,7 +82,7 @@ def comparison_of(
     widths: tuple[int, ...],
     draws: int,
 ) -> Setting:
-    """Returns the setting that ``compare`` runs; raises ``ValueError`` as ``compare`` does."""
+    """Builds the setting that ``compare`` runs, from the same arguments; raises ``ValueError`` as ``compare`` does."""
     check_evaluation(evaluation)
     whole("num_rounds", num_rounds)
     whole("draws", draws, FEWEST_DRAWS)

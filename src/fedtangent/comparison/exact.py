@@ -1,9 +1,9 @@
-"""Exact comparisons: models linear in their weights, trained by the setting's own algorithm and schedule.
+"""Exact comparisons: models linear in their weights, trained by the setting's algorithm and schedule.
 
-A network is only near its kernel prediction, so that an error of some percent in either goes unnoticed. Here the same
-code trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at
-fixed weights, and a linear model whose tangent kernel is the setting's own analytic one. Each equality has negative
-controls, flows that are slightly wrong (``near_misses``), which must fail.
+A network is only near its kernel prediction, so an error of a few percent in either goes unnoticed. Here the same code
+trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at fixed
+weights, and a linear model whose tangent kernel is the setting's analytic one. Each equality has negative controls,
+flows that are slightly wrong (``near_misses``), which must fail.
 """
 
 from __future__ import annotations
@@ -41,9 +41,16 @@ Law = tuple[np.ndarray, np.ndarray]  # means [K, m, C] and covariances [K, m, m]
 def near_misses(
     setting: Setting, cohorts: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared"
 ) -> dict[str, Flow]:
-    """Flows that are slightly wrong after ``last`` rounds, by what is wrong with them: negative controls.
+    """Builds negative controls: flows over ``last`` rounds that are slightly wrong, keyed by the mistake in each.
 
-    Those that would be right here (equal weights of equal clients, a shift of rounds that are all alike) are left out.
+    A mistake that changes nothing for this setting is left out, for instance equal weights if all clients are equal.
+
+    Args:
+        setting: The setting whose rule, rates and weights are altered.
+        cohorts: The right cohorts, [R, S].
+        blocks: Kernels at the training and test points.
+        last: Number of rounds after which the flows are evaluated.
+        outputs: "shared", or "full" if the kernel couples outputs.
     """
     rule = setting.rule
     shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
@@ -84,14 +91,14 @@ def near_misses(
 
 
 def _sorted(cohorts: Cohort) -> np.ndarray:
-    """Model, client and weight of every slot, [R, S, 3], the slots of each round sorted."""
+    """Returns model, client and weight of every slot, [R, S, 3], with the slots of each round sorted."""
     slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
     order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
     return np.take_along_axis(slots, order[..., None], axis=1)
 
 
 def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
-    """The cohorts weighted equally in place of by examples, or the other way round; None if that changes nothing."""
+    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
     sizes = np.asarray(held.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)
@@ -109,27 +116,30 @@ def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Coho
 
 
 def _backwards(batches: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Each slot's batches [R, S, T, B] from the last of its ``steps`` [R, S] to the first."""
+    """Reverses the order of each slot's first ``steps`` [R, S] batches in ``batches`` [R, S, T, B]."""
     t = np.arange(batches.shape[2])
     at = np.where(t < steps[..., None], steps[..., None] - 1 - t, t)
     return np.take_along_axis(batches, at[..., None], axis=2)
 
 
 def _absent_once(cohorts: Cohort, last: int) -> Cohort:
-    """The same cohorts but for the first filled slot of round number ``last``, counted from 1."""
+    """Returns the cohorts without the first filled slot of round number ``last``, counted from 1."""
     weight = np.array(cohorts.weight)
     weight[last - 1, int(np.argmax(weight[last - 1] > 0))] = 0.0
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
 def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
-    """Every model of a setting that is linear itself, at every evaluated round, against the flow and near misses."""
+    """Checks that every model of a linear setting follows the flow at every evaluated round; controls: near misses."""
     statement = "simulation = flow, linear model, every round"
     return follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
-    """A linear model with the setting's analytic kernels, from a draw of the prior, against the flow; near misses."""
+    """Checks that a linear model with the setting's analytic kernels follows the flow; controls: near misses.
+
+    The model starts as a draw from the prior.
+    """
     points = some_points(theory.setting)
     small, rows = _of_kernels(theory, points)
     model = _two_feature_maps(rows, small.y_train.shape[1], True)
@@ -139,10 +149,10 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
-    """K networks linearised at fixed weights, each from its own initial weights, against the flow of their kernel.
+    """Checks that K networks, linearised at fixed weights, follow the flow of their kernel; controls: near misses.
 
-    The same algorithm, data, schedule, rates and rounds as the setting's networks; the kernel is the whole empirical
-    one, [n C, n C], which couples the outputs.
+    Each network starts from different initial weights. Algorithm, data, schedule, rates and rounds are those that train
+    the setting's networks; the kernel is the whole empirical one, [n C, n C], which couples the outputs.
     """
     points = some_points(setting)
     base = setting.model(LINEARISED_WIDTH)
@@ -163,17 +173,17 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
 def follows(
     setting: Setting, statement: str, seen: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
 ) -> Verdict:
-    """Returns the verdict that models of some kernels follow the flow from their own initial functions; near misses.
+    """Checks that linear models follow the flow from their initial functions at every evaluated round.
 
-    A user's run has a loss of its own: the other one is a near miss, too.
+    The controls are near misses; for a user's run, a flow with another loss is one more.
 
     Args:
         setting: The run.
-        statement: The verdict's text.
-        seen: The models.
-        cohorts: Cohorts of the run.
-        blocks: The models' kernels.
-        outputs: "shared", or "full" where the kernel couples outputs.
+        statement: Text of the verdict.
+        seen: Simulated outputs of the models.
+        cohorts: Cohorts of the run, [R, S].
+        blocks: Kernels of the models.
+        outputs: "shared", or "full" if the kernel couples outputs.
     """
     flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
     wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)
@@ -185,7 +195,17 @@ def follows(
 
 
 def empirical_blocks(model: Model, at: PyTree, x_train: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
-    """The whole tangent kernel at the weights ``at``, rows in example-major order: [n C, n C] and [m C, n C]."""
+    """Computes the whole tangent kernel of ``model`` at the weights ``at``, for the training and test points.
+
+    Args:
+        model: Network with C outputs.
+        at: Its parameters.
+        x_train: Training inputs, [n, d].
+        x_test: Test inputs, [m, d].
+
+    Returns:
+        Blocks [n C, n C] and [m C, n C]; the C outputs of one example are adjacent rows.
+    """
     both = np.concatenate([x_train, x_test])
     whole = np.asarray(_whole_kernel(model, at, jnp.asarray(both), jnp.asarray(x_train)))
     rows = len(x_train) * model.output_size
@@ -199,10 +219,7 @@ def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
 
 
 def _largest_error(flow: Flow, seen: Simulated) -> float:
-    """The largest relative error of any network at any evaluated round, each from its own initial function.
-
-    Infinite where the flow leaves float64.
-    """
+    """Returns the largest relative error of any network at any evaluated round; infinite if the flow overflows."""
     starts = zip(seen.train[0].swapaxes(0, 1), seen.test[0].swapaxes(0, 1), strict=True)
     try:
         test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
@@ -212,10 +229,10 @@ def _largest_error(flow: Flow, seen: Simulated) -> float:
 
 
 def law_verdicts(theory: Predicted) -> list[Verdict]:
-    """Mean and covariance of each of the K models, and of their ensemble, at a round, from an exact propagation.
+    """Checks the mean and covariance of each of the K models, and of their ensemble, at one round, without sampling.
 
-    The model is linear, with the setting's analytic kernels: one run trains it from zero, which gives the mean, and
-    from every function of a basis, which gives the covariance ``G G'``.
+    A linear model with the setting's analytic kernels is trained in one run: from the zero function, which gives the
+    mean, and from every function of a basis, which gives a factor G of the covariance ``G G'``.
     """
     setting = theory.setting
     at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
@@ -240,7 +257,7 @@ def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
 
 
 def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
-    """``averaged`` is the algorithm's own mean of its models, [m, C]."""
+    """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
     points, flow, (mean, cov) = some_points(theory.setting), theory.flow, found
     num_models = len(mean)
     law = (
@@ -258,7 +275,7 @@ def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_
 
 
 def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
-    """Distances of wrong laws from the propagated one: those of near misses (their means alone), and other models'."""
+    """Returns the distance of each wrong law from the propagated law: means of near misses, and exchanged models."""
     setting = theory.setting
     points, round_ = some_points(setting), setting.rounds[at]
     misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
@@ -271,11 +288,11 @@ def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[
 
 
 def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
-    """One run of a linear model with the setting's analytic kernels, all outputs at once.
+    """Trains a linear model with the setting's analytic kernels, all outputs in one run.
 
-    The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of
-    the initial covariance at train and test points and learn zero, which is what a residual does: what becomes of
-    them is a factor of the covariance.
+    The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of the
+    initial covariance at train and test points and learn zero, as a residual does. After training, these q outputs are
+    a factor of the covariance.
     """
     setting, n = theory.setting, len(theory.setting.x_train)
     small, rows = _of_kernels(theory, points)
@@ -292,8 +309,10 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
 
 
 def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
-    """The setting, once, at some test points, with inputs [phi, psi] whose products are the analytic kernels; their
-    rows."""
+    """Returns a setting of one draw, and the rows q of its feature maps.
+
+    Its inputs [phi, psi] at the training points and some test points have the analytic kernels as inner products.
+    """
     setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
     prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
@@ -303,9 +322,10 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
 
 
 def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
-    """``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
+    """Builds the model ``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
 
-    W0 is ``drawn`` from N(0, 1), a draw of the prior, or [0, I] behind ``outputs`` that start at zero.
+    With ``drawn`` W0 is standard normal, so that the model starts as a draw from the prior. Otherwise W0 is [0, I]: the
+    first ``outputs`` outputs start at zero.
     """
     columns = outputs if drawn else outputs + rows
 
@@ -322,12 +342,12 @@ def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
 
 
 def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
-    """The blocks of the training points and some test points; those that the flow of one function needs."""
+    """Returns the two blocks that the flow of one function needs, with all training points and some test points."""
     return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
 
 
 def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.ndarray:
-    """``G`` with ``G G'`` the kernel of the training points and some test points, [n + m, n + m]."""
+    """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
     cross = np.asarray(test_train)[points]
     joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
     eigenvalues, vectors = np.linalg.eigh(joint)
@@ -335,6 +355,6 @@ def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.nd
 
 
 def some_points(setting: Setting) -> np.ndarray:
-    """At most ``NUM_POINTS`` test points, evenly spread."""
+    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread."""
     count = len(setting.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

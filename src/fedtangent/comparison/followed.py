@@ -1,4 +1,4 @@
-"""How theory follows a run: its setting, from the algorithm and its examples, and what theory cannot follow."""
+"""How theory follows a run: the setting of an algorithm and its examples, and the checks that reject other runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def setting_of(
     own_width: bool = False,
     is_followed: bool = True,
 ) -> Setting:
-    """Returns the setting of a run at the width of its own model.
+    """Builds the setting of a run, at the width of the algorithm's model.
 
     Args:
         algorithm: The run's algorithm.
         examples: Its training and test examples and who holds them.
         num_rounds: Rounds R.
         seed: Seed of its schedule and its minibatches.
-        most_points: Only the first so many test examples; None for all.
-        own_width: Whether its networks keep the width of the algorithm's model, whatever is asked.
-        is_followed: Whether theory has to follow it; else the setting has no rule.
+        most_points: Largest number of test examples; the first ones are used. None: all.
+        own_width: Whether networks keep the width of the algorithm's model at every width that is asked for.
+        is_followed: Whether theory must follow the run; otherwise the setting has only a loss as its rule.
 
     Raises:
         ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
@@ -111,7 +111,7 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
 
 
 def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
-    """Returns the numbers of a schedule of the round, [R]."""
+    """Evaluates a schedule of numbers at every round, [R]."""
     return np.array([float(schedule(jnp.int32(r))) for r in range(num_rounds)])
 
 
@@ -152,7 +152,7 @@ def check_kernels(model: Model, x: np.ndarray) -> None:
 
 
 def in_float64(plain: Model) -> Model:
-    """Returns the same model, whose weights start in float64."""
+    """Returns the model with float64 initial weights."""
 
     def init(key: Key) -> PyTree:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))

@@ -1,7 +1,7 @@
 """``predict``: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
 
-Initial functions are drawn from the network's prior. The federated flow, with the run's own kernel, cohorts,
-minibatches and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
+Initial functions are drawn from the network's prior. The federated flow, with the run's kernel, cohorts, minibatches
+and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Forecasting:
 
 
 class Plan(NamedTuple):
-    """A checked run of which nothing has been predicted yet; made by ``plan_of``."""
+    """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
 
     algorithm: Algorithm
     examples: Examples
@@ -73,22 +73,22 @@ class Plan(NamedTuple):
 
     @property
     def loss(self) -> str:
-        """The metric of the loss, under the name that ``train`` gives it."""
+        """The name of the loss among the metrics, as in the history of ``simulate``."""
         return uncertainty.metric_of(self.examples.loss)
 
     @property
     def rate(self) -> float:
-        """The clients' learning rate; of a schedule the largest."""
+        """The clients' learning rate; for a learning-rate schedule, its largest value."""
         return float(np.max(self.setting.learning_rate))
 
     @property
     def draws(self) -> int:
-        """How many initial functions there are: one where the run has a start."""
+        """The number of initial functions: one if the run has a start."""
         return self.forecasting.draws if self.start is None else 1
 
     @property
     def at_once(self) -> int:
-        """How many initial functions are computed together, a divisor of ``draws``."""
+        """The number of initial functions that are computed together, a divisor of ``draws``."""
         s = self.setting
         of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
         draws = self.draws
@@ -101,54 +101,54 @@ class Plan(NamedTuple):
 
     @property
     def cost(self) -> Cost:
-        """Bytes of a message and of a broadcast."""
+        """The bytes of a message and of a broadcast."""
         data = self.examples.data
         return self.algorithm.cost(data, engine_for(data, default_mapping()))
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The examples that metrics are measured on; without test examples the training examples take their place."""
+        """The examples on which metrics are measured; without test examples, "test" is the training examples."""
         train, test = self.examples.train, self.examples.test
         return {"train": train, "test": train if test is None else test}
 
 
 class Curve(NamedTuple):
-    """Metrics of the algorithm's prediction along a run, as ``train`` has them, from each of E initial functions."""
+    """Metrics of the algorithm's prediction along a run, from each of E initial functions, named as in ``simulate``."""
 
     rate: float
     rounds: np.ndarray  # [r]
     values: dict[tuple[str, str], np.ndarray]  # (split, metric) -> [E, r]
 
     def mean(self, split: str, metric: str) -> np.ndarray:
-        """Over the initial functions, [r]."""
+        """Returns the mean of a metric over the initial functions at each round, [r]."""
         return self.values[split, metric].mean(axis=0)
 
     def band(self, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """From the 5th to the 95th percentile of the initial functions, [r] each."""
+        """Returns the 5th and the 95th percentile of a metric over the initial functions at each round, [r] each."""
         with np.errstate(invalid="ignore"):
             low, high = np.percentile(self.values[split, metric], BAND, axis=0)
         return low, high
 
 
 class Reached(NamedTuple):
-    """When a run reaches a target on average over its initial functions."""
+    """The round in which a run reaches a target, on average over its initial functions."""
 
-    round: int | None  # None: at no evaluated one
+    round: int | None  # None: at no evaluated round
     uplink_bytes: int | None
     nearest: float  # the best value after any round
 
 
 class Forecast(NamedTuple):
-    """Everything that is predicted of a run."""
+    """The forecast of a run: learning curves, rates, bytes on the wire and limit."""
 
     plan: Plan
-    given: Curve  # at the rate that the run is given
-    best: Curve  # at its best rate; where none was looked for, the one that is given
+    given: Curve  # curve at the run's rate
+    best: Curve  # curve at the best rate; at the run's rate if none was searched
     rates: Rates | None
-    uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
+    uplink_bytes: np.ndarray  # [r] from the start to each evaluated round
     downlink_bytes: np.ndarray  # [r]
     limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
-    fastest: Curve | None = None  # at the rate of those tried that reaches the target in the fewest rounds
+    fastest: Curve | None = None  # curve at the tried rate of the fewest rounds to the target
 
     @property
     def name(self) -> str:
@@ -157,9 +157,9 @@ class Forecast(NamedTuple):
 
     @property
     def history(self) -> History:
-        """The learning curve at the given rate, as ``simulate`` has it: means over the initial functions, with bands.
+        """The learning curve at the run's rate as a ``History``: means over the initial functions, with bands.
 
-        ``rounds`` is empty: nothing was trained.
+        ``History.rounds`` is empty, because nothing was trained.
         """
         curve, splits = self.given, [key for key in self.given.values if self.plan.examples.test or key[0] == "train"]
         evaluations = [
@@ -178,17 +178,22 @@ class Forecast(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Test loss at the horizon at the best rate."""
+        """The test loss after the last round at the best rate."""
         return float(self.best.mean("test", self.plan.loss)[-1])
 
     def __repr__(self) -> str:
-        """Where it ends at its best rate, and up to which rate it is stable."""
+        """Returns one line with the final test loss, the best rate and the largest stable rate."""
         rates = self.rates
         told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
         return f"Forecast({self.name}, test loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
 
     def reached(self, target: float, curve: Curve) -> Reached:
-        """When ``curve``, one of this run's, reaches ``target`` on the main test metric."""
+        """Finds when ``curve`` reaches ``target`` on the main test metric, and the uplink bytes until then.
+
+        Args:
+            target: Value of the metric ``Plan.main``.
+            curve: One of the curves of this forecast: ``given``, ``best`` or ``fastest``.
+        """
         values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
         round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
         after = values[1:] if len(values) > 1 else values
@@ -197,12 +202,19 @@ class Forecast(NamedTuple):
 
 
 def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
-    """The first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
+    """Returns the first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
 
     With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
-    reaches none. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
+    never reaches it. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
 
-    Raises ``ValueError`` for shapes that do not fit, and a target that is no number.
+    Args:
+        rounds: Round numbers, [r].
+        values: The metric after each of these rounds, [r].
+        target: The value to reach.
+        rising: Whether larger values are better.
+
+    Raises:
+        ValueError: The shapes differ, or the target is not a number.
     """
     at, seen = real_array("rounds", rounds), real_array("values", values)
     if at.ndim != 1 or at.shape != seen.shape:
@@ -225,25 +237,25 @@ def predict(
 ) -> Forecast:
     """Predicts a run without training a network: learning curves, stable and best rate, rounds to a target.
 
-    The network is the algorithm's, at infinite width; for more than 8,000 points initial functions are drawn from
-    networks of its own width. With a ``start`` the network begins there and is linearised at its weights: any
-    model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    The network is the algorithm's, at infinite width. For more than 8,000 points, initial functions come from randomly
+    initialised networks of the algorithm's width. With a ``start`` the network begins there and is linearised at these
+    weights: any model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
         algorithm: The algorithm, for a model with an analytic kernel, or with a ``start`` for any model.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
-        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
-            example [n].
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
+            [n].
         num_rounds: Communication rounds R.
         seed: Seed of initial functions, schedule and minibatches.
-        start: Beginning of the models, as in ``simulate``: parameters such as pre-trained weights, of one model or of
-            each, or a typed key to initialise from; None: initial functions are drawn from the prior.
+        start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
+            of each, or a typed key to initialise from; None: initial functions are drawn from the prior.
         evaluation: Rounds between evaluations (default: 1), and progress.
         forecasting: Target, number of initial functions, and whether rates are searched.
 
     Returns:
-        Learning curves with bands at the given and at the best rate, and bytes on the wire.
+        Learning curves with bands at the run's rate and at the best rate, and bytes on the wire.
 
     Raises:
         ValueError: Before anything is computed: 64-bit types are off, theory does not follow the algorithm (the message
@@ -259,7 +271,16 @@ def predict(
 def forecasts(
     plans: Sequence[Plan], progress: bool | None = False, say: Report = lambda line: None
 ) -> Iterator[Forecast]:
-    """The forecast of each plan; all are of the same data and network, whose kernels are computed once."""
+    """Computes the forecast of each plan in turn; the kernels are computed once.
+
+    Args:
+        plans: Runs with the same data, network and start.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+
+    Yields:
+        One forecast for each plan.
+    """
     first = plans[0]
     if first.start is not None:
         yield from (_from_start(plan, progress, say) for plan in plans)
@@ -272,7 +293,10 @@ def forecasts(
 
 
 def memory_of(plan: Plan) -> KernelPlan:
-    """The memory that its kernels need; raises ``ValueError`` if there is too little, or a kernel file was altered."""
+    """Computes the memory that the kernels of a plan need.
+
+    Raises ``ValueError`` if there is too little memory and disk, or if the kernel's file was altered.
+    """
     found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if found.folder is not None:
         check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
@@ -296,7 +320,7 @@ def plan_of(
     forecasting: Forecasting = Forecasting(),
     start: Key | PyTree | None = None,
 ) -> Plan:
-    """Returns the plan of a run; raises ``ValueError`` as ``predict`` does."""
+    """Builds the plan of a run from the arguments of ``predict``; raises ``ValueError`` as ``predict`` does."""
     check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
@@ -319,10 +343,10 @@ def plan_of(
 def forecast(
     plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool | None = False, say: Report = lambda line: None
 ) -> Forecast:
-    """Returns the forecast of a plan.
+    """Computes the forecast of a plan without a start.
 
     Args:
-        plan: The run, without a start.
+        plan: The run.
         kernels: The kernels of its setting.
         progress: Whether to show progress.
         say: Called with a line of text for each step of the work.
@@ -334,7 +358,7 @@ def forecast(
 
 
 def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
-    """The forecast of a plan with a start: each model by the tangent kernel at its own weights."""
+    """Computes the forecast of a plan with a start: each model is linearised at its initial weights."""
     setting, model = plan.setting, plan.algorithm.model
     x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     with jax.default_matmul_precision("highest"):
@@ -367,12 +391,12 @@ def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress:
 
 
 def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Forecasts in rising order of the test loss at the horizon, each at its own best rate."""
+    """Sorts forecasts by test loss after the last round, each at the best rate of its algorithm, lowest first."""
     return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
 
 
 class _Runs(NamedTuple):
-    """The runs of a plan from drawn initial functions, at any rate."""
+    """The flows of a plan and its initial functions, from which runs at any rate are computed."""
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each
@@ -385,17 +409,17 @@ class _Runs(NamedTuple):
 
     @property
     def tried(self) -> int:
-        """Initial functions that rates are tried on."""
+        """The number of initial functions with which rates are tried."""
         return min(TRIED_DRAWS, len(self.starts))
 
     def at(self, rate: float) -> list[Flow]:
-        """The flows at another rate: shapes stay the same, so that nothing is compiled again."""
+        """Returns the flows at another rate; shapes stay the same, so that nothing is compiled again."""
         rounds = self.flow.rounds
         changed = rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
         return [dataclasses.replace(flow, rounds=changed) for flow in self.flows]
 
     def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
-        """(split, metric) -> [E, r] of some initial functions: what ``train`` measures, at the same examples."""
+        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
         plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
         splits, loss = plan.splits, plan.examples.loss
         given = starts[:, :, :train], starts[:, :, train:]
@@ -414,13 +438,13 @@ class _Runs(NamedTuple):
         return values
 
     def losses(self, rate: float) -> tuple[float, float]:
-        """Training and test loss at the horizon, the mean over the initial functions that rates are tried on."""
+        """Returns training and test loss after the last round, averaged over the first ``tried`` initial functions."""
         found = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
         train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
         return train, test
 
     def curve(self, rate: float, progress: bool | None) -> Curve:
-        """All metrics at all evaluated rounds."""
+        """Computes all metrics at all evaluated rounds."""
         setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
         values: dict[tuple[str, str], list[np.ndarray]] = {}
         with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
@@ -432,7 +456,7 @@ class _Runs(NamedTuple):
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
-    """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
+    """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
     flow, given = runs.flow, runs.plan.rate
     bound = None
     if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
@@ -450,7 +474,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
-    """The rate, of those that were tried, that reaches the target in the fewest rounds; None where none reaches it."""
+    """Returns the tried rate that reaches the target in the fewest rounds; None if no rate reaches it."""
     plan, target = runs.plan, runs.plan.forecasting.target
     if target is None:
         return None
@@ -466,7 +490,7 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
 
 
 def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes up and down until each evaluated round, [r] each, as the ledger of a run counts them."""
+    """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting, cost = plan.setting, plan.cost
     contacted = contacted_clients(setting.schedule, drawn, setting.seed)
     weight = np.asarray(drawn.weight)
@@ -480,9 +504,9 @@ def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
-    """Test metrics of Theorem 2's limit, of the mean of K models; None where it is not known.
+    """Computes the test metrics of the mean of K models in the limit of Theorem 2; None if the limit is unknown.
 
-    Of a large kernel those of the mean over initial functions.
+    For a large kernel the metrics are of the mean over initial functions.
     """
     is_constant = np.ptp(np.ravel(setting.learning_rate)) == 0  # a schedule may end before the limit
     if not flow.kind.is_linear or flow.kind.decays or not is_constant:

@@ -1,7 +1,7 @@
-"""A run from given weights beside its linearisation there: any model and any algorithm, random or pre-trained weights.
+"""A run from given weights and its linearisation there: any model and any algorithm, random or pre-trained weights.
 
-A network and its linearisation ``f(w_0) + J(w_0) (w - w_0)``, trained by the same algorithm, differ by what the network
-learns of features. Where theory follows the algorithm, the linearisation is not trained: the federated flow of the
+A network and its linearisation ``f(w_0) + J(w_0) (w - w_0)``, trained by the same algorithm, differ by the features
+that the network learns. If theory follows the algorithm, the linearisation is not trained: the federated flow of the
 tangent kernel at ``w_0`` is the same function to rounding, which a verdict checks.
 """
 
@@ -42,8 +42,8 @@ class FromStart(NamedTuple):
         simulated: Outputs of the K networks at the evaluated rounds.
         train: Predicted outputs at the training examples, [r, K, 1, n, C].
         test: Predicted outputs at the test examples, [r, K, 1, m, C].
-        how: How they were predicted: by the flow, or by training the linearised networks, and then why.
-        verdicts: That the flow is the linearised network, with wrong flows as controls; empty without a flow.
+        how: Text on the prediction: by the flow, or by training the linearised networks, with the reason.
+        verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
 
@@ -56,20 +56,23 @@ class FromStart(NamedTuple):
     seconds: float
 
     def __repr__(self) -> str:
-        """What was compared, how it was predicted, and how far the networks end from it."""
+        """Returns one line with the run, the method of prediction, and the final distance of the networks from it."""
         said = f"; {summary(self.verdicts)}" if self.verdicts else ""
         apart = float(self.feature_learning[-1].mean())
         return f"FromStart({self.setting.title}: {apart:.3g} from its linearisation at the end, {self.how}{said})"
 
     @property
     def feature_learning(self) -> np.ndarray:
-        """Distance of networks to their linearisation at the test examples, relative to how far that moves, [r, K]."""
+        """The distance of networks from their linearisation at the test examples, [r, K].
+
+        It is relative to how far training moves the linearisation.
+        """
         moved = np.broadcast_to(self.test[-1] - self.test[0], self.test.shape)
         return relative_errors(self.test, self.simulated.test, moved)[..., 0]
 
     @property
     def history(self) -> History:
-        """Metrics of the networks along the run, and as predicted the metrics of their linearisation."""
+        """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
         theory = history_of(
             self.setting, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
         )
@@ -80,7 +83,7 @@ class FromStart(NamedTuple):
 def compare_from(
     algorithm: Algorithm, examples: Examples, num_rounds: int, seed: int, start: Key | PyTree, evaluation: Evaluation
 ) -> FromStart:
-    """Returns a run from given weights beside its linearisation there.
+    """Simulates a run from given weights and compares it with its linearisation there.
 
     Args:
         algorithm: The algorithm.
@@ -138,7 +141,7 @@ def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key |
 
 
 def _too_large(algorithm: Algorithm, examples: Examples) -> str:
-    """Why the tangent kernel at the start is too large; empty where it is not."""
+    """Returns the reason why the tangent kernel at the start is too large; empty if it is not."""
     rows = len(examples.dataset.x_train) * algorithm.model.output_size
     return "" if rows <= MOST_ROWS else f"a tangent kernel of {rows} rows (n C) is more than the {MOST_ROWS} allowed"
 
@@ -147,15 +150,15 @@ def check_rows(algorithm: Algorithm, examples: Examples) -> None:
     """Raises ``ValueError`` for too many training examples.
 
     Args:
-        algorithm: The algorithm, whose model's outputs count.
-        examples: Its examples; a whole tangent kernel has a row for each training example and output.
+        algorithm: The algorithm, whose model has C outputs.
+        examples: Examples of the run; a whole tangent kernel has a row for each training example and output.
     """
     if why := _too_large(algorithm, examples):
         raise ValueError(f"data: got {len(examples.dataset.x_train)} training examples: {why}")
 
 
 def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
-    """Returns the flow of each of the K models, by the whole tangent kernel at its own weights.
+    """Builds the flow of each of the K models, with the whole tangent kernel at that model's weights.
 
     Args:
         setting: The run.
@@ -169,7 +172,7 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
 
 
 def _flow_at_start(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted outputs at training and test examples, [r, K, 1, ., C] each."""
+    """Returns the flow's outputs at training and test examples, [r, K, 1, ., C] each."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for k, flow in enumerate(flows_at_start(setting, setting.start)):
         train, test = seen.train[0, k, 0], seen.test[0, k, 0]
@@ -180,7 +183,7 @@ def _flow_at_start(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.nd
 
 
 def _trained_linearised(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
-    """The same of linearised networks that the algorithm trains."""
+    """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
     assert setting.algorithm is not None
     x, n = jnp.asarray(np.concatenate([setting.x_train, setting.x_test])), len(setting.x_train)
     paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, seen.rounds)
@@ -189,9 +192,9 @@ def _trained_linearised(setting: Setting, seen: Simulated) -> tuple[np.ndarray, 
 
 
 def linearised_at_start(setting: Setting) -> Verdict:
-    """Returns the verdict that networks linearised at the first model's start follow the flow of its kernel.
+    """Checks that networks linearised at the first model's start follow the flow of its kernel.
 
-    All K models are linearised there, and each starts from its own weights; wrong flows are the controls.
+    All K models are linearised there, and each starts from different weights; wrong flows are the controls.
     """
     points, base, at = some_points(setting), setting.model(1), pytrees.take(setting.start, 0)
     small = dataclasses.replace(

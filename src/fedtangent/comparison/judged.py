@@ -1,4 +1,4 @@
-"""Every verdict of one setting."""
+"""All verdicts of one setting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ def all_verdicts(
     moved: tuple[Simulated, ...],
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Verdict, ...]:
-    """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
+    """Computes all verdicts that apply to a setting.
+
+    Args:
+        theory: Flow and limit of the setting.
+        seen: Networks trained by the setting's algorithm, one entry for each width.
+        moved: Networks trained by NTK-FL.
+        say: Called with a line of text for each step of the work.
+    """
     setting, name = theory.setting, theory.setting.name
     say(f"{name}: verdicts on networks")
     wrong = {} if setting.is_linear else wrong_flows(theory)
@@ -72,7 +79,14 @@ def all_verdicts(
 def sampled_verdicts(
     theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """The verdicts on sampled quantities, which are averages over networks and so have a chance of being wrong."""
+    """Computes the verdicts on averages over sampled networks, which have a small chance of being wrong.
+
+    Args:
+        theory: Flow and limit of the setting.
+        seen: Networks trained by the setting's algorithm, one entry for each width.
+        moved: Networks trained by NTK-FL.
+        wrong: Wrong flows, keyed by the mistake in each; the negative controls.
+    """
     verdicts = _starts(theory, seen) if starts_differ(theory) else []
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
@@ -86,7 +100,10 @@ def sampled_verdicts(
 
 
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
-    """Wrong flows, by what is wrong with them: far enough from the right one for networks of finite width to tell."""
+    """Builds wrong flows, keyed by the mistake in each, as negative controls of sampled verdicts.
+
+    They are so far from the right flow that networks of finite width can tell the two apart.
+    """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     flows = {
         f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, setting.learning_rate))
@@ -103,7 +120,7 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
 
 
 def _from_zero(flow: Flow) -> np.ndarray:
-    """The flow's final outputs at the test points, started from the zero function."""
+    """Returns the flow's final outputs at the test points, [K, m, C], started from the zero function."""
     train, test = (
         np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
         for rows in (len(flow.y_train), len(flow.blocks.ntk_test_train))
@@ -112,7 +129,7 @@ def _from_zero(flow: Flow) -> np.ndarray:
 
 
 def starts_differ(theory: Predicted) -> bool:
-    """Whether models do not all start as the zero function, so that there is a law."""
+    """Returns whether initial functions are random, so that the models have a law; False if all start as zero."""
     return bool(np.trace(np.asarray(theory.blocks.nngp_test)) > 0)
 
 
@@ -145,12 +162,12 @@ def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
 
 
 def _averaged(values: np.ndarray) -> np.ndarray:
-    """Over axes and outputs: [K, E, a, C] -> [K E]."""
+    """Averages over axes and outputs: [K, E, a, C] -> [K E]."""
     return np.asarray(values.mean(axis=(2, 3)).ravel())
 
 
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
-    """Networks against the flow from the same initial functions, at every evaluated round."""
+    """Compares networks with the flow from the same initial functions, at every evaluated round."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
     right = theory.networks(seen, rounds)
     if not theory.flow.kind.is_linear:
@@ -187,7 +204,7 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
 def _without_a_law(
     theory: Predicted, seen: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Verdicts for a loss under which each network's flow is known, but not the law over networks."""
+    """Computes verdicts for a loss under which each network's flow is known, but not the law over networks."""
     setting, rounds = theory.setting, theory.setting.rounds[1:]
     of_classes = targets_of(setting.loss) == "classes"
     other = np.roll(setting.y_train, 1, axis=1) if of_classes else -setting.y_train
@@ -213,7 +230,7 @@ def _followed(
     law: np.ndarray,
     scale: float | None = None,
 ) -> AtRound:
-    """Networks at the evaluated round number ``at`` beside ``predicted`` [K, E, m, C] of each width."""
+    """Pairs the networks at the evaluated round number ``at`` with ``predicted`` [K, E, m, C] of each width."""
     pairs = tuple(Pair(s.width, s.test[at], p) for s, p in zip(seen, predicted, strict=True))
     moved = predicted[-1] - seen[-1].test[0]
     own = float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1)))))
@@ -221,9 +238,17 @@ def _followed(
 
 
 def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) -> np.ndarray:
-    """Variance of ``f0(x) - B f0(X)`` summed over test points for each ``B`` [m, n], [K], for ``f0 ~ GP(0, K)``.
+    """Computes the variance of ``f0(x) - B f0(X)`` for ``f0 ~ GP(0, K)``, summed over the test points.
 
-    Written as ``A K A'`` with ``A = [-B, I]`` and the whole kernel, apart from the theory's own terms.
+    It is the trace of ``A K A'`` with ``A = [-B, I]`` and the prior K at all points, computed independently of the
+    theory's formula.
+
+    Args:
+        blocks: Kernels; only the prior is used.
+        influences: The matrix B [m, n] of each model.
+
+    Returns:
+        One variance for each B, [K].
     """
     cross = np.asarray(blocks.nngp_test_train)
     prior = np.block([[np.asarray(blocks.nngp_train), cross.T], [cross, np.asarray(blocks.nngp_test)]])
@@ -232,7 +257,7 @@ def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) 
 
 
 def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
-    """Networks at the last round against Theorem 2, once the flow itself is far nearer to it than the margins."""
+    """Compares networks at the last round with Theorem 2; no verdicts if the flow is still far from the limit."""
     name, num_rounds, last = theory.setting.name, theory.setting.num_rounds, theory.moments[-1]
     exact_variance = propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
@@ -254,7 +279,13 @@ def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> l
 
 
 def reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
-    """Whether the flow's last round is nearer to the limit than ``REACHED`` of the verdicts' margins."""
+    """Returns whether the flow's last round is near the limit: within the share ``REACHED`` of the verdicts' margins.
+
+    Args:
+        theory: The flow's means and covariances.
+        limit: The limit of Theorem 2.
+        scale: Norm by which the distance of the means is divided: how far training moves the functions.
+    """
     last, trace = theory.moments[-1], np.trace(limit.cov)
     off = np.linalg.norm((last.mean - limit.mean).mean(axis=0)) / scale
     ratio = np.mean(np.trace(last.cov, axis1=1, axis2=2)) / trace
@@ -262,7 +293,7 @@ def reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
 
 
 def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]:
-    """NTK-FL's networks, one entry per width, against the limiting kernel's evolution for the times they chose."""
+    """Compares NTK-FL's networks of every width with the limiting kernel's evolution for the times they chose."""
     name, method = theory.setting.name, moved[0].method
     times = np.concatenate([np.unique(m.info["time"]) for m in moved])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
@@ -286,12 +317,12 @@ def _slower(share: float) -> str:
 
 
 def _largest(followed: AtRound) -> float:
-    """The largest error of a network."""
+    """Returns the largest error of a network."""
     return float(np.max([np.max(np.linalg.norm(p.seen - p.predicted, axis=-2)) for p in followed.pairs]))
 
 
 def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
-    """What the limiting kernel makes of the same initial functions in ``share`` of the times that networks chose."""
+    """Pairs NTK-FL's networks with the limiting kernel's evolution for ``share`` of the times that they chose."""
     predicted, variances, laws = [], [], []
     for m in moved:
         each = _responses(theory, m, share)
@@ -302,7 +333,7 @@ def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0
 
 
 def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.ndarray:
-    """``B`` of each network, [K, E, m, n], when it evolves with the limiting kernel for ``share`` of its own time."""
+    """Computes ``B`` [K, E, m, n] of networks that evolve with the limiting kernel for ``share`` of their times."""
     step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
     times = (moved.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
     each = {int(t): np.asarray(ntk_evolution(theory.blocks, step, int(t))) for t in np.unique(times)}
@@ -310,13 +341,13 @@ def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.nd
 
 
 def _determined(blocks: KernelBlocks) -> bool:
-    """Whether the kernel is far enough from singular for a fixed point to be known to its bound in float64."""
+    """Returns whether the kernel is so well conditioned that float64 finds a fixed point to within ``FIXED_POINT``."""
     eigenvalues = np.linalg.eigvalsh(blocks.ntk_train)
     return bool(np.finfo(float).eps * eigenvalues[-1] < FIXED_POINT / 10 * eigenvalues[0])
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
-    """The flow's fixed point, its rounds repeated for ever, against Theorem 2, under three schedules."""
+    """Compares the flow's fixed point, its rounds repeated many times, with Theorem 2, under three schedules."""
     clients = theory.setting.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),
@@ -341,10 +372,18 @@ def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -
 
 
 def repeated(flow: Flow, y_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Model 0 after 2^30 repetitions of the flow's rounds: the pass ``M`` is composed with itself 30 times.
+    """Computes the law of model 0 after 2^30 repetitions of the flow's rounds.
 
-    ``M`` after a pass after a pass is ``M + (I - M Theta) M``. Nothing is solved: a step beyond the stability bound
-    diverges, and a client that is never asked leaves its mark.
+    One pass over the rounds is an operator ``M``, and two passes are ``M + (I - M Theta) M``, so 30 compositions
+    suffice. No linear system is solved: a step size beyond the stability bound diverges, and a client that never takes
+    part changes the result.
+
+    Args:
+        flow: The flow of one pass.
+        y_train: Targets, [n, C].
+
+    Returns:
+        Mean [m, C] and covariance [m, m] at the test points.
     """
     theta = np.asarray(flow.blocks.ntk_train)
     operator = np.asarray(flow.operator(flow.num_rounds, 0))

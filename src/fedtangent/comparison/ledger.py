@@ -1,4 +1,4 @@
-"""The residual ledger: at every evaluation of a run, how far each client's residuals are from their prediction."""
+"""The residual ledger: the distance of each client's residuals from their prediction, at every evaluation of a run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LedgerRow(NamedTuple):
     round: int
     model: int
     client: int
-    gap: float  # of the simulated function minus the predicted one; that of the residuals is the same
+    gap: float  # of simulated minus predicted outputs; the same for the residuals
     tolerance: float
-    passed: bool  # gap <= tolerance; False where either is not a number
-    moved: float  # of the predicted function minus the initial one: the scale of the other two
+    passed: bool  # gap <= tolerance; False if either is NaN
+    moved: float  # of predicted minus initial outputs: the scale of the other two
 
 
 class Snapshot(NamedTuple):
-    """What was measured of the K models at one evaluation."""
+    """Measurements of the K models at one evaluation."""
 
     round: int
     outputs: np.ndarray  # [K, n, C]
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """How a state is measured, and the kernels at the start."""
+    """The function that measures a state, and the kernels at the start."""
 
     look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
     kernels: np.ndarray  # [K, q, q] at round 0
@@ -58,7 +58,7 @@ class Observer(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidualLedger:
-    """Measure of a run that fills ``rows``; made by ``residual_ledger``, where everything is explained."""
+    """A measure of a run that fills ``rows``; built by ``residual_ledger``, whose documentation explains it."""
 
     federation: bounds.Federation
     observer: Observer
@@ -69,11 +69,23 @@ class ResidualLedger:
 
     @property
     def passed(self) -> bool:
-        """Whether every row has passed (and there is one)."""
+        """Whether there are rows and all have passed."""
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, and both means."""
+        """Adds the rows of this evaluation to the ledger.
+
+        Args:
+            algorithm: The algorithm of the run.
+            state: Its state.
+
+        Returns:
+            The share of rows that "failed", the "worst_ratio" of gap to tolerance, and the means of "gap" and
+            "tolerance".
+
+        Raises:
+            ValueError: The round is beyond ``num_rounds``, or not after the previous evaluation.
+        """
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
         seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
         if seen.round > self.federation.num_rounds:
@@ -123,10 +135,17 @@ class ResidualLedger:
     def against(
         self, *, cohorts: Cohort | None = None, models: Sequence[int] | None = None, **changes: Any
     ) -> ResidualLedger:
-        """The same evaluations against another prediction: of other cohorts, with ``changes`` of the rule, or with the
-        initial functions of other ``models`` [K]. Wrong ones must fail.
+        """Compares the recorded evaluations with another prediction, for instance a wrong one, which must fail.
 
-        ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for what a run has recorded.
+        ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for the cohorts that a run has recorded.
+
+        Args:
+            cohorts: Other cohorts, [R, S].
+            models: Numbers [K] of the models whose initial functions are used instead.
+            changes: Fields of the rule to replace.
+
+        Returns:
+            A new ledger with the same evaluations.
         """
         old = self.federation
         drawn = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
@@ -138,7 +157,7 @@ class ResidualLedger:
         return made
 
     def is_of(self, history: History) -> bool:
-        """Whether the cohorts that a run has recorded are, slot for slot, those of the prediction."""
+        """Checks whether the cohorts recorded in ``history`` are the same, slot for slot, as in the prediction."""
         recorded = history.rounds["cohort"]
         filled, assumed = (
             [np.where(np.asarray(of.weight) > 0, leaf, 0)[: len(recorded.client)] for leaf in of]
@@ -159,36 +178,42 @@ def residual_ledger(
     start: Key | PyTree | None = None,
     weighting: str = "examples",
 ) -> ResidualLedger:
-    """A measure for ``Evaluation`` that holds every model, on every client's examples, against the theory.
+    """Builds a measure for ``Evaluation`` that compares every model with theory on every client's examples.
 
-    The prediction of a model is ``theory.federated_flow`` with that model's own empirical kernel Theta_0 and own
-    initial function, under the cohorts that the algorithm's schedule draws from ``seed``. At every evaluation each
+    The prediction of a model is ``theory.federated_flow`` with the model's empirical kernel Theta_0 and initial
+    function, under the cohorts that the algorithm's schedule draws from ``seed``. At every evaluation each pair of
     model and client gives a ``LedgerRow``: the root mean square gap between simulated and predicted residual, its
-    tolerance, and whether it is within.
+    tolerance, and whether the gap is within the tolerance.
 
     The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
-    A network adds what FE-2021 section 9.4 integrates: while the kernel is Theta_t, the gap grows by ``(Theta_t -
+    A network adds the integral of FE-2021 section 9.4: while the kernel is Theta_t, the gap grows by ``(Theta_t -
     Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
-    interval between evaluations the ledger takes the kernel's change measured at its end, times the coefficients that
-    the flow adds in it, without cancellation between clients or intervals, and no client less than all clients' root
-    mean square; how it evolves is the flow's own statement. That is first order in the kernel's change, which is
-    O(width^-1/2) at most. The term of second order in the step size (the kernel's change within a round, and the
-    curvature that averaging meets, the paper's v_1) is to the first as a client's move within a round is to
-    ``|w - w_0|``, and is added in that proportion. A kernel that changes much and comes back between two evaluations
-    goes unseen: evaluate more often.
+    interval between evaluations the ledger multiplies the kernel's change, measured at the end of the interval, by the
+    coefficients that the flow adds in it. Nothing cancels between clients or intervals, and no client gets less than
+    all clients' root mean square. The flow also says how each contribution evolves. This is first order in the kernel's
+    change, which is O(width^-1/2) at most. The term of second order in the step size (the kernel's change within a
+    round, and the curvature that averaging meets, the paper's v_1) relates to the first as a client's move within a
+    round relates to ``|w - w_0|``, and is added in that proportion. A kernel that changes much and comes back between
+    two evaluations goes unseen: evaluate more often.
 
-    A network passes no sharper test than its width allows: a mistake shows once it is larger than the tolerance.
+    The test of a network is only as sharp as its width allows: a mistake shows once it is larger than the tolerance.
     Memory: a kernel [n C, n C] (or [n, n] for one output) for each model and evaluation.
 
     Args:
-        seed, start: those of the run. num_rounds: of the run, at least.
-        weighting: how the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
-        rule: what the theory says that clients and server do, ``theory.Rule(local_steps, learning_rate, ..)``; the flow
-            knows nothing of the algorithm. What a server or a client remembers is left out of how a source evolves, not
-            of the prediction.
+        algorithm: The algorithm of the run, for ``model``.
+        model: The network.
+        data: Training data with numbers as targets.
+        num_rounds: Number of rounds that are predicted; the run has at most as many.
+        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``; the flow knows
+            nothing of the algorithm. The prediction includes the memory of a server or a client; the evolution of a
+            network's tolerance leaves it out.
+        seed: Seed or key of the run.
+        start: Beginning of the run, as in ``simulate``.
+        weighting: How the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
 
-    Raises ``ValueError`` without 64-bit mode, for targets that are labels, for an algorithm without networks of
-    ``model``, and for whatever the flow refuses.
+    Raises:
+        ValueError: 64-bit mode is off, targets are labels, the algorithm has no networks of ``model``, or the flow
+            refuses an argument.
 
     Example, a linear model that follows the flow to rounding, and a prediction with a step size wrong by 1 %:
 
@@ -232,7 +257,7 @@ def residual_ledger(
 
 
 def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> ResidualLedger:
-    """A ledger without rows; ``starts`` [K, n, C] are the initial functions."""
+    """Builds a ledger without rows; ``starts`` [K, n, C] are the initial functions."""
     paths = tuple(
         bounds.predict_path(of, k, kernel, starts[k], None if observer.along is None else observer.along[k])
         for k, kernel in enumerate(observer.kernels)
@@ -243,7 +268,7 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> Re
 def _observer(
     algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
 ) -> tuple[Observer, np.ndarray]:
-    """How states are looked at, and the initial functions [K, n, C]."""
+    """Builds the observer of a run's states, and returns it with the initial functions [K, n, C]."""
     parameters = algorithm.params
     assert parameters is not None
     initial, x = parameters(start), data.x

@@ -1,4 +1,4 @@
-"""One model's prediction for the residual ledger, and how far a network may be from it, from first principles."""
+"""The prediction of one model for the residual ledger, and a bound on a network's distance from it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,43 @@ PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that m
 
 
 class Federation(NamedTuple):
-    """What all models of a run share: targets, clients, who trained what, and the rule."""
+    """The parts of a run that all models share: targets, clients, cohorts and the rule."""
 
     y: np.ndarray  # [n, C]
     partition: Partition
-    cohorts: Cohort  # [R, S], weighted as the run weighs them
+    cohorts: Cohort  # [R, S], with the run's weights
     num_models: int
-    outputs: str  # "shared" or "full", as the flow has them
-    rule: Rule  # what the theory says that clients and server do
+    outputs: str  # "shared" or "full", as for ``federated_flow``
+    rule: Rule  # of clients and server, for the theory
 
     @property
     def num_rounds(self) -> int:
-        """Rounds R of the prediction."""
+        """The number of rounds R of the prediction."""
         return len(np.asarray(self.cohorts.client))
 
     def rows(self, client: int) -> np.ndarray:
-        """Rows of the kernel that belong to a client's examples."""
+        """Returns the rows of the kernel that belong to a client's examples."""
         return np.unique(client_rows(self.partition, client, 1 if self.outputs == "shared" else self.y.shape[1]))
 
     def predict(
         self, model: int, theta: np.ndarray, y: np.ndarray, start: np.ndarray, along: np.ndarray | None, skip: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients [R + 1, q, D] and outputs [R + 1, n, C] of ``model`` without the first ``skip`` rounds.
+        """Predicts the path of ``model`` from round ``skip`` on.
 
-        As many empty rounds at the end keep the flow's shape, so that every prediction shares one compiled program: the
-        one for test points whose kernel rows are the identity, where it predicts coefficients, and the training rows.
+        The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
+        share one compiled program. That program predicts at test points: those with the identity as kernel rows give
+        the coefficients, and the training points give the outputs.
+
+        Args:
+            model: Number of the model.
+            theta: Kernel at the training points, [q, q].
+            y: Targets, [n, C].
+            start: Initial function at the training points, [n, C].
+            along: ``J(X) w_0`` [n, C] for weight decay; None without.
+            skip: Number of first rounds to leave out.
+
+        Returns:
+            Coefficients [R + 1, q, D] and outputs [R + 1, n, C].
         """
         cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
         rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
@@ -65,23 +77,28 @@ class Federation(NamedTuple):
 
 
 def _later(values: np.ndarray, skip: int, fill: Any) -> np.ndarray:
-    """``values`` [R, ...] from row ``skip`` on, filled up to R rows."""
+    """Returns ``values`` [R, ...] from row ``skip`` on, padded with ``fill`` to R rows."""
     return np.concatenate([values[skip:], np.full_like(values[:skip], fill)])
 
 
 class Path(NamedTuple):
-    """The prediction of one model at every round, from its own initial function and kernel."""
+    """The prediction of one model at every round, from its initial function and kernel."""
 
     outputs: np.ndarray  # [R + 1, n, C]
     coefficients: np.ndarray  # [R + 1, q, D]: outputs = (the initial function's share) + theta @ coefficients
     local_moves: np.ndarray  # [R] the farthest that a client's weights move from the server's in each round
-    propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], r's own first
+    propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
 
 
 def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarray, along: np.ndarray | None) -> Path:
-    """What the flow says of ``model``, which started as the function ``start`` [n, C] with the kernel ``theta``.
+    """Predicts the path of one model with the flow.
 
-    ``along`` is ``J(X) w_0`` [n, C], for weight decay (None without).
+    Args:
+        of: Targets, clients, cohorts and rule of the run.
+        model: Number of the model.
+        theta: Kernel of the model at the start, [q, q].
+        start: Initial function, [n, C].
+        along: ``J(X) w_0`` [n, C] for weight decay; None without.
     """
     coefficients, outputs = of.predict(model, theta, of.y, start, along)
 
@@ -96,7 +113,7 @@ def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarra
 
 
 def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """``max_i |w_i - w|`` in every round, [R]: client i alone moved the weights by ``J_i' c_i / p_i``."""
+    """Returns ``max_i |w_i - w|`` in every round, [R]; client i moves the weights by ``J_i' c_i / p_i``."""
     client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
     rates = np.broadcast_to(np.asarray(of.rule.server_learning_rate, np.float64), (of.num_rounds,))
@@ -110,19 +127,25 @@ def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarra
 
 
 class Source(NamedTuple):
-    """What the kernel's change during one interval between evaluations adds to the gap, at every later round."""
+    """The growth of the gap by the kernel's change in one interval between evaluations, at every later round."""
 
     round: int  # the end of the interval
     later: np.ndarray  # [R + 1 - round, q, D]
-    sizes: np.ndarray  # [N] at each client's examples, where nothing that clients add cancels; all clients' at least
-    left: np.ndarray  # [R + 1 - round] share of the whole that is left
-    local: float  # share that the weights' moves within rounds may add
+    sizes: np.ndarray  # [N] root mean square per client without cancellation; at least that over all clients
+    left: np.ndarray  # [R + 1 - round] share of the whole source that remains
+    local: float  # share that the weights' moves within a round may add
 
 
 def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int, travelled: float) -> Source:
-    """The first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
+    """Computes the first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
 
-    ``change`` [q, q] is the kernel's at its end, ``travelled`` is ``|w - w_0|`` there.
+    Args:
+        of: Targets, clients, cohorts and rule of the run.
+        path: Prediction of the model.
+        change: Change of the kernel from the start to round ``end``, [q, q].
+        begin: First round of the interval.
+        end: Last round of the interval.
+        travelled: Distance ``|w - w_0|`` of the weights at round ``end``.
     """
     steps = path.coefficients[end] - path.coefficients[begin]
     later = path.propagate(end, change @ steps)
@@ -142,10 +165,16 @@ def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int,
 
 
 def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
-    """A bound on the root mean square, over a client's ``rows``, of what the sources have become by ``round_``.
+    """Bounds the root mean square gap that the sources cause by ``round_`` over a client's ``rows``.
 
-    For each source it is the larger of two: the evolved source there, and its size without cancellation times the share
-    of the whole source that is left. The bounds are added up.
+    The bound of a source is the larger of two numbers: the source as it has evolved at these rows, and its initial size
+    without cancellation times the share of the whole source that remains. The bounds of all sources are added.
+
+    Args:
+        sources: Sources of all intervals until ``round_``.
+        round_: Round of the evaluation.
+        client: Number of the client.
+        rows: The client's rows of the kernel.
     """
     sizes = [
         (1 + s.local) * max(rms(s.later[round_ - s.round][rows]), s.sizes[client] * s.left[round_ - s.round])
@@ -155,16 +184,23 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
 
 
 def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:
-    """What floating-point arithmetic may do to a value of the function after ``steps`` local steps.
+    """Estimates the rounding error of an output after ``steps`` local steps.
 
-    A step evaluates inner products of ``operations`` terms and adds to the weights; local steps on squared loss and
-    averages do not expand weights' errors (for a stable step size), so that roundings add up. Each is at most ``unit``
-    times ``largest * weights``, the norms of a feature vector and of the weights, and sums of independent roundings
-    grow as the root of their number (Higham and Mary, 2019).
+    A step evaluates inner products of ``operations`` terms and adds to the weights. Local steps on squared loss and
+    averages do not expand errors of the weights (for a stable step size), so that roundings add up. Each is at most
+    ``unit * largest * weights``, and sums of independent roundings grow as the root of their number (Higham and Mary,
+    2019).
+
+    Args:
+        unit: Rounding unit of the run's arithmetic.
+        steps: Number of local steps.
+        operations: Number of terms in an inner product.
+        largest: Largest norm of a feature vector.
+        weights: Largest norm of the weights.
     """
     return float(ROUNDING * unit * np.sqrt((1 + steps) * operations) * largest * weights)
 
 
 def rms(values: np.ndarray) -> float:
-    """Root mean square."""
+    """Returns the root mean square of ``values``."""
     return float(np.sqrt(np.mean(values**2)))

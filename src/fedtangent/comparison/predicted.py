@@ -21,9 +21,10 @@ PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has
 
 
 class ModelLaw(NamedTuple):
-    """What theory says of each of K independent models at the test points: mean, and covariance of each output.
+    """The predicted mean and covariance of each of K independent models at the test points.
 
-    Of the squared error the law is Gaussian, and its outputs are independent; of another loss these are moments.
+    For the squared error the law is Gaussian and the outputs are independent; for other losses these are moments. The
+    covariance is of one output.
     """
 
     mean: np.ndarray  # [K, m, C]
@@ -31,34 +32,42 @@ class ModelLaw(NamedTuple):
 
     @property
     def average_cov(self) -> np.ndarray:
-        """Mean of the covariances over models, [m, m]: what their sample covariance about the means estimates."""
+        """The mean of the covariances over models, [m, m], which the sample covariance about the means estimates."""
         return self.cov.mean(axis=0)
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Everything the theory says of one setting, for its analytic kernel."""
+    """The predictions for one setting from its analytic kernel: flow, law over networks, and limit."""
 
     setting: Setting
     cohorts: Cohort  # [R, S]
     blocks: KernelBlocks
     flow: Flow
     moments: tuple[ModelLaw, ...]  # one per evaluated round
-    limit: Gaussian | None  # None of another loss, or a kernel that is singular in float64: the flow then predicts
+    limit: Gaussian | None  # None for other losses, and for a kernel that is singular in float64
     why_no_limit: str = ""
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; none where a run is not linear in f_0."""
+    """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; empty if a run is not linear in f_0."""
 
     drawn: np.ndarray | None = None
-    """[draws, K, m, C] test outputs at the end of draws from the prior, where the law has no closed form."""
+    """Final test outputs [draws, K, m, C] from initial functions of the prior; None with a law in closed form."""
 
     def networks(self, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
-        """``networks`` of the flow at evaluated rounds, by ``influences`` where there are."""
+        """Predicts each network from its initial function: the function ``networks`` for this flow.
+
+        Args:
+            seen: Simulated networks, one entry for each width.
+            rounds: Evaluated rounds.
+
+        Returns:
+            Predictions at the test points, [r, K, E, m, C] for each entry of ``seen``.
+        """
         return networks(self.flow, seen, rounds, self.influences or None)
 
 
 def predict(setting: Setting, cohorts: Cohort) -> Predicted:
-    """Flow and limit for ``setting`` under ``cohorts`` [R, S], from the analytic kernel."""
+    """Predicts flow, law and limit of ``setting`` under ``cohorts`` [R, S], from the analytic kernel."""
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
@@ -73,7 +82,12 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
 
 
 def limit_of(setting: Setting, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
-    """Theorem 2's limit and an empty text, or None and the reason why there is no limit."""
+    """Returns Theorem 2's limit and an empty text, or None and the reason why there is no limit.
+
+    Args:
+        setting: The setting; training points that no client holds are left out.
+        kernels: Its kernels.
+    """
     held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
     known = kernels
     if len(held) < len(setting.x_train):
@@ -87,7 +101,7 @@ def limit_of(setting: Setting, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
 
 
 def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
-    """The blocks of some training points and all test points."""
+    """Returns the blocks of the training points ``rows`` and all test points."""
     square, cross = np.ix_(rows, rows), np.s_[:, rows]
     train, test_train = (
         (np.asarray(block)[square] for block in (blocks.ntk_train, blocks.nngp_train)),
@@ -98,16 +112,25 @@ def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
 
 
 def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarray:
-    """Test outputs at every evaluated round of draws from the prior, [draws, r, K, m, C]."""
+    """Returns test outputs at every evaluated round for initial functions from the prior, [draws, r, K, m, C]."""
     starts, train = drawn_starts(setting, blocks, PRIOR_DRAWS), len(setting.x_train)
     each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.rounds)) for f in starts]
     return np.stack(each)
 
 
 def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: int) -> np.ndarray:
-    """``draws`` initial functions for each of the K models, at all points: [draws, K, n + m, C].
+    """Draws ``draws`` initial functions for each of the K models, at all points.
 
-    Draws from the prior; of a large kernel, whose prior is too large to factorise, networks of the setting's own width.
+    They are draws from the prior. The prior of a large kernel is too large to factorise: then they are random networks
+    of the setting's width.
+
+    Args:
+        setting: The setting.
+        kernels: Its kernels.
+        draws: Number of initial functions of each model.
+
+    Returns:
+        Outputs at the training and the test points, [draws, K, n + m, C].
     """
     models, outputs = setting.schedule.num_models, setting.y_train.shape[1]
     if isinstance(kernels, LargeKernel):
@@ -119,7 +142,7 @@ def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
-    """Mean and covariance, that of an output on average, at every round: of a loss with no law in closed form."""
+    """Returns sample mean and average output covariance at every round, for a loss without a closed-form law."""
     first = drawn[0]
     moved = drawn - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)
@@ -135,9 +158,15 @@ def run_flow(
     outputs: str = "shared",
     **changes: Any,
 ) -> Flow:
-    """The flow of ``setting`` under ``cohorts``, for the setting's K models unless told otherwise.
+    """Builds the flow of ``setting`` under ``cohorts``.
 
-    ``changes`` replace fields of its rule.
+    Args:
+        setting: Data, clients, learning rate and rule.
+        blocks: Kernels at the training and test points.
+        cohorts: Cohorts of the rounds, [R, S].
+        num_models: Number of models; default: the K of the setting's schedule.
+        outputs: "shared", or "full" if the kernel couples outputs.
+        changes: Fields of the rule to replace.
     """
     return federated_flow(
         blocks,
@@ -155,13 +184,18 @@ def _from_own_start(flow: Flow, seen: Simulated, draw: int, rounds: tuple[int, .
 
 
 def without_cross_terms(blocks: KernelBlocks, influences: np.ndarray) -> np.ndarray:
-    """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
+    """Computes a wrong covariance, [K, m, m], as a negative control: prior and propagated terms, no cross terms.
+
+    Args:
+        blocks: Kernels, with the prior.
+        influences: The matrix B of each model, [K, m, n].
+    """
     terms = [covariance_terms(blocks, b) for b in influences]
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
 def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Cohort:
-    """The same cohorts as if ``clients`` had never taken part. A negative control."""
+    """Returns the cohorts without ``clients``, as if they had never taken part: a negative control."""
     weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
@@ -169,11 +203,19 @@ def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Coh
 def networks(
     flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...], influences: Mapping[int, np.ndarray] | None = None
 ) -> list[np.ndarray]:
-    """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
+    """Predicts each network at the test points with the flow, from the network's initial function.
 
-    One array for each of ``seen``; r counts ``rounds``. Of full batches and the squared error an initial function f0
-    becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model (``influences``, where they are
-    known, with gamma 1); else each has a run of its own.
+    For full batches and the squared error an initial function f0 becomes ``mean + gamma f0(x) - B f0(X)``, with one B
+    for all networks of a model. In other cases the flow runs once for each network.
+
+    Args:
+        flow: The flow.
+        seen: Simulated networks, one entry for each width.
+        rounds: Evaluated rounds.
+        influences: The matrix B [K, m, n] for each round, if known; gamma is then 1.
+
+    Returns:
+        One array [r, K, E, m, C] for each entry of ``seen``; r counts ``rounds``.
     """
     if flow.kind.stepwise and influences is None:
         return [np.stack([_from_own_start(flow, s, e, rounds) for e in range(s.test.shape[2])], axis=2) for s in seen]

@@ -16,22 +16,23 @@ FACTORS = 2.0**-40, 2.0**40  # multiples of the run's rate beyond which no bound
 
 
 class Rates(NamedTuple):
-    """Client learning rates found; for a schedule of rates the first one, the others being scaled in proportion."""
+    """Client learning rates found by a search; for a schedule, its first rate (the others scale with it)."""
 
-    stable: float  # the largest for which the training loss at the horizon is not above the first; inf, or 0 for none
-    guaranteed: float | None  # below which no round can diverge, where there is a closed bound (``Flow.stability``)
-    best: float  # of the least test loss at the horizon
+    stable: float  # the largest rate whose final training loss is not above the first; inf, or 0 for none
+    guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound
+    best: float  # rate of the least test loss after the last round
     at_edge: bool  # whether the loss still falls at an end of the rates that were tried
     tried: np.ndarray  # rising
-    losses: np.ndarray  # test loss at the horizon of each
+    losses: np.ndarray  # test loss after the last round at each
 
 
 def searched_rates(losses: Callable[[float], tuple[float, float]], given: float, first_loss: float) -> Rates:
-    """The largest stable and the best rate, searched for around the rate ``given``.
+    """Searches the largest stable rate and the best rate, around the rate ``given``.
 
     Args:
-        losses: rate -> training and test loss at the horizon, which need not be finite.
-        first_loss: training loss of the untrained models, above which a rate is not stable.
+        losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
+        given: Rate at which the search starts.
+        first_loss: Training loss of the untrained models; a rate with a larger one is not stable.
     """
     seen: dict[float, tuple[float, float]] = {}
     tried: dict[float, float] = {}
@@ -57,7 +58,10 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], given: float,
 
 
 def largest_factor(is_stable: Callable[[float], bool]) -> float:
-    """The largest stable factor, found from 1 by doubling or halving, then bisection; inf or 0 if there is none."""
+    """Finds the largest stable factor, from 1 by doubling or halving, then by bisection.
+
+    Returns inf if every factor tried is stable, 0 if none is.
+    """
     low = high = 1.0
     if is_stable(1.0):
         while is_stable(high := 2 * low):

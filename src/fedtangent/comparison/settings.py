@@ -21,7 +21,7 @@ from fedtangent.types import Algorithm, FederatedData, Model, Partition, PyTree,
 
 
 class Scale(NamedTuple):
-    """How large a comparison is run."""
+    """Size of a comparison: widths, draws and rounds."""
 
     widths: tuple[int, ...]
     draws: int  # independent networks, initial functions or seeds
@@ -30,10 +30,10 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """One data set under one schedule and one rule of training, for several widths of one architecture.
+    """One data set, schedule and training rule, for networks of one architecture at several widths.
 
-    Arrays are float64 on the host. ``learning_rate`` is the client's; 0 chooses it from the analytic kernel
-    (``step_size``).
+    Arrays are float64 on the host. ``learning_rate`` is the clients'; if it is 0, ``step_size`` chooses it from the
+    analytic kernel.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Setting:
     labels_test: np.ndarray | None = None  # [m] for classification
     is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
-    algorithm: Callable[[Model], Algorithm] | None = None  # what trains the networks; None: Fed-ensemble
-    rule: Mapping[str, Any] = field(default_factory=dict)  # how theory follows it: further fields of ``theory.Rule``
-    weighting: str = "examples"  # of the clients' means
+    algorithm: Callable[[Model], Algorithm] | None = None  # builds the algorithm that trains them; None: Fed-ensemble
+    rule: Mapping[str, Any] = field(default_factory=dict)  # further fields of ``theory.Rule``
+    weighting: str = "examples"  # weights of the clients' means: "examples" or "uniform"
     start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
 
     def __post_init__(self) -> None:
@@ -69,29 +69,37 @@ class Setting:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Evaluated rounds, from 0 to the last."""
+        """The evaluated rounds, from 0 to the last."""
         return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every or self.num_rounds), self.num_rounds}))
 
     @property
     def is_standard(self) -> bool:
-        """Whether it is a case of Fed-ensemble with full batches, of which Theorem 2 holds, and not a user's run."""
+        """Whether this is a standard case (Fed-ensemble, full batches, so Theorem 2 applies), not a user's run."""
         return self.algorithm is None
 
     @property
     def method(self) -> str:
-        """What trains the networks, by name."""
+        """The name of the algorithm that trains the networks."""
         return "Fed-ensemble" if self.algorithm is None else self.algorithm(self.model(self.largest)).name
 
     @property
     def loss(self) -> str | Loss:
-        """Name of the loss that is trained, or the user's own function."""
+        """The name of the training loss, or the user's function."""
         loss: str | Loss = self.rule.get("loss", "squared_error")
         return loss
 
     def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The training error of ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
+        """Computes the training error of ``outputs`` at a subset of the training examples, for each round.
 
-        For the squared error the root mean square of the residual; for another loss its mean over examples.
+        The training error is the root mean square of the residual for the squared error, and the mean over examples for
+        other losses.
+
+        Args:
+            outputs: Outputs of K models of E draws at these examples, [r, K, E, n, C].
+            rows: Row numbers of the examples; default: all training examples.
+
+        Returns:
+            One number for each round, [r].
         """
         targets = self.y_train[rows]
         if targets_of(self.loss) == "numbers":
@@ -101,21 +109,29 @@ class Setting:
         return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
 
     def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
-        """Mean squared error of outputs [..., m, C], [...]; under the cross entropy, of their softmax probabilities."""
+        """Computes the mean squared error of ``outputs`` [..., m, C]; for cross entropy, of softmax probabilities.
+
+        Args:
+            outputs: Outputs at the points of ``split``.
+            split: "test" or "train".
+
+        Returns:
+            One number for each network, [...].
+        """
         seen = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
 
     def accuracy(self, outputs: np.ndarray) -> np.ndarray:
-        """Accuracy of outputs [..., m, C] on the test labels, [...]."""
+        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""
         return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
 
     def score(self, outputs: np.ndarray) -> np.ndarray:
-        """``accuracy`` where the test points have labels, else ``mse``."""
+        """Computes ``accuracy`` if the test points have labels, else ``mse``."""
         return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
     @property
     def what_is_left(self) -> str:
-        """What ``left`` measures."""
+        """The name of the quantity that ``left`` computes."""
         if targets_of(self.loss) == "numbers":
             return "training residual, root mean square"
         return f"training {words(mean_form(self.loss))}"
@@ -126,7 +142,7 @@ class Setting:
         return max(self.widths)
 
     def blocks(self) -> KernelBlocks:
-        """``kernel`` at the training and test points."""
+        """Computes the blocks of ``kernel`` at the training and test points."""
         return kernel_blocks(self.kernel, self.x_train, self.x_test)
 
     @property
@@ -138,19 +154,22 @@ class Setting:
         return kernel
 
     def federated(self) -> FederatedData:
-        """The training data on the device, in float64."""
+        """Returns the training data on the device, in float64."""
         return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
 
 
 @contextlib.contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Float64 and full matrix products, whatever the program runs in: what comparisons need."""
+    """Switches to float64 and full-precision matrix products inside a ``with`` block, as comparisons need."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
 
 def step_size(setting: Setting, fraction: float = 0.5) -> float:
-    """A fraction of the largest stable full-batch step, ``2 / max_i lambda_max(Theta_ii / n_i)``, from the kernel."""
+    """Computes a fraction of the largest stable full-batch step, ``2 / max_i lambda_max(Theta_ii / n_i)``.
+
+    Theta_ii is the analytic tangent kernel of client i's n_i examples.
+    """
     # At once: a kernel of each client's own size would be a program each.
     theta = np.asarray(setting.kernel(jnp.asarray(setting.x_train), None, get="ntk"), np.float64)
     clients = (setting.partition.client(i) for i in range(setting.partition.num_clients))
@@ -159,9 +178,19 @@ def step_size(setting: Setting, fraction: float = 0.5) -> float:
 
 
 def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre by the training mean and scale every example to norm sqrt(d), which conditions the kernel well.
+    """Centres inputs by the training mean and scales every example to norm sqrt(d), which conditions the kernel well.
 
-    This is also assumption 2 of NTK-FL's theorems (inputs of one norm).
+    Inputs of one norm are also assumption 2 of NTK-FL's theorems.
+
+    Args:
+        train: Training inputs, [n, d].
+        test: Test inputs, [m, d].
+
+    Returns:
+        Training inputs [n, d] and test inputs [m, d].
+
+    Raises:
+        ValueError: An input is not finite.
     """
     finite("x_train", train)
     finite("x_test", test)

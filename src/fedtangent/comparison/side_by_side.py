@@ -30,25 +30,25 @@ Report = Callable[[str], None]
 
 
 class FlowGap(NamedTuple):
-    """Networks beside the flow from their own initial functions, at one width and every evaluated round."""
+    """Networks and the flow from the same initial functions, at one width and every evaluated round."""
 
     error: np.ndarray  # [r, K, E] relative error at the test points
-    simulated: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    simulated: np.ndarray  # [r] training error (``Setting.left``), over all networks
     predicted: np.ndarray  # [r]
     test: np.ndarray  # [r, K, E, m, C] predicted outputs
     train: np.ndarray  # [r, K, E, n, C]
 
 
 class FlowCurve(NamedTuple):
-    """The flow from the initial functions of the widest networks, round by round: what figures draw of it."""
+    """The flow from the initial functions of the widest networks, round by round, for figures."""
 
     rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
-    left: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    left: np.ndarray  # [r] training error (``Setting.left``), over all networks
     score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
 
 
 class Comparison(NamedTuple):
-    """Everything that was simulated and predicted for one setting."""
+    """The simulations, predictions and verdicts of one setting."""
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
@@ -57,24 +57,24 @@ class Comparison(NamedTuple):
     curve: FlowCurve
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
-    laziness: tuple[Laziness, ...]  # one per width; none of linear models, or kernels that are too large
+    laziness: tuple[Laziness, ...]  # one per width; empty for linear models and for kernels that are too large
     seconds: float
 
     @property
     def setting(self) -> Setting:
-        """What was compared."""
+        """The setting that was compared."""
         return self.theory.setting
 
     def __repr__(self) -> str:
-        """What was compared, and the outcome in one line."""
+        """Returns the title of the setting and the outcome in one line."""
         remark = f"; {self.remark}" if self.remark else ""
         return f"Comparison({self.setting.title}: {summary(self.verdicts)}{remark})"
 
     @property
     def history(self) -> History:
-        """Metrics of the widest networks along the run, means over the draws with bands, and the flow's as predicted.
+        """The metrics of the widest networks, means over the draws with bands; ``predicted`` has the flow's.
 
-        Test metrics are measured at the points at which laws are compared, the first 500 at most.
+        Test metrics are measured at the points where laws are compared, the first 500 at most.
         """
         seen, gap = self.simulated[-1], self.gaps[-1]
         predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Says so where the widest networks learned little, so that agreement shows little; else empty."""
+        """A warning if the widest networks learned little, so that agreement shows little; else empty."""
         first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
         if not last > LITTLE * first:
             return ""
@@ -90,9 +90,9 @@ class Comparison(NamedTuple):
         return f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}; train longer or faster"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
-        """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.
+        """Returns each client's final training error (``Setting.left``) at the client's examples: predicted, simulated.
 
-        Of the widest networks; clients without examples are left out.
+        The errors are of the widest networks; clients without examples are left out.
         """
         setting, found = self.setting, {}
         for i in range(setting.partition.num_clients):
@@ -105,7 +105,12 @@ class Comparison(NamedTuple):
 
 
 def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
-    """How far each network is from the flow, relative to how far the flow has moved its function."""
+    """Computes the distance of each network from the flow, relative to how far the flow has moved its function.
+
+    Args:
+        theory: The flow.
+        seen: Networks of one width.
+    """
     setting, test = theory.setting, theory.networks([seen], seen.rounds)[0]
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
@@ -115,7 +120,12 @@ def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
 
 
 def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
-    """The flow from the networks' own initial functions, at every round of which there is memory for the functions."""
+    """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows.
+
+    Args:
+        theory: The flow.
+        seen: Networks of one width.
+    """
     setting, last, left, score = theory.setting, theory.setting.num_rounds, list[np.ndarray](), list[np.ndarray]()
     starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
     many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
@@ -129,10 +139,19 @@ def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
 
 
 def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
-    """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
+    """Simulates and predicts ``setting`` and compares both.
 
-    Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
-    fewer than five draws, or three widths of a network, of which nothing could be told.
+    Args:
+        setting: The setting.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+
+    Returns:
+        Table rows, verdicts, and the data of the figures.
+
+    Raises:
+        ValueError: 64-bit mode is off (``fedtangent.enable_x64()``), or there are fewer than five draws, or three
+            widths of a network, which would decide nothing.
     """
     require_float64()
     for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
@@ -159,14 +178,15 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
-    """The parts of the distance of some networks to the flow."""
+    """Splits the distance of the watched networks from the flow into its parts."""
     return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
 
 
 def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
-    """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ.
+    """Simulates NTK-FL from the same initialisations, with the paper's averaged kernel.
 
-    It trains by the squared error, and is not put beside a run that does not.
+    For standard cases of several outputs it also runs with the exact kernel. NTK-FL trains by the squared error, so
+    runs with other losses get no NTK-FL networks.
     """
     if setting.loss != "squared_error":
         return ()

@@ -31,7 +31,7 @@ WATCHED = 256  # training examples that they are measured on, at most
 
 
 class WatchedNetworks(NamedTuple):
-    """What is recorded of the networks of the first e draws besides their outputs."""
+    """Initial weights and kernel drift of the networks of the first e draws, recorded besides their outputs."""
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
     drift: np.ndarray  # [r, K, e] relative change of their tangent kernels, in the Frobenius norm
@@ -46,28 +46,48 @@ class Simulated(NamedTuple):
     train: np.ndarray  # [r, K, E, n, C]
     test: np.ndarray  # [r, K, E, m, C]
     ensemble: np.ndarray  # [r, E, m, C], the algorithm's own prediction from its K networks
-    seconds: float  # of one run of the K models, compilation left out where there is more than one run
-    sent: tuple[Measurement, ...]  # bytes of one run of the K models until each evaluated round, without metrics
+    seconds: float  # of one run of the K models, without compilation if there are several runs
+    sent: tuple[Measurement, ...]  # bytes of one run until each evaluated round, without metrics
     cost: Cost
     info: dict[str, Any]
     watched: WatchedNetworks | None = None
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
-    """The key that initialises the K models of one draw: the same for every method and every schedule.
+    """Returns the key that initialises the K models of one draw, the same for every method and every schedule.
 
-    One of its own for every width: with a common key the weights of a narrow network are among those of a wider one.
+    Every width has a different key: with a common key the weights of a narrow network would be a part of a wider
+    network's weights.
     """
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
 
 
 def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
-    """``count`` more networks of ``width`` at the test points before any training, [count, m, C]."""
+    """Returns outputs of ``count`` further random networks of ``width`` at the test points, without training.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        count: Number of networks.
+
+    Returns:
+        Outputs [count, m, C].
+    """
     return network_functions(setting, width, count, setting.x_test)
 
 
 def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
-    """``initial_functions`` at the points ``x``, [count, ., C], some networks at a time."""
+    """Returns outputs of ``count`` further random networks at the points ``x``, without training.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        count: Number of networks.
+        x: Inputs, [p, ...].
+
+    Returns:
+        Outputs [count, p, C], computed for a few networks at a time.
+    """
     keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
     together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
     return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
@@ -79,10 +99,15 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: in
 
 
 def trained_networks(setting: Setting, width: int, progress: bool | None = False, watched: int = 0) -> Simulated:
-    """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
+    """Trains E ensembles of K networks by the setting's algorithm under its schedule.
 
-    The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
-    The networks of the first ``watched`` draws are watched on the way (``WatchedNetworks``).
+    The draws share schedule and minibatches (their keys come from the setting's seed) and differ in the initialisation.
+
+    Args:
+        setting: The setting, with E = ``draws``.
+        width: Width of the networks.
+        progress: Whether to show progress.
+        watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
     """
     model = setting.model(width)
     algorithm = recipe(setting, model)
@@ -98,7 +123,7 @@ def trained_networks(setting: Setting, width: int, progress: bool | None = False
 
 
 def recipe(setting: Setting, model: Model) -> Algorithm:
-    """The setting's algorithm for ``model``; without one, Fed-ensemble with full batches."""
+    """Builds the setting's algorithm for ``model``; by default Fed-ensemble with full batches."""
     if setting.algorithm is not None:
         return setting.algorithm(model)
     work = Work(steps=setting.local_steps)
@@ -108,9 +133,16 @@ def recipe(setting: Setting, model: Model) -> Algorithm:
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
     """Simulates one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
 
-    The step is half of the largest at which no mode of the analytic kernel of the pooled data oscillates. It is a bound
-    for wide networks: the largest eigenvalue of a narrow network's own kernel may be several times as large, and such
-    networks may be unstable.
+    The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. This
+    bound holds for wide networks: the empirical kernel of a narrow network may have a largest eigenvalue several times
+    as large, and such a network may be unstable.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        kernel: "averaged" over outputs, as in the paper, or "exact".
+        draws: Number of initialisations.
+        progress: Whether to show progress.
     """
     clients = setting.partition.num_clients
     model = setting.model(width)
@@ -136,7 +168,17 @@ def trained(
     mapping: str = "auto",
     watches: Sequence[KernelDiagnostics] = (),
 ) -> Simulated:
-    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws, the first ones watched."""
+    """Runs ``algorithm`` once for each of the setting's draws.
+
+    Args:
+        setting: Data, rounds and draws.
+        algorithm: The algorithm.
+        method: Its name in the results.
+        width: Width of its networks.
+        progress: Whether to show progress.
+        mapping: How clients are mapped to the device, as in ``simulate``.
+        watches: Diagnostics of the first draws' networks, one for each watched draw.
+    """
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
     # once: all draws run one program
@@ -195,11 +237,11 @@ def trained(
 def history_of(
     setting: Setting, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
 ) -> History:
-    """Returns the metrics of networks along a run, means over the E draws, with bands where there are several.
+    """Computes the metrics of networks along a run: means over the E draws, with bands if there are several draws.
 
     Args:
         setting: The run.
-        seen: The simulation whose rounds and bytes they are.
+        seen: The simulation, for its rounds and bytes.
         train: Outputs at the training examples, [r, K, E, n, C].
         test: Outputs at the test points, [r, K, E, m, C].
         ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
@@ -236,5 +278,5 @@ def _watched(histories: Sequence[History]) -> WatchedNetworks:
 
 
 def cohorts(setting: Setting) -> Cohort:
-    """The cohorts [R, S] that the simulation draws, with the weights that the algorithm is said to give them."""
+    """Draws the cohorts [R, S] of the simulation, with the weights that the setting's ``weighting`` prescribes."""
     return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting)

@@ -22,10 +22,10 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):
-    """The bytes that a flow will need, predicted before it is computed; made by ``plan_kernels``."""
+    """The bytes that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
 
-    kernel: int  # of all points; of a large kernel the training points' alone
-    clients: int  # the clients' own blocks
+    kernel: int  # of all points; for a large kernel only of the training points
+    clients: int  # the clients' blocks
     functions: int  # coefficients and functions at the evaluated rounds, of all initial functions
     work: int
     limit: int  # bytes of memory
@@ -34,7 +34,7 @@ class KernelPlan(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Peak bytes in memory."""
+        """The peak bytes in memory."""
         return (self.kernel if self.folder is None else 0) + self.clients + self.functions + self.work
 
     def __str__(self) -> str:
@@ -48,9 +48,15 @@ class KernelPlan(NamedTuple):
 
 
 def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
-    """Which kernels ``setting`` needs for ``draws`` initial functions, and where: in memory, or a file in ``folder``.
+    """Plans the kernels of ``setting`` for ``draws`` initial functions: in memory, or in a file in ``folder``.
 
-    Raises ``ValueError`` where neither has room, saying how much is needed.
+    Args:
+        setting: The setting.
+        draws: Initial functions of each model that are computed together.
+        folder: Folder of the file of a kernel that does not fit in memory.
+
+    Raises:
+        ValueError: Neither memory nor disk has room; the message says how much is needed.
     """
     n, m, outputs = len(setting.x_train), len(setting.x_test), setting.y_train.shape[1]
     sizes = np.maximum(np.asarray(setting.partition.sizes, float), SMALLEST_BUCKET)
@@ -77,7 +83,13 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
 
 
 def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = False) -> KernelBlocks | LargeKernel:
-    """The kernels of ``setting`` as ``plan`` has them."""
+    """Computes the kernels of ``setting`` as planned.
+
+    Args:
+        setting: The setting.
+        plan: Result of ``plan_kernels``.
+        progress: Whether to show progress.
+    """
     if not plan.is_large:
         return setting.blocks()
     with progress_of(1, f"{setting.name}: kernel", "tile", shown=progress) as shown:

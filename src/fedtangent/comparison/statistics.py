@@ -51,18 +51,18 @@ class Interval(NamedTuple):
 
     @classmethod
     def about(cls, value: float, radius: float) -> Interval:
-        """One whose interval reaches equally far to both sides."""
+        """Builds an interval that is symmetric about ``value``."""
         return cls(value, value - radius, value + radius)
 
     @property
     def length(self) -> float:
-        """Of the interval."""
+        """The length of the interval."""
         return self.high - self.low
 
     def within(self, low: float, high: float) -> bool | None:
-        """Whether the truth is in [low, high]: yes, no, or None where the interval is partly in.
+        """Tests whether the truth is in [low, high]: True, False, or None if the interval is partly inside.
 
-        What is not a number, as after divergence, is not in it.
+        An estimate that is NaN, as after divergence, is not inside.
         """
         if np.isnan(self).any():
             return False
@@ -73,9 +73,9 @@ class Interval(NamedTuple):
         return None
 
     def outside(self, low: float, high: float) -> bool | None:
-        """The opposite of ``within``, undecided where that is: what a wrong theory must be.
+        """Tests whether the truth is outside [low, high], as for a wrong theory; None if the interval is partly inside.
 
-        What is not a number proves nothing: undecided too.
+        An estimate that is NaN proves nothing: None too.
         """
         inside = self.within(low, high)
         return None if inside is None or np.isnan(self).any() else not inside
@@ -85,7 +85,7 @@ class Interval(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Networks of one width beside the predictions from their own initial functions."""
+    """Networks of one width and the predictions from the same initial functions."""
 
     width: int
     seen: np.ndarray  # [K, E, m, C]
@@ -93,10 +93,16 @@ class Pair(NamedTuple):
 
 
 def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.ndarray:
-    """Weights c, [W], with which ``sum c_w y_w`` is ``a`` of the least-squares fit ``y_w = a + b / w``; they add to 1.
+    """Computes the weights of a least-squares fit ``y_w = a + b / w``: ``a = sum_w c_w y_w``.
 
-    ``precisions`` [W] are inverse variances up to a factor. Of a single width the value itself is taken: the model is
-    then one for which theory is exact at every width.
+    For a single width all weights count alike: the model is then one for which theory is exact at every width.
+
+    Args:
+        widths: Widths w, [W].
+        precisions: Inverse variances of ``y_w``, [W], up to a common factor.
+
+    Returns:
+        Weights c [W], which add up to 1.
     """
     w, weight = np.asarray(widths, float), np.asarray(precisions, float)
     if len(set(widths)) < 2:
@@ -106,10 +112,15 @@ def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.
 
 
 def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0.0) -> Interval:
-    """Norm of the mean of networks minus predictions at infinite width, over all K E of a width, divided by ``scale``.
+    """Estimates the norm of the mean difference between networks and predictions at infinite width, over ``scale``.
 
-    0 if theory is right. ``away`` [m, C] is how far the mean in question is from that of the predictions. The noise is
-    a Gaussian vector with the sample covariance of the differences, whose expected square is taken off the mean's.
+    It is 0 if theory is right. The mean is over all K E networks of a width. The noise is a Gaussian vector with the
+    sample covariance of the differences; its expected squared norm is subtracted from the squared norm of the mean.
+
+    Args:
+        pairs: Networks and predictions for each width.
+        scale: Unit of the norm, for instance how far training moves the functions.
+        away: Difference [m, C] between the mean that is tested and the mean of the predictions.
     """
     flat = [(p.seen - p.predicted).reshape(p.seen.shape[0] * p.seen.shape[1], -1) for p in pairs]
     # A network scatters about its flow by O(width^-1/2).
@@ -134,10 +145,17 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0
 
 
 def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
-    """Bounds of ``|a|`` from the square of the norm of a Gaussian vector of mean ``a``, given its axes' ``variances``.
+    """Computes bounds of ``|a|`` from the squared norm of one draw of a Gaussian vector with mean ``a``.
 
-    Each is off in at most ``LEVEL / 2`` of the cases, whatever the direction of ``a``: it is taken along the widest
-    axis, where the square scatters most.
+    Each bound is wrong in at most ``LEVEL / 2`` of the cases, for any direction of ``a``: the worst case has ``a``
+    along the widest axis, where the square scatters most.
+
+    Args:
+        square: Squared norm of the draw.
+        variances: Variances of the vector along its principal axes.
+
+    Returns:
+        Lower and upper bound.
     """
     farthest = np.sqrt(square) + 10 * np.sqrt(variances.sum())
 
@@ -150,10 +168,15 @@ def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
 
 
 def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
-    """The chance that the square of a Gaussian vector's norm is above ``square``.
+    """Computes the probability that the squared norm of a Gaussian vector is above ``square``.
 
-    The vector's mean has the norm ``mean`` and lies along the widest of its axes. From the saddlepoint approximation
-    (Lugannani and Rice, 1980) of a weighted sum of chi squares, good to some percent of either tail.
+    It uses the saddlepoint approximation (Lugannani and Rice, 1980) of a weighted sum of chi squares, good to some
+    percent of either tail.
+
+    Args:
+        square: The threshold.
+        variances: Variances of the vector along its principal axes.
+        mean: Norm of the vector's mean, which lies along the widest axis.
     """
     most = variances.max()
     scaled, noncentral = variances / most, mean**2 / most
@@ -193,15 +216,18 @@ def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) ->
 
 
 def _scatter(samples: np.ndarray) -> np.ndarray:
-    """Squared distance of each network from its model's mean, summed over points, averaged over outputs, [K, E]."""
+    """Returns squared distances from each model's mean, summed over points, averaged over outputs, [K, E]."""
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
 def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False, means: int = 0) -> Interval:
-    """The mean of ``values`` at infinite width, [n_w] independent ones at each width.
+    """Estimates the mean of ``values`` at infinite width.
 
-    ``by_width`` says that their variance falls as 1 / width, else it is the same at every width. ``means`` is how many
-    sample means the values of a width are taken about, which leaves as many fewer that are independent.
+    Args:
+        widths: Widths of the networks.
+        values: Independent values [n_w] at each width.
+        by_width: Whether their variance falls as 1 / width; else it is the same at every width.
+        means: Number of sample means subtracted from the values of a width; each costs one degree of freedom.
     """
     precisions = [len(v) * (w if by_width else 1) for w, v in zip(widths, values, strict=True)]
     weights = at_infinite_width(widths, precisions)
@@ -211,36 +237,41 @@ def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool
 
 
 def _interval(value: float, parts: np.ndarray, freedoms: np.ndarray) -> Interval:
-    """About a ``value`` whose variance is the sum of ``parts``, each estimated with as many degrees of freedom."""
+    """Builds the interval about ``value``, whose variance is the sum of ``parts`` with these degrees of freedom."""
     return Interval.about(value, float(_quantile(parts, freedoms) * np.sqrt(parts.sum())))
 
 
 def _quantile(parts: np.ndarray, freedoms: np.ndarray) -> float:
-    """Student's, with the degrees of freedom of a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
+    """Returns Student's quantile for a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
     return float(student.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
 
 
 def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interval:
-    """The one that decides whether all are within ``margin`` of ``target``.
+    """Returns the estimate that decides whether all are within ``margin`` of ``target``.
 
-    One that is outside, if any is; else the one that reaches farthest.
+    This is an estimate outside the margin, if any is; else the estimate whose interval reaches farthest.
     """
     outside = [e for e in estimates if e.within(target - margin, target + margin) is False]
     return max(outside or estimates, key=lambda e: max(e.high - target, target - e.low))
 
 
 def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:
-    """Mean over points of ``|sample mean - mean|`` in Monte Carlo standard errors; about 0.80 if they agree.
+    """Computes the mean of ``|sample mean - mean|`` over points, in Monte Carlo standard errors.
 
-    ``samples`` [draws, m, C]; ``mean`` [m, C]; ``variance`` [m] of one draw.
+    It is about 0.80 if sample and law agree.
+
+    Args:
+        samples: Draws, [draws, m, C].
+        mean: Mean under the law, [m, C].
+        variance: Variance of one draw under the law, [m].
     """
     error = np.sqrt(np.maximum(variance, 0) / samples.shape[0])[:, None]
     return float(np.mean(np.abs(samples.mean(axis=0) - mean) / error))
 
 
 class Slope(NamedTuple):
-    """A weighted least-squares line."""
+    """A weighted least-squares line: slope, its standard error, and intercept."""
 
     slope: float
     standard_error: float
@@ -248,11 +279,17 @@ class Slope(NamedTuple):
 
 
 def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval, float]:
-    """Slope of the mean of log(error) against log(width), for several networks' errors at each width, and intercept.
+    """Fits the slope of the mean of log(error) against log(width), and the intercept.
 
     Errors scatter over networks by a factor, much the same at every width, so their logarithms are averaged and each
-    network counts alike; the interval comes from that scatter. Raises ``ValueError`` for fewer than 3 widths or fewer
-    than 2 networks at a width.
+    network counts alike; the interval comes from that scatter.
+
+    Args:
+        widths: Widths, [W].
+        errors: Errors of the networks at each width.
+
+    Raises:
+        ValueError: There are fewer than 3 widths, or fewer than 2 networks at a width.
     """
     if len(widths) < 3:
         raise ValueError(f"widths: got {len(widths)}, must be at least 3 for a slope")
@@ -268,12 +305,18 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval
 
 
 def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Interval:
-    """The slope of ``fitted_slope``."""
+    """Returns the slope of ``fitted_slope`` without the intercept."""
     return fitted_slope(np.asarray(widths), errors)[0]
 
 
 def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
-    """The least-squares line of ``y`` over ``x``, [n] each, with weights that are inverse variances."""
+    """Fits the least-squares line of ``y`` over ``x``, [n] each.
+
+    Args:
+        x: Abscissas.
+        y: Ordinates.
+        weight: Inverse variances of ``y``.
+    """
     centre = weight @ x / weight.sum()
     information = weight @ (x - centre) ** 2
     slope = float(weight @ ((x - centre) * y) / information)
@@ -281,19 +324,33 @@ def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
 
 
 def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """``|a - b| / |b|``, Euclidean over all entries."""
+    """Computes ``|a - b| / |b|``, Euclidean over all entries."""
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
 
 
 def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
-    """The larger of the relative distances of means and covariances."""
+    """Computes the larger of the relative distances of means and covariances.
+
+    Args:
+        law: Mean and covariance.
+        reference: Mean and covariance of the law whose norms are the unit.
+    """
     return float(np.max([relative_distance(a, b) for a, b in zip(law, reference, strict=True)]))
 
 
 def relative_errors(
     predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray, axes: tuple[int, ...] = (-2, -1)
 ) -> np.ndarray:
-    """Root mean square of ``seen - predicted`` over ``axes``, relative to that of ``scale``; 0 where they are equal."""
+    """Computes the root mean square of ``seen - predicted`` over ``axes``, over the root mean square of ``scale``.
+
+    It is 0 if both are equal, even if ``scale`` is 0.
+
+    Args:
+        predicted: Predictions.
+        seen: Measured values, of the same shape.
+        scale: Values whose root mean square is the unit.
+        axes: Axes that are averaged over.
+    """
     off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (seen - predicted, scale))
     with np.errstate(divide="ignore"):
         return np.sqrt(np.divide(off, of, out=np.zeros_like(off), where=off != 0))

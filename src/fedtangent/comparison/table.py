@@ -1,4 +1,4 @@
-"""The rows of the side-by-side table: the same measurements of every method's predictions."""
+"""The rows of the comparison table: the same measurements of every method's predictions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ MEBIBYTE = 2**20
 
 
 class MethodRow(NamedTuple):
-    """One method on one setting. None marks what does not apply to it."""
+    """One method on one setting; None marks a measurement that does not apply to the method."""
 
     setting: str
     method: str
     test_mse: float
     accuracy: float | None
-    nll: float | None  # Gaussian, per output; by the cross entropy that of the mean probabilities; None of margins
-    coverage: float | None  # of the 95 % interval; None of probabilities and margins
+    nll: float | None  # Gaussian, per output; for cross entropy of the mean probabilities; None for margins
+    coverage: float | None  # of the 95 % interval; None for probabilities and margins
     mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
     variance_ratio: float | None = None  # to the GP limit's
-    flow_error: float | None = None  # of each network to the flow from its own initial function, relative
+    flow_error: float | None = None  # relative, of each network to the flow from the same initial function
     rounds: int | None = None
     uplink_mib: float | None = None
     seconds: float | None = None
 
 
 def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Gaussian NLL per output and coverage of the 95 % interval, with noise added to the knowledge uncertainty.
+    """Computes the Gaussian NLL per output and the coverage of the 95 % interval, with noise added to the uncertainty.
 
-    ``mean`` [m, C] and the knowledge ``variance`` [m, C] are the prediction's. The noise variance is the same for every
-    point and output: the mean squared residual not explained by the knowledge variance, on the even test points; NLL
-    and coverage are measured on the odd ones.
+    The noise variance is the same for every point and output: the mean squared residual not explained by ``variance``,
+    on the even test points. NLL and coverage are measured on the odd ones.
+
+    Args:
+        mean: Predicted mean, [m, C].
+        variance: Predicted knowledge variance, [m, C].
+        y: Targets, [m, C].
     """
     fit, held = slice(0, None, 2), slice(1, None, 2)
     residual = (y - mean) ** 2
@@ -51,8 +55,7 @@ def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float
 def _scores(
     setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
 ) -> tuple[float | None, float | None]:
-    """NLL and coverage of a prediction, of which draws [E, m, C] are known; by their probabilities where those are
-    trained."""
+    """Returns NLL and coverage of a prediction with draws [E, m, C]; for cross entropy, NLL of probabilities."""
     if targets_of(setting.loss) == "numbers":
         return scores(mean, variance, setting.y_test)
     if targets_of(setting.loss) != "classes":
@@ -68,9 +71,16 @@ def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
 
 
 def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
-    """A method that trains networks. MSE and accuracy are those of the ensemble of K, averaged over the draws;
-    NLL and coverage take mean and variance from all the draws; the differences are to ``reference`` (of NTK-FL only
-    to the limit)."""
+    """Builds the row of a method that trains networks.
+
+    MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
+    networks. Differences are to ``reference`` (for NTK-FL only to the limit).
+
+    Args:
+        theory: The predictions.
+        seen: Networks of one width.
+        flow_error: Mean relative error of the networks to the flow; None for NTK-FL.
+    """
     setting, members = theory.setting, seen.test[-1]  # [K, E, m, C]
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
@@ -96,8 +106,10 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
 
 
 def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [m, C] and covariance [m, m] that rows are measured against: the limit's, of a standard case that has one,
-    else those of the flow at the last round, averaged over models."""
+    """Returns the mean [m, C] and covariance [m, m] with which rows are compared.
+
+    They are the limit's in a standard case that has a limit, else the flow's at the last round, averaged over models.
+    """
     if theory.limit is not None and theory.setting.is_standard:
         return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)
     last = theory.moments[-1]
@@ -105,9 +117,16 @@ def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> MethodRow:
-    """A Gaussian process: ``mean`` [m, C] and ``cov`` [m, m] of one draw.
+    """Builds the row of a Gaussian process.
 
-    MSE and accuracy are what an ensemble of K independent draws has on average: what the simulated rows should show.
+    MSE and accuracy are the expected values for an ensemble of K independent draws, as the simulated rows should show.
+
+    Args:
+        theory: The predictions.
+        method: Name in the table.
+        mean: Mean, [m, C].
+        cov: Covariance of one draw, [m, m].
+        rounds: Round of the prediction; None for the limit.
     """
     setting, num_models = theory.setting, theory.setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
@@ -134,14 +153,29 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
 
 
 def expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
-    """Accuracy of predictions drawn from N(mean, cov) for each output, averaged over draws."""
+    """Computes the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
+
+    Args:
+        setting: The setting.
+        mean: Mean at the test points, [m, C].
+        cov: Covariance of one output, [m, m].
+    """
     if setting.labels_test is None:
         return None
     return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == setting.labels_test))
 
 
 def draws_of(mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> np.ndarray:
-    """Draws [draws, m, C] from N(mean, cov) for each output, from a fixed seed."""
+    """Draws from N(mean, cov) for each output, from a fixed seed.
+
+    Args:
+        mean: Mean, [m, C].
+        cov: Covariance of one output, [m, m].
+        draws: Number of draws.
+
+    Returns:
+        Draws, [draws, m, C].
+    """
     eigenvalues, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
     noise = np.random.default_rng(0).standard_normal((draws, *mean.shape))

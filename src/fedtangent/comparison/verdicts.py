@@ -30,22 +30,22 @@ ByWidth = Sequence[np.ndarray]  # [n] errors for each width
 
 
 class Verdict(NamedTuple):
-    """One comparison of simulation with theory, beside its control: a wrong theory put through the same check.
+    """One comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
 
-    The one record of every comparison and every check of a theorem. What is measured and expected is text, as it is
-    read, with standard errors and tolerance.
+    Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
+    with standard errors and tolerance.
     """
 
-    subject: str  # the theorem, or the setting that is compared
-    statement: str  # what is compared
+    subject: str  # the theorem or the setting
+    statement: str  # name of the comparison
     measured: str
-    expected: str  # by the theory, with the tolerance
-    holds: bool | None  # what is measured is as expected; None: too few draws to tell
-    control: str  # which wrong theory
+    expected: str  # by theory, with the tolerance
+    holds: bool | None  # the measured value agrees; None: too few draws to tell
+    control: str  # name of the wrong theory
     control_measured: str
-    control_fails: bool | None  # as it must; None: too few draws to tell
-    sizes: str = ""  # on what, and how large
-    notices: str = ""  # the smallest error of a theory that is noticed
+    control_fails: bool | None  # the control fails, as it must; None: too few draws to tell
+    sizes: str = ""  # sizes of the problem
+    notices: str = ""  # the smallest error of a theory that the comparison notices
 
     @classmethod
     def of(
@@ -57,26 +57,35 @@ class Verdict(NamedTuple):
         wrong: tuple[str, str, bool | None],
         notices: str = "",
     ) -> Verdict:
-        """A verdict from ``found`` (measured, expected, holds) and its control ``wrong`` (name, measured, fails)."""
+        """Builds a verdict.
+
+        Args:
+            subject: The theorem or the setting.
+            statement: Name of the comparison.
+            sizes: Sizes of the problem, as text.
+            found: Measured value, expected value, and whether they agree.
+            wrong: Name of the control, its measured value, and whether it fails.
+            notices: The smallest error of a theory that the comparison notices.
+        """
         # NumPy's False is not False itself, as which answers are counted.
         holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
         return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
 
     @property
     def passed(self) -> bool | None:
-        """The comparison holds and its control does not; None where either is undecided and neither is wrong."""
+        """Whether the comparison holds and its control fails; None if one is undecided and neither is wrong."""
         if self.holds is False or self.control_fails is False:
             return False
         return None if self.holds is None or self.control_fails is None else True
 
 
 def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """The rows of result.json."""
+    """Returns the verdicts as rows of result.json."""
     return [{**v._asdict(), "passed": v.passed} for v in verdicts]
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """Whether all have passed, in one line."""
+    """Returns one line that says whether all verdicts have passed."""
     failed = sum(v.holds is False for v in verdicts)
     passing = sum(v.control_fails is False for v in verdicts)
     undecided = sum(v.passed is None for v in verdicts)
@@ -96,21 +105,30 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 class Rival(NamedTuple):
-    """A wrong theory, as a negative control: theory itself says how far it is from the right one."""
+    """A wrong theory as a negative control, with its distance from the right one, computed from the theories only."""
 
     name: str
-    distance: float  # from the right theory, in the units of the verdict, where it is farthest
-    measured: Callable[[], Interval]  # what the verdict's own check makes of it there
+    distance: float  # largest distance from the right theory, in the units of the verdict
+    measured: Callable[[], Interval]  # the verdict's estimate for the wrong theory
 
 
 def judged(
     subject: str, statement: str, target: float, margin: float, found: Sequence[Interval], rivals: Sequence[Rival]
 ) -> Verdict:
-    """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
+    """Checks that all estimates are within ``margin`` of ``target``, with a wrong theory as the negative control.
 
-    One that is outside is enough to disagree; the one that decides is shown.
-    One is far enough if its distance is more than the margin and the longer of both intervals, of right and wrong: its
-    own interval then lies beyond the margin. Where none is, the verdict is undecided.
+    A single estimate outside the margin is enough to disagree; the verdict shows the estimate that decides. The control
+    is the nearest rival that is far enough away: its distance is more than the margin plus the longer of the two
+    intervals, of the estimates and of the rival, so that the rival's interval lies beyond the margin. If no rival is
+    far enough, the verdict is undecided.
+
+    Args:
+        subject: The theorem or the setting.
+        statement: Name of the comparison.
+        target: Value that theory predicts.
+        margin: Allowed deviation from it.
+        found: Estimates.
+        rivals: Wrong theories.
     """
     least = margin + max(e.length for e in found)
     sizes = target == 0 and min(e.low for e in found) >= 0  # they cannot be below
@@ -131,11 +149,11 @@ def judged(
 def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
     """Builds the negative control of a check of the slope of errors against the width: a wrong theory.
 
-    The errors to a wrong theory cannot fall below the distance between the two theories, so that their slope is flatter
-    than -1/2, by a known amount: the ``distance`` of the rival.
+    The errors to a wrong theory cannot fall below the distance between the two theories, so their slope is flatter than
+    -1/2, by a known amount: the ``distance`` of the rival.
 
     Args:
-        name: What is wrong with the theory.
+        name: The mistake in the wrong theory.
         widths: Widths of the networks.
         errors: Errors to the right theory, for each width.
         missed: Errors to the wrong theory, for each width.
@@ -152,10 +170,16 @@ def slope_verdict(
     right: Sequence[np.ndarray],
     wrong: Mapping[str, Sequence[np.ndarray]],
 ) -> Verdict:
-    """Relative errors to the flow fall with the width at a slope near -1/2; those to a wrong flow do not.
+    """Checks that relative errors to the flow fall with the width at a slope near -1/2; to a wrong flow they do not.
 
-    ``right`` and ``wrong`` are predictions of the last r evaluated rounds, [r, K, E, m, C] for each width; an error is
-    that of all of them.
+    The error of a network is taken over all r rounds together.
+
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        seen: Simulated networks, one entry for each width.
+        right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width.
+        wrong: The same predictions of each wrong flow, by name.
     """
     errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
     rivals = []
@@ -168,15 +192,22 @@ def slope_verdict(
 
 
 def _of_run(seen: Simulated, predicted: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Distance of ``other`` from ``predicted`` over all rounds, relative to how far the latter moves, [K, E]."""
+    """Returns the distance of ``other`` from ``predicted``, relative to how far ``predicted`` moves, [K, E]."""
     return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
-    """An equality to ``bound``, which every control (name -> error) misses by ``MARGIN`` times the bound.
+    """Checks that an error is at most ``bound``, and the error of every control above ``MARGIN * bound``.
 
-    The nearest of the controls is the one named; an error that is not a number counts as the nearest of all. What is
-    noticed is the share of that control's mistake that would still be beyond the bound: errors are linear in it.
+    The verdict names the control with the smallest error; NaN counts as the smallest. Errors are linear in a mistake,
+    so the check notices the share ``bound / error`` of that control's mistake.
+
+    Args:
+        subject: The theorem or the setting.
+        statement: Name of the comparison.
+        error: Measured error.
+        controls: Error of each wrong theory, by name.
+        bound: Largest allowed error.
     """
     name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
     control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
@@ -187,27 +218,39 @@ def exact_verdict(subject: str, statement: str, error: float, controls: dict[str
 
 
 def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
-    """What is measured over its bound is at most 1, over a wrong bound it is not; a bound below it is noticed."""
+    """Checks that a quantity is at most its bound, and more than a wrong bound.
+
+    Args:
+        subject: The theorem.
+        statement: Name of the comparison.
+        sizes: Sizes of the problem, as text.
+        ratio: Measured value divided by its bound.
+        control: Name of the wrong bound.
+        wrong: Measured value divided by the wrong bound.
+    """
     found, other = (f"{ratio:.3g}", "<= 1", bool(ratio <= 1)), (control, f"{wrong:.3g}", bool(wrong > 1))
     return Verdict.of(subject, statement, sizes, found, other, f"bound x {ratio:.2g}")
 
 
 class AtRound(NamedTuple):
-    """Networks beside the predictions from their own initial functions, of every width, at one round.
+    """Networks of every width at one round, with the predictions from the same initial functions.
 
     Variances are of one output, summed over points, for each model.
     """
 
     pairs: tuple[Pair, ...]
     exact: np.ndarray  # [K] variance of the predictions, by construction
-    law: np.ndarray  # [K] variance of the law in question
-    scale: float  # norm of how far training has moved the function
+    law: np.ndarray  # [K] variance of the law that is tested
+    scale: float  # norm of the function's movement by training
 
 
 def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, Sequence[np.ndarray]]) -> Verdict:
-    """Initial functions' squares in units of the prior's variance, [n] for each width, are 1 on average.
+    """Checks that squares of initial functions, in units of the prior's variance, are 1 on average.
 
-    Each of ``squares`` is a way to sum up over points, by name.
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        squares: Squares [n] for each width; one entry for each way to sum over points, by name.
     """
     found = [combined(widths, each) for each in squares.values()]
     rivals = [
@@ -222,10 +265,13 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, S
 def independence_verdict(
     subject: str, widths: Sequence[int], products: Mapping[str, Sequence[np.ndarray]], squares: Sequence[np.ndarray]
 ) -> Verdict:
-    """Products of two networks' initial functions, in units of the prior's variance, are 0 on average.
+    """Checks that products of two networks' initial functions, in units of the prior's variance, are 0 on average.
 
-    Each of ``products`` is a way to choose the two, by name, [n] for each width; were the two one network, its products
-    would be its ``squares``.
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        products: Products [n] for each width; one entry for each way to choose the two networks, by name.
+        squares: Control: if both outputs came from the same network, their products would equal ``squares``.
     """
     found = [combined(widths[-len(each) :], each) for each in products.values()]
     statement = f"networks start independently of each other: of other {', '.join(products)}"
@@ -242,9 +288,13 @@ def independence_verdict(
 def mean_verdict(
     subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, Sequence[np.ndarray]]
 ) -> Verdict:
-    """The networks' mean at infinite width is the predictions' at every round.
+    """Checks that the networks' mean, extrapolated to infinite width, is the predictions' mean at every round.
 
-    ``wrong`` says how far each wrong theory's mean [m, C] is from the right one at each round.
+    Args:
+        subject: The setting.
+        statement: Name of the comparison.
+        rounds: Networks and predictions at each round.
+        wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
     rivals = []
     for name, away in wrong.items():
@@ -258,7 +308,14 @@ def mean_verdict(
 def variance_verdict(
     subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, np.ndarray]
 ) -> Verdict:
-    """The networks' variance at infinite width is the law's at every round, beside wrong variances [K] of the last."""
+    """Checks that the networks' variance, extrapolated to infinite width, is the law's at every round.
+
+    Args:
+        subject: The setting.
+        statement: Name of the comparison.
+        rounds: Networks and predictions at each round.
+        wrong: Wrong variances [K] at the last round, by name.
+    """
     found, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
     for name, law in wrong.items():
         away = abs(float(np.mean(last.law / law)) - 1)

@@ -12,30 +12,37 @@ from fedtangent.data import files
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """The first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``."""
+    """Finds the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; returns None without one."""
     own = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
     places = files.places(directory, stem)
     return next((path for place in places for name in own for path in sorted(place.glob(name))), None)
 
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of an archive; raises ``ValueError`` unless all that are ``needed`` are among them."""
+    """Reads the arrays of an archive; raises ``ValueError`` if an array named in ``needed`` is missing."""
     held = files.arrays(name, path)
     require(name, path, held, needed)
     return held
 
 
 def require(name: str, path: Path, held: Collection[str], needed: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless all ``needed`` names are among those ``held``."""
+    """Raises ``ValueError`` unless all names of ``needed`` are in ``held``, the names in the archive."""
     missing = [key for key in needed if key not in held]
     if missing:
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
 
 
 def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.ndarray:
-    """The user of each of ``count`` examples, [count] int32, from offsets [N + 1] of examples sorted by user.
+    """Computes the user of each of ``count`` examples, [count] int32, from offsets of examples sorted by user.
 
-    Raises ``ValueError`` unless they are whole numbers from 0 to ``count`` that rise by ``least`` with every user.
+    Args:
+        name: Name of the offsets in error messages.
+        offsets: Whole numbers [N + 1] from 0 to ``count``.
+        count: Number of examples.
+        least: Smallest number of examples of a user.
+
+    Raises:
+        ValueError: The offsets are not of this form, or rise by less than ``least``.
     """
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise ValueError(f"{name}: got {offsets.dtype} {offsets.shape}, must be whole numbers [N + 1], N >= 1")
@@ -51,7 +58,18 @@ def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.nda
 def images(
     name: str, path: Path, held: dict[str, np.ndarray], split: str, size: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, *size] and labels [n] of the split "train" or "test"; raises ``ValueError`` for others."""
+    """Returns images uint8 [n, *size] and labels [n] of the split "train" or "test".
+
+    Args:
+        name: Name of the data set in error messages.
+        path: Path of the archive, for error messages.
+        held: Arrays of the archive.
+        split: "train" or "test".
+        size: Shape of an image.
+
+    Raises:
+        ValueError: Images or labels have another shape or type, or the split is empty.
+    """
     x, y = held[f"{split}_images"], held.get(f"{split}_labels", np.zeros(0, int))
     if x.dtype != np.uint8 or x.shape[1:] != size or y.shape != x.shape[:1] or len(y) == 0:
         raise ValueError(

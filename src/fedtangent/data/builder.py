@@ -33,12 +33,12 @@ NAME = "fedtangent_published"  # the builder's folder
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
-    """The builder of every published data set; its config is named after the one that it prepares."""
+    """Builder of every published data set; its config has the name of the data set that it prepares."""
 
     VERSION = tfds.core.Version(VERSION)
 
     def __init__(self, published: Published, data_dir: str | Path | None = None) -> None:
-        """A builder of ``published`` under ``data_dir`` (TFDS's own default folder if None)."""
+        """Creates a builder of ``published`` under ``data_dir`` (the default folder of TFDS if None)."""
         self.published = published
         config = tfds.core.BuilderConfig(name=published.name, version=VERSION, description=published.description)
         super().__init__(config=config, data_dir=data_dir, file_format="array_record")
@@ -83,11 +83,11 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
         return {split: _examples(self.published, arrays, split) for split in SPLITS}
 
     def _generate_examples(self) -> None:
-        """Not used: each split has examples of its own."""
+        """Does nothing: ``_split_generators`` returns the examples of each split."""
 
 
 def _features(published: Published) -> dict[str, Any]:
-    """The features of an example, stored as raw bytes of their own dtype; a number is a tensor of shape ()."""
+    """Returns the features of an example, stored as raw bytes with their dtypes; a number is a tensor of shape ()."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example
@@ -95,7 +95,7 @@ def _features(published: Published) -> dict[str, Any]:
 
 
 def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each example of a split, with its index in the original order as the key."""
+    """Yields each example of a split, with its index in the original order as the key."""
     columns = {name: _rows(arrays, f"{name}_{split}", shape) for name, (shape, _) in published.example}
     total = min(len(column) for column in columns.values())
     with progress_of(total, f"{published.name}: writing {split}", "example") as shown:
@@ -105,7 +105,7 @@ def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tupl
 
 
 def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> Any:
-    """The examples of one array; texts, of any length (None), lie one after another and are cut at their offsets."""
+    """Returns the examples of one array; texts of any length (shape None) are stored together and cut at offsets."""
     if None not in shape:
         return arrays[name]
     offsets = arrays[f"offsets_{name.rpartition('_')[2]}"]
@@ -113,7 +113,7 @@ def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> Any:
 
 
 def _read(builder: FedtangentPublished, split: str) -> Arrays:
-    """The arrays of a split, from its records."""
+    """Reads the arrays of a split from its records."""
     source, arrays = builder.as_data_source(split=split), {}
     rows: dict[str, list[Any]] = {name: [] for name, _ in builder.published.example}
     with progress_of(len(source), f"{builder.published.name}: reading {split}", "example") as shown:
@@ -132,10 +132,16 @@ def _read(builder: FedtangentPublished, split: str) -> Arrays:
 
 
 def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
-    """The arrays of ``published``, in the original order, read from array_record through ``as_data_source``.
+    """Returns the arrays of ``published`` in the original order, read from array_record through ``as_data_source``.
 
-    Downloads (or takes from TFDS's download cache) and prepares them first where needed. Raises ``ValueError`` if the
-    files cannot be had, and if what comes back is not, byte for byte, what was read from them.
+    If they are not prepared yet, downloads the files (or takes them from TFDS's download cache) and prepares them.
+
+    Args:
+        published: The data set.
+        data_dir: Folder of TFDS; None for its default.
+
+    Raises:
+        ValueError: The files cannot be downloaded or written, or the stored arrays differ from those in the files.
     """
     try:
         with _quiet(), _no_empty_folders(published, Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()):
@@ -165,7 +171,7 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
-    """Within, a failure removes the folders that TFDS has made and left empty."""
+    """Removes, after a failure inside the context, the empty folders that TFDS has created."""
     own = published.stem or published.name
     below = f"downloads/{own}", "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
     made = [folder for folder in (*(place / name for name in below), place) if not folder.exists()]
@@ -180,7 +186,7 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Within, TFDS prints nothing: our own progress bar says the same in fewer lines."""
+    """Silences TFDS inside the context: the package's own progress bar says the same in fewer lines."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder of the platform."""
+    """Returns the folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder."""
     if directory is not None:
         return files.expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):
@@ -35,7 +35,7 @@ def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
 
 
 def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | None:
-    """The user's folder with original files: ``directory``, else $FEDTANGENT_DATA, else None."""
+    """Returns the user's folder with original files: ``directory``, else $FEDTANGENT_DATA, else None."""
     if directory is not None:
         return files.expanded("data_dir", directory)
     given = os.environ.get("FEDTANGENT_DATA")
@@ -43,9 +43,9 @@ def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | N
 
 
 def read(folder: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of a cache folder, by name, or None if there is no such folder.
+    """Reads the arrays of a cache folder, by name; None if there is no such folder.
 
-    Raises ``ValueError`` with the file, and what to do, if one is missing or does not have the listed sha256.
+    Raises ``ValueError`` with the file's name and advice if a file is missing or does not have the listed sha256.
     """
     if not folder.exists():
         return None
@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
 
 
 class Checked(NamedTuple):
-    """A file, the sha256 that it should have and the one that it has; None where either is unknown."""
+    """A file with its expected and its actual sha256; None for an unknown one."""
 
     path: Path
     expected: str | None
@@ -62,7 +62,7 @@ class Checked(NamedTuple):
 
 
 def check(folder: Path) -> list[Checked]:
-    """Every file of a cache folder with its checksums; raises ``ValueError`` if their list is damaged."""
+    """Computes the checksums of every file in a cache folder; raises ``ValueError`` if their list is damaged."""
     paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
     return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]
 
@@ -75,7 +75,7 @@ def _digest(path: Path) -> str | None:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a cache folder atomically: all files appear at once. A folder that another process wrote first is kept.
+    """Writes a cache folder atomically, all files at once; keeps a folder that another process wrote first.
 
     Raises ``ValueError`` if the folder cannot be written.
     """
@@ -98,7 +98,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    """Names and sha256 of the arrays in a cache folder."""
+    """Reads names and sha256 of the arrays in a cache folder."""
     path = folder / MANIFEST
     with _advised(path):
         content = files.json_of("cached file", path)
@@ -121,7 +121,7 @@ def _array(folder: Path, name: str, digest: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def _advised(path: Path) -> Iterator[None]:
-    """Within, the message of a ``ValueError`` is followed by what to do: remove the folder."""
+    """Adds advice to the message of a ``ValueError`` inside the context: remove the folder."""
     try:
         yield
     except ValueError as error:

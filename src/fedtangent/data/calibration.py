@@ -25,7 +25,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, Any]:
-    """The part of a stored key that says where it was measured: platform, devices, cores, versions of JAX."""
+    """Returns the part of a stored key that identifies the machine: platform, devices, cores, versions of JAX."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,
@@ -38,7 +38,7 @@ def machine() -> dict[str, Any]:
 
 
 def stored() -> dict[str, Any]:
-    """Every answer in the file, by its key (JSON text of question and machine); none if the file is unreadable."""
+    """Reads every stored answer by its key (JSON text of question and machine); {} if the file is unreadable."""
     path = cache_directory() / FILE
     try:
         content = files.json_of("calibration", path)
@@ -50,10 +50,15 @@ def stored() -> dict[str, Any]:
 def cached(
     question: dict[str, Any], measure: Callable[[], dict[str, float]], names: Collection[str]
 ) -> dict[str, float]:
-    """The answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
+    """Returns the answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
 
-    ``question`` must be valid JSON; the answer has seconds, above 0, for each of ``names``. A stored answer of another
-    form is measured again. Where the cache folder cannot be written the answer is kept in memory only.
+    A stored answer of another form is measured again. If the cache folder cannot be written, the answer stays in
+    memory.
+
+    Args:
+        question: Description of the measurement, as valid JSON.
+        measure: Function that returns seconds, above 0, for each of ``names``.
+        names: Keys of the answer.
     """
     key = json.dumps({"question": question, "machine": machine()}, sort_keys=True)
     if key not in _memory:
@@ -71,7 +76,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def forget() -> None:
-    """Forget every answer, in memory and on file."""
+    """Removes every answer from memory and from the file."""
     _memory.clear()
     (cache_directory() / FILE).unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
 
 class SourceInfo(NamedTuple):
-    """Where a data set comes from."""
+    """Origin of a data set."""
 
     source: str  # who made it, or its home page
     licence: str
@@ -37,7 +37,7 @@ class Dataset(NamedTuple):
     user_test: np.ndarray | None = None  # the same for test examples, where their users also have training examples
 
     def __repr__(self) -> str:
-        """What it is, the shapes of its arrays, and where it comes from."""
+        """Summarises the data set: kind, classes, shapes of the arrays and origin."""
         arrays = described({name: part for name, part in self._asdict().items() if isinstance(part, np.ndarray)})
         what = f"{self.num_classes} classes" if self.num_classes else "regression"
         return f"Dataset({self.name!r}, {self.kind}, {what}; {arrays}; read from {self.info.read_from})"
@@ -49,7 +49,7 @@ class Dataset(NamedTuple):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs C that a model of it needs: the number of classes, or of a target's components."""
+        """Number of outputs C of a model for the data: classes, or components of a target."""
         return self.num_classes or self.y_train.shape[1]
 
 
@@ -67,7 +67,7 @@ class DatasetEntry(Entry):
 
     @property
     def told(self) -> str:
-        """The summary, and whether `fedtangent data prepare` downloads the files."""
+        """Summary of the data set, with a note if `fedtangent data prepare` downloads its files."""
         return self.summary if self.published is None else f"{self.summary}; downloaded"
 
 
@@ -86,7 +86,7 @@ class ImageOptions:
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The first ``count`` rows of each array (all if None); raises ``ValueError`` if there are fewer."""
+    """Returns the first ``count`` rows of each array (all if None); raises ``ValueError`` if there are fewer."""
     if count is not None:
         count = checks.whole(name, count, 1, len(arrays[0]))
     return [a[:count] for a in arrays]
@@ -113,17 +113,22 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
 
 
 def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
-    """Images [n, height, width(, channels)] as [n, height, width, channels] or flat [n, d], and the kind of input."""
+    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind."""
     if checks.flag("flatten", flatten):
         return x.reshape(len(x), -1), VECTOR
     return (x[..., None] if x.ndim == 3 else x), IMAGE
 
 
 def classification_targets(labels: Any, num_classes: int, centred: bool = False) -> np.ndarray:
-    """One-hot targets [n, C] float64 of ``labels`` [n] for training a classifier under squared loss.
+    """Computes one-hot targets [n, C] float64 for training a classifier under squared loss.
 
-    ``centred`` subtracts ``1 / C``, so that each row sums to zero, as a network of mean zero expects. Raises
-    ``ValueError`` for labels that are not a 1-D integer array, or out of range.
+    Args:
+        labels: Class labels [n].
+        num_classes: Number of classes C.
+        centred: Whether to subtract ``1 / C``, so that each row sums to zero, as a network of mean zero expects.
+
+    Raises:
+        ValueError: The labels are not a 1-D integer array, or out of range.
     """
     num_classes = checks.whole("num_classes", num_classes)
     array = checks.class_labels("labels", labels, num_classes)
@@ -133,7 +138,7 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
 
 
 def sign_targets(labels: Any, num_classes: int) -> np.ndarray:
-    """Targets -1 and 1 [n, C] float64 of ``labels`` [n]: 1 for the example's own class. For losses of margins.
+    """Computes targets [n, C] float64 for losses of margins: 1 for an example's class and -1 for the others.
 
     Raises ``ValueError`` as ``classification_targets`` does.
     """

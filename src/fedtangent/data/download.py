@@ -22,10 +22,17 @@ TIMEOUT = 30.0
 
 
 def fetch(published: Published, role: str, path: Path) -> None:
-    """Download one file to ``path``, resuming a download that was interrupted.
+    """Downloads one file to ``path``, and resumes a download that was interrupted.
 
-    The file appears whole and with the published checksum, or not at all; until then its bytes are in ``path.part``.
-    Raises ``ValueError`` in one line for no network, an address that is gone, a wrong checksum and a full disk.
+    The file appears complete and with the published checksum, or not at all; until then its bytes are in ``path.part``.
+
+    Args:
+        published: The data set.
+        role: Key of the file in ``published.files``.
+        path: Path to write.
+
+    Raises:
+        ValueError: In one line: there is no network, the address is gone, the checksum is wrong, or the disk is full.
     """
     file = published.files[role]
     url, part = published.url + file.filename, path.with_name(path.name + ".part")
@@ -48,7 +55,7 @@ def fetch(published: Published, role: str, path: Path) -> None:
 
 
 def unavailable(published: Published, error: Exception) -> str:
-    """The error message for files that cannot be downloaded."""
+    """Returns the error message for files that cannot be downloaded."""
     reason = " ".join(str(error).split())[:300]
     names = [file.filename for file in published.files.values()]
     shown = ", ".join(names) if len(names) <= 6 else f"{names[0]} and {len(names) - 1} more"
@@ -59,7 +66,7 @@ def unavailable(published: Published, error: Exception) -> str:
 
 
 def _received(url: str, part: Path, size: int) -> None:
-    """Download all of ``url`` to ``part``, reconnecting up to ``TRIES`` times; raises ``OSError``."""
+    """Downloads all of ``url`` to ``part``, reconnecting up to ``TRIES`` times; raises ``OSError``."""
     for attempt in range(TRIES):
         before = _size(part)
         try:
@@ -81,7 +88,7 @@ def _received(url: str, part: Path, size: int) -> None:
 
 
 def _receive(url: str, part: Path, size: int) -> bool:
-    """Append the bytes of one connection to ``part``; returns whether the file is then complete."""
+    """Appends the bytes of one connection to ``part``; returns whether the file is then complete."""
     begun = _size(part)
     if begun > size:  # left from another file
         part.unlink()

@@ -34,11 +34,11 @@ SPLITS = ("train", "test")
 
 
 class Split(NamedTuple):
-    """Examples that metrics are measured on.
+    """Examples on which metrics are measured.
 
     Attributes:
         x: Inputs [n, ...].
-        targets: Numbers that the squared error, or a loss of margins, compares outputs with, [n, C].
+        targets: Numbers with which the squared error, or a loss of margins, compares outputs, [n, C].
         labels: Class labels [n] int32; None for regression.
     """
 
@@ -54,14 +54,14 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Examples:
-    """Training and test examples of a run, and the clients that hold them; ``run_examples`` makes it.
+    """Training and test examples of a run, and the clients that hold them; built by ``run_examples``.
 
     Attributes:
-        dataset: The data on the host, as the user has them; string labels as their numbers.
-        classes: Names of the classes, where labels are strings, else None.
+        dataset: The data on the host as the user passed them, with string labels replaced by numbers.
+        classes: Names of the classes if labels are strings, else None.
         loss: Name of the loss that is trained, or the user's own function.
-        clients: Which training examples each client holds.
-        data: The training examples on the device, inputs float32 or int32 (tokens), targets as the loss takes them.
+        clients: Training examples of each client.
+        data: The training examples on the device: inputs float32 or int32 (tokens), targets in the form of the loss.
         train: The first 10,000 training examples at most, to measure metrics on.
         test: All test examples; None for data without a test split.
     """
@@ -75,7 +75,7 @@ class Examples:
     test: Split | None
 
     def __repr__(self) -> str:
-        """How many examples there are, of which kind, and how many of them the clients hold."""
+        """Summarises the data: numbers of examples, kind, and how many of them the clients hold."""
         dataset, held = self.dataset, len(np.unique(self.clients.indices))
         num_train, num_test = len(dataset.x_train), len(dataset.x_test)
         what = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"
@@ -93,14 +93,14 @@ class Examples:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs C that a model of the data has."""
+        """Number of outputs C of a model for the data."""
         return self.dataset.num_outputs
 
     def held_by(self, clients: Partition) -> FederatedData:
-        """Returns the same training examples, held by other clients.
+        """Returns the same training examples with another division among clients.
 
         Args:
-            clients: Which of them each client holds.
+            clients: Training examples of each client.
 
         Raises:
             ValueError: ``clients`` is no partition of these examples.
@@ -152,32 +152,32 @@ def run_examples(
     data_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Examples:
-    """Checks the data and the clients of a run, and brings them to the device as the loss takes them.
+    """Checks the data and the clients of a run, and moves them to the device in the form that the loss takes.
 
     Everything is checked before anything goes to the device.
 
     Args:
         data: A ``Dataset``, the name of one, or arrays: (x_train, y_train) or (x_train, y_train, x_test, y_test).
-            Inputs are [n, ...]; whole numbers are tokens where the model reads tokens, else real numbers as they are.
+            Inputs are [n, ...]; whole numbers are tokens if the model reads tokens, else real numbers as they are.
             Targets are class labels, whole numbers from 0 or strings [n] (numbered in sorted order); or floating
             numbers to predict, [n] for one output or [n, C].
         clients: A ``Partition``; a list of arrays, the rows of ``x_train`` that each client holds (or a mapping from
             the clients' names to them); or the user of each training example, whole numbers or strings [n]. A sequence
-            whose entries are sequences lists clients, one whose entries are numbers or strings lists users. Clients may
-            overlap and need not hold every example.
+            of sequences lists clients, a sequence of numbers or strings lists users. Clients may overlap and need not
+            hold every example.
         loss: Name of a loss, which decides the form of the targets of class labels: centred one-hot vectors for the
-            squared error, -1 and 1 for losses of margins, labels for the cross entropy. A loss that is a function
-            takes them as labels.
+            squared error, -1 and 1 for losses of margins, labels for the cross entropy. A loss that is a function takes
+            them as labels.
         model: The network, to be checked against the data; it may have more outputs than arrays have classes.
         data_dir: Folder with original files, for a data set's name.
         seed: Seed of the random part of loading a data set by its name.
 
     Returns:
-        The examples on the device and on the host, and who holds them.
+        The examples on the device and on the host, and their division among clients.
 
     Raises:
-        ValueError: In one line that names the argument: arrays that do not go together, NaN or infinity, labels or
-            numbers that the loss does not take, clients that repeat an example or hold none, or a model that does not
+        ValueError: In one line that names the argument: arrays do not fit together, values are NaN or infinite, the
+            loss does not take these labels or numbers, a client repeats an example or holds none, or the model does not
             fit the data.
 
     Warns:
@@ -231,7 +231,7 @@ def clients_of(clients: Any, num_examples: int) -> Partition:
 
 
 def _are_users(clients: Any) -> bool:
-    """Whether ``clients`` is a flat sequence of numbers or strings."""
+    """Tells whether ``clients`` is a flat sequence of numbers or strings."""
     if isinstance(clients, str | bytes) or not hasattr(clients, "__len__") or len(clients) == 0:
         return False
     if hasattr(clients, "ndim"):
@@ -249,7 +249,7 @@ def _is_list(value: Any) -> bool:
 def _read(
     data: Any, data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """The data set that ``data`` stands for, and the names of its classes."""
+    """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
         return data, None
     if isinstance(data, str):
@@ -266,7 +266,7 @@ def _read(
 def _of_arrays(
     x_train: Any, y_train: Any, x_test: Any = None, y_test: Any = None, *, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """The data set of arrays, and the names of its classes."""
+    """Builds the data set of arrays, and the names of its classes."""
     inputs, targets = {"x_train": _inputs("x_train", x_train, as_tokens)}, {"y_train": _targets("y_train", y_train)}
     if x_test is not None or y_test is not None:
         inputs["x_test"], targets["y_test"] = _inputs("x_test", x_test, as_tokens), _targets("y_test", y_test)
@@ -298,7 +298,7 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _inputs(name: str, x: Any, as_tokens: bool) -> np.ndarray:
-    """Inputs [n, ...]: tokens as int32, other numbers floating."""
+    """Checks inputs [n, ...] and converts tokens to int32, other whole numbers to float32."""
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
     if as_tokens and not is_whole:
@@ -315,7 +315,7 @@ def _inputs(name: str, x: Any, as_tokens: bool) -> np.ndarray:
 
 
 def _targets(name: str, y: Any) -> np.ndarray:
-    """Targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
+    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
         array = array.astype(str)
@@ -333,7 +333,7 @@ def _targets(name: str, y: Any) -> np.ndarray:
 
 
 def _called(y: np.ndarray) -> str:
-    """What kind of targets these are."""
+    """Returns the kind of the targets in words."""
     return {"U": "strings", "i": "whole numbers"}.get(y.dtype.kind, "floating numbers")
 
 
@@ -408,13 +408,13 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
 def warn_of_absent_classes(
     y_train: np.ndarray, y_test: np.ndarray, num_classes: int, classes: tuple[str, ...] | None = None
 ) -> None:
-    """Warns, in one line each, of classes that nothing trains: of those that the test examples have, and of others.
+    """Warns of classes without training examples: in one line of those with test examples, in another of the others.
 
     Args:
         y_train: Labels [n], from 0.
-        y_test: Labels [m], from 0; there may be none.
+        y_test: Labels [m], from 0; may be empty.
         num_classes: Number of classes C.
-        classes: Their names, for the text.
+        classes: Names of the classes, for the text.
     """
     trained, tested = (np.bincount(y, minlength=num_classes) > 0 for y in (y_train, y_test))
     names = np.asarray(range(num_classes) if classes is None else classes)
@@ -438,7 +438,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _listed(names: Any) -> str:
-    """The first five names, with .. for further ones."""
+    """Joins the first five names, with .. for further ones."""
     return ", ".join(map(str, names[:5])) + (", .." if len(names) > 5 else "")
 
 
@@ -446,7 +446,7 @@ def _listed(names: Any) -> str:
 
 
 def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Loss, clients: Partition) -> Examples:
-    """The checked data on the device."""
+    """Moves the checked data to the device."""
     takes_labels, num_classes = callable(loss) or losses.targets_of(loss) == "classes", dataset.num_classes
     targets, labels = _targets_of(loss, dataset.y_train, num_classes)
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
@@ -480,7 +480,7 @@ def inputs_on_device(x: np.ndarray) -> np.ndarray:
 
 
 def _targets_of(loss: str | Loss, y: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Targets [n, C] float32 of the squared error, or of a loss of margins, and labels [n] int32 where there are."""
+    """Returns targets [n, C] float32 of the squared error, or of a loss of margins, and labels [n] int32 or None."""
     if num_classes == 0:
         return np.asarray(y, np.float32), None
     if not callable(loss) and losses.targets_of(loss) == "signs":

@@ -14,20 +14,23 @@ from fedtangent.types import FederatedData
 
 
 def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classes: int | None = None) -> FederatedData:
-    """Check examples and partition, and move them to the device once.
+    """Checks examples and partition, and moves them to the device.
+
+    Labels, indices and offsets become int32.
 
     Args:
-        x: inputs [n, ...], real numbers.
-        y: targets: [n, C] floating for regression, or [n] integer class labels.
-        partition: who holds which row of ``x``: a ``Partition``, or lists of rows as ``partition.of`` takes them;
-            clients may overlap (``partition.validate(exact=True)`` asks for more).
-        dtype: of ``x`` on the device, and of ``y`` where that is floating: float32, float64 or, for inputs that are
+        x: Inputs [n, ...], real numbers.
+        y: Targets: [n, C] floating for regression, or [n] integer class labels.
+        partition: Rows of ``x`` that each client holds: a ``Partition``, or lists of rows as for ``partition.of``;
+            clients may overlap (``partition.validate(exact=True)`` forbids it).
+        dtype: Type of ``x`` on the device, and of ``y`` if that is floating: float32, float64 or, for inputs that are
             symbols, int32 (``y`` is then float32). By default int32 for signed whole numbers, float64 if ``x`` is
             float64 and JAX has ``jax_enable_x64`` on, float32 otherwise.
-        num_classes: when given, integer labels must lie below it.
+        num_classes: Number that integer labels must lie below; None for no limit.
 
-    Labels, indices and offsets are int32. Raises ``ValueError`` for no examples, unequal numbers of them, NaN or
-    infinity, targets of another shape or kind, labels out of range, a malformed partition, another dtype.
+    Raises:
+        ValueError: There are no examples, x and y have different lengths, values are NaN or infinite, targets have
+            another shape or kind, labels are out of range, or the partition or the dtype is invalid.
 
     Example, three examples of two clients, the second of which holds two:
 
@@ -49,12 +52,12 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
 
 
 def max_client_size(data: FederatedData) -> int:
-    """Number of examples of the largest client, as a Python integer (a static size: ``data`` must be concrete)."""
+    """Returns the number of examples of the largest client as a Python integer; ``data`` must not be traced."""
     return int(np.max(np.diff(np.asarray(data.offsets))))
 
 
 def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
-    """The dtype of ``x`` on the device."""
+    """Returns the dtype of ``x`` on the device."""
     widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):
@@ -93,7 +96,7 @@ def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
 
 
 def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
-    """Raise ``ValueError`` unless ``array`` holds real numbers, all finite, also once they are of ``dtype``."""
+    """Raises ``ValueError`` unless ``array`` holds finite real numbers that stay finite in ``dtype``."""
     if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")
     if jnp.issubdtype(array.dtype, jnp.floating):

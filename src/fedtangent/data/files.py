@@ -31,7 +31,7 @@ class Header(NamedTuple):
 
 @contextlib.contextmanager
 def reading(name: str, path: Path | str) -> Iterator[None]:
-    """Within, every exception becomes a ``ValueError`` that names the file.
+    """Turns every exception inside the context into a ``ValueError`` that names the file.
 
     For damaged files, readers raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
     """
@@ -43,52 +43,52 @@ def reading(name: str, path: Path | str) -> Iterator[None]:
 
 
 def expanded(name: str, path: str | os.PathLike[str]) -> Path:
-    """The path with a leading ``~`` replaced by the home folder; raises ``ValueError`` where there is none."""
+    """Returns the path with a leading ``~`` replaced by the home folder; raises ``ValueError`` if there is none."""
     with reading(name, os.fspath(path)):
         return Path(path).expanduser()
 
 
 def places(directory: Path, stem: str) -> list[Path]:
-    """The folders to look for files in: ``directory``, then its subfolders ``stem*`` in the order of their names."""
+    """Returns the folders to search for files: ``directory``, then its subfolders ``stem*`` ordered by name."""
     return [directory, *sorted(path for path in directory.glob(f"{stem}*") if path.is_dir())]
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file of any size; raises ``OSError``."""
+    """Computes the sha256 of a file of any size; raises ``OSError``."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content(name: str, path: Path) -> bytes:
-    """The bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe."""
+    """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe."""
     with reading(name, path), _opened(path) as file:
         return file.read()
 
 
 def json_of(name: str, path: Path) -> Any:
-    """The content of a JSON file; raises ``ValueError``."""
+    """Reads the content of a JSON file; raises ``ValueError``."""
     raw = content(name, path)
     with reading(name, path):
         return json.loads(raw)
 
 
 def headers(name: str, path: Path) -> dict[str, Header]:
-    """Shape and dtype of each array of an ``.npz`` file, without reading the arrays; raises as ``arrays`` does."""
+    """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``."""
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
 
 
 def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, in this machine's byte order.
+    """Reads the arrays of an ``.npz`` file, in this machine's byte order.
 
-    Raises ``ValueError`` for another kind of file, one that is damaged or encrypted, and anything but plain arrays.
+    Raises ``ValueError`` for other kinds of files, damaged or encrypted files, and content other than plain arrays.
     """
     with reading(name, path), _opened(path) as file:
         return unpacked(file)
 
 
 def unpacked(file: IO[bytes]) -> dict[str, np.ndarray]:
-    """The arrays of an open ``.npz`` file; call it within ``reading``, as a bad file raises various exceptions."""
+    """Reads the arrays of an open ``.npz`` file; call it within ``reading``: bad files raise various exceptions."""
     with zipfile.ZipFile(file) as packed:
         found = {}
         for key, member in _members(packed).items():
@@ -113,7 +113,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The files in an ``.npz`` by the names of their arrays."""
+    """Returns the files in an ``.npz`` by the names of their arrays."""
     found: dict[str, zipfile.ZipInfo] = {}
     for member in packed.infolist():
         key = member.filename.removesuffix(".npy")
@@ -129,7 +129,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, what: str) -> Header:
-    """The header of an array, from the first bytes of its file of ``size`` bytes; raises ``ValueError`` if it is wrong.
+    """Reads the header of an array from the first bytes of its file of ``size`` bytes; raises ``ValueError``.
 
     The size must agree: NumPy would allocate the array that the header states before it notices that the file is short.
     """

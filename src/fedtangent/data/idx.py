@@ -13,14 +13,14 @@ IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # ``Published.examp
 
 
 def read(published: Published, role: str, path: Path) -> np.ndarray:
-    """One original file as a uint8 array. Raises ``ValueError`` unless its checksum is the published one."""
+    """Reads an original file as a uint8 array; raises ``ValueError`` unless its checksum is the published one."""
     content = contents(published, role, path)
     with reading(published.name, path):
         return parse(content)
 
 
 def parse(content: bytes) -> np.ndarray:
-    """An unpacked idx file of unsigned bytes as a uint8 array of the shape that its header states.
+    """Parses an unpacked idx file of unsigned bytes into a uint8 array of the shape that its header states.
 
     Format: two zero bytes, 0x08 (unsigned byte), the number of dimensions, each dimension as big-endian uint32, then
     the values in C order. Raises ``ValueError`` for another type, or a length that does not fit the header.

@@ -22,10 +22,18 @@ class StoredImageOptions(StoredOptions, ImageOptions):
 
 
 def dataset(published: Published, found: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
-    """The data set of images uint8 [n, *size] and labels [n], in the original order, pixels scaled to [0, 1].
+    """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
-    Users are those of ``user_train`` and ``user_test`` [n], where there are any. Raises ``ValueError`` for arrays of
-    other shapes or kinds, labels beyond the classes, and options out of range.
+    Users come from ``user_train`` and ``user_test`` [n], if the arrays have them.
+
+    Args:
+        published: The data set's description.
+        found: Its arrays.
+        options: Options of the data set.
+        size: Shape of an image.
+
+    Raises:
+        ValueError: Arrays have other shapes or types, labels exceed the classes, or an option is out of range.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     standardise = checks.flag("standardise", options.standardise)
@@ -51,14 +59,14 @@ def dataset(published: Published, found: Found, options: StoredImageOptions, siz
 
 
 def _moments(pixels: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation of all pixels, scaled to [0, 1], from their histogram (exact)."""
+    """Computes mean and standard deviation of all pixels, scaled to [0, 1], from their histogram (exact)."""
     counts, values = np.bincount(pixels.ravel(), minlength=256), np.arange(256) / 255
     mean = float(counts @ values / counts.sum())
     return mean, float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum()))
 
 
 def _scaled(pixels: np.ndarray, mean: float, deviation: float, dtype: np.dtype[Any]) -> np.ndarray:
-    """``(pixels / 255 - mean) / deviation``, looked up in a table of 256 values: no float64 copy of the pixels."""
+    """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels."""
     if deviation == 0.0:
         raise ValueError("standardise: got True, but the training images are all one shade")
     return ((np.arange(256) / 255 - mean) / deviation).astype(dtype)[pixels]

@@ -23,7 +23,7 @@ CITATION = """@article{caldas2018,
 
 
 class User(NamedTuple):
-    """One user's examples, as JSON has them."""
+    """Examples of one user, as in the JSON file."""
 
     name: str
     x: list[Any]
@@ -32,7 +32,7 @@ class User(NamedTuple):
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """The folder with ``train/*.json`` and ``test/*.json``, or None.
+    """Finds the folder with ``train/*.json`` and ``test/*.json``; None if there is none.
 
     It is ``directory``, a subfolder ``stem*`` of it, or ``data`` in one of these, where LEAF's scripts write.
     """
@@ -44,10 +44,17 @@ def find(directory: Path, stem: str) -> Path | None:
 
 
 def users(name: str, folder: Path, split: str) -> Iterator[User]:
-    """The users of ``folder/split/*.json``, file after file by name, in the order that each file lists them.
+    """Yields the users of ``folder/split/*.json``, file after file by name, in the order of each file's list.
 
-    A file is ``{"users": [..], "user_data": {user: {"x": [..], "y": [..]}}}``. Raises ``ValueError`` for another form,
-    a user without examples and one that is listed twice.
+    A file is ``{"users": [..], "user_data": {user: {"x": [..], "y": [..]}}}``.
+
+    Args:
+        name: Name of the data set in error messages.
+        folder: Folder with a subfolder for each split.
+        split: "train" or "test".
+
+    Raises:
+        ValueError: A file has another form, a user has no examples or is listed twice, or there are no users.
     """
     seen: set[str] = set()
     for path in sorted((folder / split).glob("*.json")):
@@ -75,10 +82,16 @@ def joined(
     of_split: Callable[[str], Iterable[User]],
     examples: Callable[[User], tuple[np.ndarray, np.ndarray]],
 ) -> Arrays:
-    """``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
+    """Joins the users' examples to arrays ``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
 
-    ``of_split`` gives the users of a split; those of ``train`` are numbered in its order. ``examples`` makes a user's
-    ``x`` and ``y``. Raises ``ValueError`` for a test user without training examples; the message calls it a ``kind``.
+    Args:
+        name: Name of the data set in error messages.
+        kind: Word for a user in error messages.
+        of_split: Function from a split to its users; the training users are numbered in this order.
+        examples: Function from a user to the user's ``x`` and ``y``.
+
+    Raises:
+        ValueError: A test user has no training examples.
     """
     number: dict[str, int] = {}
     arrays: Arrays = {}
@@ -96,15 +109,15 @@ def joined(
 
 
 def kept(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
-    """The examples of each split for which ``rows`` [n] bool is True; all of a split that ``rows`` does not name."""
+    """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole."""
     splits = {name: name.rpartition("_")[2] for name in arrays}
     return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
 
 
 def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
-    """The examples of the first ``num_users`` training users (all if None); raises ``ValueError`` if there are fewer.
+    """Selects the examples of the first ``num_users`` training users (all if None).
 
-    A split whose users are not known is left as it is.
+    A split without users stays whole. Raises ``ValueError`` if there are fewer users.
     """
     if num_users is None:
         return arrays

@@ -12,24 +12,26 @@ from fedtangent.entries import choose, given_options
 
 
 def chosen(name: str) -> DatasetEntry:
-    """The entry of the data set ``name``, or of a file of one's own; raises ``ValueError`` with the allowed names."""
+    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names."""
     found: DatasetEntry = own.entry(name) if str(name).endswith(own.SUFFIX) else choose("datasets", name)
     return found
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """Load a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
+    """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
-    Such a file holds ``x`` and ``y`` and, where there are, ``users``, ``x_test``, ``y_test`` and ``users_test``:
-    images, vectors or tokens with classes or numbers, as their shapes and dtypes say (``data.own``).
+    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``: images,
+    vectors or tokens with classes or numbers, according to their shapes and dtypes (``data.own``).
 
     Args:
-        data_dir: folder with original files, for the data sets that are made of files; by default $FEDTANGENT_DATA.
-        seed: for what is random: the generated data, the split of ``digits`` and of a file without a test set. Other
-            data sets have their own split.
-        options: those of the data set's entry, such as ``num_train`` and ``flatten`` of images.
+        name: Name of a data set, or path of an ``.npz`` file.
+        data_dir: Folder with original files, for data sets that consist of files; by default $FEDTANGENT_DATA.
+        seed: Seed of generated data, and of the split of ``digits`` and of a file without a test set. Other data sets
+            have their published split.
+        **options: Options of the data set's entry, such as ``num_train`` and ``flatten`` of images.
 
-    Raises ``ValueError`` for an unknown name or option, one out of range, and missing, altered or corrupted files.
+    Raises:
+        ValueError: The name or an option is unknown or out of range, or files are missing, altered or corrupted.
 
     Example, handwritten digits, which come with the package:
 

@@ -32,9 +32,9 @@ class OwnOptions:
 
 
 def entry(name: str) -> DatasetEntry:
-    """The entry of the data set in the file ``name``; of its arrays only shapes and dtypes are read.
+    """Builds the entry of the data set in the file ``name``; reads only shapes and dtypes of its arrays.
 
-    The file has ``x`` and ``y``, as ``load`` takes them. Raises ``ValueError`` for one that cannot be read.
+    The file has ``x`` and ``y``, as for ``load``. Raises ``ValueError`` for a file that cannot be read.
     """
     path = files.expanded("dataset", name)
     told = files.headers("dataset", path)
@@ -54,7 +54,7 @@ def entry(name: str) -> DatasetEntry:
 
 
 def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    """The kind of input of a shape and dtype; raises ``ValueError`` if it is none."""
+    """Returns the kind of input for a shape and dtype; raises ``ValueError`` if it is no input."""
     if len(shape) == 2 and dtype.kind == "i":
         return TOKENS
     if dtype.kind == "f" or dtype == np.uint8:
@@ -69,16 +69,16 @@ def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """The data set in the file; the kind of data follows from dtypes and shapes.
+    """Loads the data set in the file; the kind of data follows from dtypes and shapes.
 
     Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
     or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
-    numbers from 0 to the largest there is (of tokens, among the inputs too), or numbers [n] or [n, C], floating.
-    ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test`` and
-    ``users_test`` are the same to test on; without them ``test_fraction`` of the examples is drawn at random.
-    ``num_train`` and ``num_test`` keep the first so many of either.
+    numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or numbers [n] or [n, C],
+    floating. ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test``
+    and ``users_test`` are the test set; without them ``test_fraction`` of the examples is drawn at random.
+    ``num_train`` and ``num_test`` keep only the first examples of a split.
 
-    Raises ``ValueError`` for other arrays, numbers that are not finite, users to test that do not train, and pickles.
+    Raises ``ValueError`` for other arrays, numbers that are not finite, test users that do not train, and pickles.
     """
     held = archive.read("dataset", path, NEEDED)
     unknown = held.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
@@ -119,7 +119,7 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
 def _users(
     name: str, held: dict[str, np.ndarray], end: str, names: np.ndarray | None
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names of the users, ascending, and the index of each example's user, [n] int32; both None without users."""
+    """Returns the users' names, ascending, and the index of each example's user, [n] int32; both None without users."""
     users = held.get(f"users{end}")
     if users is None:
         return None, None
@@ -136,7 +136,7 @@ def _users(
 
 
 def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: int) -> np.ndarray:
-    """Which examples to test on, [count] bool: some of each user's, who keeps at least one; raises ``ValueError``."""
+    """Draws the test examples, [count] bool: a share of each user's, who keeps at least one; raises ``ValueError``."""
     share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
     rows = np.zeros(count, bool)
     for own in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
@@ -147,7 +147,7 @@ def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: in
 
 
 def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
-    """Inputs as networks read them: floating with channels, or int32 tokens; raises ``ValueError`` for others."""
+    """Converts inputs to the form of networks: floating with channels, or int32 tokens; raises ``ValueError``."""
     if x.size == 0:
         raise ValueError(f"{name}: got shape {x.shape}, must hold at least one example")
     checks.finite(name, x)
@@ -160,7 +160,7 @@ def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _targets(name: str, y: np.ndarray, classes: bool) -> np.ndarray:
-    """Class labels int32 [n], or floating targets [n, C]; raises ``ValueError`` for others."""
+    """Converts targets to class labels int32 [n], or to floating targets [n, C]; raises ``ValueError`` for others."""
     if classes:
         return checks.class_labels(name, y).astype(np.int32)
     if y.dtype.kind != "f" or y.ndim not in (1, 2) or y.size == 0:

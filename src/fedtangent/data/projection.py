@@ -19,18 +19,22 @@ SCALES = ("coordinates", "lengths", "none")
 def projection_matrix(
     input_size: int, dimension: int, seed: int | bytes, scale: str = "coordinates", dtype: type = np.float64
 ) -> np.ndarray:
-    """P [input_size, dimension] with i.i.d. Gaussian entries (Yue et al., ICML 2022, section 4.2).
+    """Draws P [input_size, dimension] with i.i.d. Gaussian entries (Yue et al., ICML 2022, section 4.2).
 
     Args:
-        seed: a whole number of any size, not negative, or the bytes of one (the seed that a key server hands out). The
-            entries are NumPy's Philox stream of it, drawn in float64.
-        scale: the paper's entries are N(0, 1), ``"none"``, which makes inputs about ``sqrt(dimension)`` times as long.
-            ``"coordinates"`` divides by ``sqrt(input_size)``: a projected coordinate has on average the mean square of
-            an original one, so that a network whose first layer is scaled by, or drawn for, its number of inputs has
-            activations of the same size as before, and the same step sizes do. ``"lengths"`` divides by
+        input_size: Numbers of an example.
+        dimension: Numbers of a projected example, at most ``input_size``.
+        seed: A whole number of any size, not negative, or the bytes of one (from a key server). The entries are NumPy's
+            Philox stream of this seed, drawn in float64.
+        scale: ``"none"`` leaves the entries N(0, 1), as in the paper, which makes inputs about ``sqrt(dimension)``
+            times as long. ``"coordinates"`` divides by ``sqrt(input_size)``: a projected coordinate has on average the
+            mean square of an original one. So a network whose first layer is scaled by, or drawn for, its number of
+            inputs has activations of the same size as before, and the same step sizes fit. ``"lengths"`` divides by
             ``sqrt(dimension)``: lengths and inner products are kept on average (Johnson and Lindenstrauss).
+        dtype: Type of the result.
 
-    Raises ``ValueError`` for a dimension below 1 or above ``input_size``, a negative seed, and an unknown scale.
+    Raises:
+        ValueError: The dimension is below 1 or above ``input_size``, the seed is negative, or the scale is unknown.
     """
     checks.whole("dimension", dimension, 1, input_size)
     checks.choice("scale", scale, SCALES)
@@ -43,9 +47,10 @@ def projection_matrix(
 
 
 def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = "coordinates") -> Dataset:
-    """``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
+    """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
-    Inputs keep their dtype; the products are formed in float64. Raises ``ValueError`` as ``projection_matrix`` does.
+    Inputs keep their dtype; the products are computed in float64. Arguments and errors are those of
+    ``projection_matrix``.
     """
     shape = dataset.x_train.shape[1:]
     matrix = projection_matrix(math.prod(shape), dimension, seed, scale)

@@ -16,7 +16,7 @@ GZIP = b"\x1f\x8b"  # the first two bytes of a gzip file
 
 
 class PublishedFile(NamedTuple):
-    """One original file. Its address is its data set's ``url`` and ``filename``."""
+    """An original file; its address is the ``url`` of its data set followed by ``filename``."""
 
     filename: str
     size: int  # bytes
@@ -46,9 +46,10 @@ class Published(NamedTuple):
 
 
 def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
-    """The files of ``published`` found in ``directory`` or its subfolders ``stem*``, by role, and the missing names.
+    """Finds the files of ``published`` in ``directory`` or its subfolders ``stem*``, and the names of missing files.
 
-    A file that may be given unpacked is found without ``.gz`` too. Raises ``ValueError`` if it is not a directory.
+    Files are returned by role. A file that may also be unpacked is found without ``.gz`` too. Raises ``ValueError`` if
+    ``directory`` is no directory.
     """
     if not directory.is_dir():
         raise ValueError(f"{published.name}: data directory {directory} is not a directory")
@@ -64,7 +65,14 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
 
 
 def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
-    """The error for a data folder without the files; ``instead`` names another form that was looked for too."""
+    """Builds the error for a data folder without the files.
+
+    Args:
+        published: The data set.
+        directory: The folder.
+        missing: Names of the missing files.
+        instead: Another form of the data that was searched for too; "" if there is none.
+    """
     names = missing if len(missing) <= 6 else [*missing[:5], f"{len(missing) - 5} more"]
     packed = ", with and without .gz" if any(file.sha256_unpacked for file in published.files.values()) else ""
     return ValueError(
@@ -74,14 +82,14 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
 
 
 def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
-    """The sha256 that a file should have, and the one that it has; raises ``ValueError``."""
+    """Returns the published and the actual sha256 of a file; raises ``ValueError`` if it cannot be read."""
     file = published.files[role]
     with reading(published.name, path):
         return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
 
 
 def verify(published: Published, role: str, path: Path) -> None:
-    """Raise ``ValueError`` unless the file at ``path`` has the published checksum."""
+    """Raises ``ValueError`` unless the file at ``path`` has the published checksum."""
     expected, actual = checksums(published, role, path)
     if actual != expected:
         raise ValueError(
@@ -98,7 +106,7 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 
 
 def contents(published: Published, role: str, path: Path) -> bytes:
-    """The verified bytes of a file; unpacked if it may be given unpacked. Raises ``ValueError``."""
+    """Returns the verified bytes of a file, unpacked if both forms are allowed; raises ``ValueError``."""
     verify(published, role, path)
     with reading(published.name, path):
         raw = path.read_bytes()

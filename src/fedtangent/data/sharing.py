@@ -17,10 +17,18 @@ from fedtangent.types import Partition
 
 
 def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
-    """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
+    """Draws the indices of ``size`` examples uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
-    Classes give equally many, to within one, without replacement; which of them give one more is drawn.
-    Raises ``ValueError`` for a size outside 1 .. n, or beyond what some class has; it calls the size ``name``.
+    Classes give equally many, to within one, without replacement; the classes that give one more are drawn.
+
+    Args:
+        labels: Class labels [n].
+        size: Number of examples.
+        seed: Seed of the draw.
+        name: Name of ``size`` in error messages.
+
+    Raises:
+        ValueError: The size is outside 1 .. n, or a class has too few examples.
     """
     labels = checks.class_labels("labels", labels)
     size = checks.whole(name, size, 1, len(labels))
@@ -39,10 +47,15 @@ def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.
 
 
 def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str = "shared") -> int:
-    """How many of the shared examples each client gets: ``fraction``, in (0, 1], of them, rounded, at least one.
+    """Computes how many of the shared examples each client gets: ``fraction`` of them, rounded, at least one.
 
-    Raises ``ValueError`` for another fraction, and for a ``shared``, called ``name`` in the error, that is not whole
-    numbers from 0, each once.
+    Args:
+        shared: Indices of the shared examples.
+        fraction: Share in (0, 1].
+        name: Name of ``shared`` in error messages.
+
+    Raises:
+        ValueError: The fraction is out of range, or ``shared`` are not distinct whole numbers from 0.
     """
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
@@ -58,12 +71,20 @@ def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str 
 def with_shared(
     partition: Partition, shared: Sequence[int] | np.ndarray, fraction: float = 1.0, seed: int = 0
 ) -> Partition:
-    """``partition`` in which every client that has examples holds shared ones too (Zhao et al., 2018, section 4).
+    """Gives every client that has examples a share of a global set too (Zhao et al., 2018, section 4).
 
-    ``shared`` are indices of the global set. Each client gets a random ``fraction`` of it (the paper's alpha), drawn by
-    ``seed``; 1, as in NTK-FL (section 6), gives all of it to everybody. A client that owns a shared example holds it
-    once, not twice. For a set that is nobody's own, as in Zhao et al., take it from the clients first (``without``). A
-    client without examples stays without. Raises ``ValueError`` as ``number_given``.
+    A client that already holds a shared example holds it once, not twice. Zhao et al.'s global set belongs to no
+    client: take it from the clients first (``without``). A client without examples stays empty.
+
+    Args:
+        partition: The partition to extend.
+        shared: Indices of the global set.
+        fraction: Random share of the set for each client (the paper's alpha); 1, as in NTK-FL (section 6), gives all of
+            it.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: As ``number_given``.
     """
     each, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
@@ -77,10 +98,15 @@ def with_shared(
 
 
 def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: str = "examples") -> Partition:
-    """``partition`` whose clients hold none of ``examples``: a global set that is nobody's own.
+    """Returns ``partition`` without ``examples``, so that they can be a global set that belongs to no client.
 
-    Raises ``ValueError``, in which the examples are called ``name``, as ``number_given``, and for a client that would
-    be left with nothing.
+    Args:
+        partition: The partition.
+        examples: Indices to remove.
+        name: Name of the examples in error messages.
+
+    Raises:
+        ValueError: As ``number_given``, or a client would lose all its examples.
     """
     given = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
@@ -93,9 +119,10 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 
 
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
-    """Split each client's examples at random into two partitions, (train, test).
+    """Splits each client's examples at random into two partitions, (train, test).
 
-    Each client gives ``fraction``, in (0, 1), of its examples to test on, rounded, but keeps at least one to train on.
+    Each client gives ``fraction``, in (0, 1), of its examples to the test set, rounded, but keeps at least one to train
+    on.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)

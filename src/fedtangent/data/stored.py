@@ -27,7 +27,7 @@ class StoredOptions:
 
 
 class Found(NamedTuple):
-    """Arrays, as ``Published`` describes them, and the folder that they were read from."""
+    """Arrays in the form that ``Published`` describes, and the folder that they were read from."""
 
     arrays: Arrays
     read_from: Path
@@ -40,11 +40,18 @@ def obtain(
     otherwise: Callable[[Path], Found | None] = lambda directory: None,
     instead: str = "",
 ) -> Found:
-    """The arrays of ``published``, from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
+    """Returns the arrays of ``published``: from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
 
-    Where a data folder lacks the published files, ``otherwise(folder)`` reads the data in another form, which the
-    error calls ``instead``, or returns None. Raises ``ValueError`` for missing, altered or unreadable files, a
-    corrupted cache, and files that cannot be downloaded.
+    Args:
+        published: The data set.
+        options: Folders of the cache and of TensorFlow Datasets.
+        data_dir: Folder with original files.
+        otherwise: Function that reads another form of the data from a data folder without the published files, or
+            returns None.
+        instead: Name of that form in error messages.
+
+    Raises:
+        ValueError: Files are missing, altered or unreadable, the cache is corrupted, or files cannot be downloaded.
     """
     directory = cache.given_directory(data_dir)
     if directory is not None:
@@ -63,12 +70,15 @@ def obtain(
 
 
 def stored_in(published: Published, options: StoredOptions) -> Path:
-    """The folder of ``published`` in the cache."""
+    """Returns the folder of ``published`` in the cache."""
     return cache.cache_directory(options.cache_dir) / published.name
 
 
 def prepare(published: Published, options: StoredOptions) -> Arrays:
-    """Download and prepare through TensorFlow Datasets, and keep the result in the cache folder."""
+    """Downloads and prepares the data through TensorFlow Datasets, and writes them to the cache folder.
+
+    Raises ``ValueError`` if TensorFlow Datasets is not installed, or if the data cannot be downloaded or written.
+    """
     folder = stored_in(published, options)
     try:
         from fedtangent.data import builder  # heavy: TensorFlow Datasets

@@ -10,14 +10,14 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 
 
 def encoded(text: np.ndarray, characters: str = CHARACTERS) -> np.ndarray:
-    """The index in ``characters`` of each byte of ``text`` [L], uint8 [L]; unknown bytes get that of the space."""
+    """Computes the index in ``characters`` of each byte of ``text`` [L], uint8 [L]; for unknown bytes, the space's."""
     table = np.full(256, characters.index(" "), np.uint8)
     table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
     return table[text]
 
 
 def windows(codes: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows [n, 80] of ``codes`` [L] that start every ``stride`` characters, and the next character of each, [n]."""
+    """Cuts windows [n, 80] of ``codes`` [L], one every ``stride`` characters; returns also the next characters [n]."""
     if len(codes) <= WINDOW:
         return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)
     both = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]

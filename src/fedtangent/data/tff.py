@@ -23,18 +23,26 @@ URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
 class Row(NamedTuple):
-    """One example: its client, and its features by name: bytes, or arrays of float32 or int64."""
+    """An example: its client, and its features by name: bytes, or arrays of float32 or int64."""
 
     client: str
     features: dict[str, Any]
 
 
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
-    """The examples of ``split``, client after client in the order of their names, each in the order of the table.
+    """Yields the examples of ``split``, client after client in the order of their names, each in the table's order.
 
-    ``features`` are names and kinds: ``bytes_list``, ``float_list`` or ``int64_list``, none of which may be empty. The
-    database is unpacked into a temporary folder while it is read. Raises ``ValueError`` for a file that is not the
-    published one, cannot be read or has no such split or feature.
+    The database is unpacked into a temporary folder while it is read.
+
+    Args:
+        published: The data set.
+        path: Its file.
+        split: Name of a split in the database.
+        features: Kind of each feature by name: ``bytes_list``, ``float_list`` or ``int64_list``; no feature may be
+            empty.
+
+    Raises:
+        ValueError: The file is not the published one, cannot be read, or has no such split or feature.
     """
     from tensorflow_datasets.proto import tf_example_pb2  # heavy: TensorFlow Datasets
 

@@ -1,4 +1,4 @@
-"""The mapping ``auto``: chosen by platform and memory, and for longer runs by a short measurement, made once."""
+"""The mapping ``auto``: chosen by platform and memory, and for long runs by a short measurement that is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Probe = Callable[[Mapping], float]
 
 
 def candidates(num_slots: int) -> list[Mapping]:
-    """Mappings worth trying on this platform for a cohort of ``num_slots``, the default first."""
+    """Returns the mappings worth trying on this platform for a cohort of ``num_slots``, the default mapping first."""
     inner = (
         ["scan", "chunked:4", "chunked:16", "chunked:64"]
         if jax.default_backend() == "cpu"
@@ -35,7 +35,14 @@ def candidates(num_slots: int) -> list[Mapping]:
 
 
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
-    """The ``candidates`` that fit into memory; if none does, the largest chunk that fits, or else ``scan``."""
+    """Returns the ``candidates`` that fit into memory; if none does, the largest chunk that fits, or else ``scan``.
+
+    Args:
+        algorithm: The algorithm.
+        data: Training examples of all clients.
+        max_client_size: Number of examples of the largest client.
+        rounds: Rounds whose infos are in memory at the same time.
+    """
     tried = candidates(algorithm.schedule.num_slots)
     fitting = [m for m in tried if memory.plan(algorithm, data, m, max_client_size, rounds).fits]
     if fitting:
@@ -46,7 +53,13 @@ def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, ro
 
 
 def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str:
-    """A digest of the traced round: of everything that it computes, rates and constants included, but not of data."""
+    """Returns a digest of the traced round, with all its rates and constants but without the data.
+
+    Args:
+        algorithm: The algorithm.
+        data: Training examples; their shapes enter the digest, their values do not.
+        state: A state of the run, or its shapes.
+    """
     engine = engine_for(data, parse("scan"))
     traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
@@ -56,7 +69,12 @@ def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str
 
 
 def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:
-    """Wall time of one round once it is compiled: the better of two."""
+    """Measures the wall time of one round after compilation: the faster of two rounds, in seconds.
+
+    Args:
+        run: Function ``(state, rounds) -> results`` that runs rounds.
+        start: Function that makes a fresh state.
+    """
     jax.block_until_ready(run(start(), 1))
     times = []
     for _ in range(2):
@@ -70,10 +88,18 @@ def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], Py
 def choose(
     algorithm: Algorithm, data: FederatedData, max_client_size: int, num_rounds: int, rounds: int, probe: Probe
 ) -> tuple[Mapping, dict[str, float]]:
-    """The mapping for a run of ``num_rounds`` rounds, and what was measured (seconds a round by mapping's name).
+    """Returns the mapping for a run, and the measured seconds of a round by the name of the mapping.
 
-    ``probe(mapping)`` measures seconds a round. Several processes take the default without measuring, because their
-    measurements could differ.
+    Nothing is measured if only one mapping fits, if the run is short, or if there are several processes, whose
+    measurements could differ; the mapping is then the first that fits.
+
+    Args:
+        algorithm: The algorithm.
+        data: Training examples of all clients.
+        max_client_size: Number of examples of the largest client.
+        num_rounds: Rounds of the run.
+        rounds: Rounds whose infos are in memory at the same time.
+        probe: Function that measures the seconds of a round under a mapping.
     """
     fitting = that_fit(algorithm, data, max_client_size, rounds)
     if len(fitting) == 1 or num_rounds < WORTH_ROUNDS or jax.process_count() > 1:

@@ -1,4 +1,4 @@
-"""What is built from the description of a run: its data, divided among clients, and the composed algorithm."""
+"""Builds a run from its description: the data, their division among clients, and the composed algorithm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time
 
 
 class Built(NamedTuple):
-    """A checked run, ready to start."""
+    """A checked run that is ready to start."""
 
     description: Description
     algorithm: Algorithm
@@ -38,16 +38,16 @@ class Built(NamedTuple):
 
     @property
     def data(self) -> FederatedData:
-        """The training examples of every client, on the device."""
+        """Training examples of all clients, on the device."""
         return self.examples.data
 
     @property
     def loss(self) -> str:
-        """Name of the loss that is trained."""
+        """Name of the loss that is minimised."""
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """The remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
+        """Returns the remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
         own, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -58,15 +58,18 @@ class Built(NamedTuple):
 
 
 def cohort_size(options: Any, num_clients: int) -> int:
-    """Clients of a round, where the schedule's options say how many; all of them elsewhere."""
+    """Returns the number of clients in a round: the schedule's option ``clients_per_round``, or all without it."""
     number = getattr(options, "clients_per_round", None)
     return num_clients if number is None else int(number)
 
 
 def build(described: Description) -> Built:
-    """Load and divide the data, compose the algorithm; raises ``ValueError`` with the name of the option at fault.
+    """Loads and divides the data and composes the algorithm of a described run.
 
-    Writes nothing but the key file that a projection needs, where there is none.
+    It writes no file except the key file of a projection, if that file does not exist yet.
+
+    Raises:
+        ValueError: A bad option; the message begins with its name.
     """
     run, how = described.run, described.algorithm
     checks.seed(run.seed)
@@ -97,15 +100,15 @@ SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape
 
 
 def small_model(described: Description) -> Model:
-    """Returns the described model for small examples of its kind and two classes: before any data are loaded."""
+    """Returns the described model for small examples and two classes, which needs no data."""
     model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
     return model
 
 
 def preview(described: Description) -> Algorithm:
-    """Returns the described algorithm for a network of two layers and eight clients: before any data are loaded.
+    """Returns the described algorithm for a network of two layers and eight clients, so that its rule can be read.
 
-    It is enough to read its rule.
+    It needs no data.
     """
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
@@ -121,7 +124,7 @@ def _built(chosen: Chosen, *given: Any) -> Any:
 
 
 def _check(described: Description) -> None:
-    """Raise ``ValueError`` for choices and options that do not go together, before anything is loaded."""
+    """Raises ``ValueError`` for choices and options that do not go together, before any data are loaded."""
     run, how, own = described.run, described.algorithm, described.schedule
     checks.number("client_test", run.client_test, at_least=0, below=1)
     checks.number("dropout", run.dropout, at_least=0, below=1)
@@ -141,7 +144,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """What clients train on, and what is kept to test their personal predictions."""
+    """Returns the partition of training examples, and the partition of each client's test examples or None."""
     if run.client_test == 0:
         return clients, None
     kept, tested = sharing.held_out(clients, run.client_test, run.seed)
@@ -151,9 +154,9 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
-    """The clients' examples without those held by the server, and what the algorithm needs, by field of ``Supplied``.
+    """Returns the clients' examples without the server's, and the server's examples by field of ``Supplied``.
 
-    Validation examples are given as indices.
+    Validation examples are returned as indices.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
@@ -174,15 +177,15 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
 
 
 def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
-    """Indices of ``number`` of the clients' examples, drawn for the server."""
+    """Draws the indices of ``number`` of the clients' examples for the server."""
     drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
     return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
+    """Returns ``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
 
-    A client's expected completion time is in proportion to its examples, ``sizes`` [N].
+    A client's expected completion time is in proportion to its number of examples, in ``sizes`` [N].
     """
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
@@ -196,7 +199,7 @@ def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedu
 
 
 def key_path(run: CommonOptions) -> Path:
-    """Where the projection's seed is kept; raises ``ValueError`` if nothing says so."""
+    """Returns the path of the file with the projection's seed; raises ``ValueError`` if the user named none."""
     found = run.key_file or os.environ.get(KEY_FILE)
     if not found:
         raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
@@ -204,12 +207,12 @@ def key_path(run: CommonOptions) -> Path:
 
 
 def seed_digest(run: CommonOptions) -> str | None:
-    """A digest of the projection's secret seed, to compare seeds by; None without a projection."""
+    """Returns a digest of the projection's secret seed, to compare seeds by; None without a projection."""
     return None if run.projection is None else open_key_file(key_path(run)).digest
 
 
 def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
-    """``loaded`` projected with the secret seed, which the key server hands out to every client first."""
+    """Returns ``loaded`` projected with the secret seed, which the key server first sends to every client."""
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers

@@ -1,4 +1,4 @@
-"""How a round's cohort is mapped onto the device."""
+"""Mappings of a round's cohort onto the devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MAPPINGS = ("auto", "scan", "vmap", "chunked:<n>", "sharded", "sharded:<scan, vm
 def scan_clients(
     train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Train the slots one after another; each client costs what it holds, and one message is held at a time."""
+    """Trains the slots one after another; a small client takes little time, and memory holds one message at a time.
+
+    It has the arguments and results of ``types.MapClients``.
+    """
 
     def one(acc: PyTree, row: Slots) -> tuple[PyTree, PyTree]:
         row, message, out = train(held, row)
@@ -37,9 +40,10 @@ def scan_clients(
 def vmap_clients(
     train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Train all slots at once as one batched program; every slot costs what the largest client of its batch costs.
+    """Trains all slots at once as one batched program; every slot takes as long as the largest client of its batch.
 
-    On a CPU the batches are of as many slots as its caches hold: more would wait for memory at every local step.
+    On a CPU a batch has as many slots as fit into the caches, because more slots would wait for memory at every local
+    step. The function has the arguments and results of ``types.MapClients``.
     """
     width = side_by_side(sum(leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(acc)))
     width = min(width, slots.client.shape[0])
@@ -55,10 +59,10 @@ WORTH = 16
 
 
 def side_by_side(message_bytes: int) -> int:
-    """How many slots with messages of that size are best trained in lockstep on one device of this machine.
+    """Returns how many slots with messages of ``message_bytes`` bytes are best trained in lockstep on one device.
 
     An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
-    size for each (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
+    size for each slot (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize
@@ -68,7 +72,7 @@ def side_by_side(message_bytes: int) -> int:
 
 @functools.cache
 def cache_bytes() -> int:
-    """Bytes of second-level cache of the cores of one device; 1 MiB a core where the system does not tell."""
+    """Returns the bytes of second-level cache of one device's cores; 1 MiB a core if the system reports nothing."""
     name = "SC_LEVEL2_CACHE_SIZE"
     of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
     cores = max((os.cpu_count() or 1) // jax.local_device_count(), 1)
@@ -83,11 +87,11 @@ def _lockstep(
 
 
 class Mapping(NamedTuple):
-    """A mapping by its parts; ``str`` of it is its name."""
+    """A mapping of clients onto devices, as its parts; ``str`` of it is the mapping's name."""
 
     kind: str  # "scan", "vmap" or "chunked"
     width: int | None  # slots at a time on one device; None: all
-    devices: int  # over which the slots are divided
+    devices: int  # number of devices over which the slots are divided
 
     def __str__(self) -> str:
         inner = f"chunked:{self.width}" if self.kind == "chunked" else self.kind
@@ -96,7 +100,7 @@ class Mapping(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """How work is mapped onto the devices; this does not change a result beyond rounding.
+    """The mapping of work onto the devices, which does not change a result beyond rounding.
 
     Attributes:
         mapping: Of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a
@@ -110,10 +114,16 @@ class Devices:
 
 
 def parse(name: str, devices: int | None = None) -> Mapping:
-    """The mapping called ``name``: ``scan``, ``vmap``, ``chunked:<n>``, or ``sharded:`` before one of them.
+    """Returns the mapping called ``name``: ``scan``, ``vmap``, ``chunked:<n>``, or ``sharded:`` before one of them.
 
-    ``sharded`` alone is ``sharded:scan`` on a CPU and ``sharded:vmap`` on an accelerator; ``devices`` are all by
-    default. Raises ``ValueError`` for any other name.
+    ``sharded`` without a colon is ``sharded:scan`` on a CPU and ``sharded:vmap`` on an accelerator.
+
+    Args:
+        name: Name of the mapping.
+        devices: Number of devices of a sharded mapping; None for all.
+
+    Raises:
+        ValueError: ``name`` is not the name of a mapping.
     """
     kind, colon, rest = name.partition(":")
     over = (jax.device_count() if devices is None else devices) if kind == "sharded" else 1
@@ -127,25 +137,30 @@ def parse(name: str, devices: int | None = None) -> Mapping:
 
 
 def default_kind() -> str:
-    """The mapping of one device: ``scan`` on a CPU, ``vmap`` on an accelerator."""
+    """Returns the default mapping on one device: ``scan`` on a CPU, ``vmap`` on an accelerator."""
     return "scan" if jax.default_backend() == "cpu" else "vmap"
 
 
 def default_mapping() -> Mapping:
-    """What ``auto`` means without a measurement: ``default_kind``, ``sharded`` where there are several devices."""
+    """Returns the mapping that ``auto`` takes without a measurement: ``default_kind``, sharded over several devices."""
     return parse("sharded" if jax.device_count() > 1 else default_kind())
 
 
 @functools.cache
 def device_mesh(devices: int) -> Mesh:
-    """The first ``devices`` devices along one axis, of all processes."""
+    """Returns a mesh of the first ``devices`` devices of all processes, along one axis."""
     return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
 def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
-    """The engine for ``data`` under ``mapping``, a name of ``parse`` or ``"auto"`` (``default_mapping``).
+    """Returns the engine for ``data`` under a mapping.
 
-    Raises ``ValueError`` for an unknown mapping.
+    Args:
+        data: Training examples of all clients.
+        mapping: A mapping, its name, or "auto" for ``default_mapping``.
+
+    Raises:
+        ValueError: An unknown mapping.
     """
     chosen = default_mapping() if mapping == "auto" else parse(mapping) if isinstance(mapping, str) else mapping
     inner = {"scan": scan_clients, "vmap": vmap_clients}.get(chosen.kind) or chunked(chosen.width or 1, vmap_clients)
@@ -161,26 +176,31 @@ MapClients = Callable[..., tuple[PyTree, PyTree]]
 
 
 def _by_size(slots: Slots) -> Array:
-    """Slots in falling order of size, [S] int32; equals stay in the cohort's order."""
+    """Returns the slots' indices in falling order of size, [S] int32; slots of equal size keep the cohort's order."""
     return jnp.argsort(slots.size, stable=True, descending=True).astype(jnp.int32)
 
 
 def _arrange(slots: Slots, order: Array) -> Slots:
-    """The slots at ``order`` [...]; an entry of S, beyond the last slot, becomes an empty slot."""
+    """Returns the slots at ``order`` [...]; an index of S, beyond the last slot, gives an empty slot."""
     return jax.tree.map(lambda leaf: leaf.at[order].get(mode="fill", fill_value=0), slots)
 
 
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
-    """Undo ``_arrange`` on results whose leading axis is that of the flat ``order``."""
+    """Undoes ``_arrange`` on results whose leading axis is the flat ``order``."""
     back = jnp.zeros((num_slots,), jnp.int32).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32), mode="drop")
     return jax.tree.map(lambda leaf: leaf[back], outs)
 
 
 @functools.cache
 def chunked(size: int, batch: MapClients) -> MapClients:
-    """The mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
+    """Builds the mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
 
-    A chunk costs what its largest client costs, and holds ``size`` clients' parameters, gradients and activations.
+    A chunk takes as long as its largest client, and needs memory for ``size`` clients' parameters, gradients and
+    activations.
+
+    Args:
+        size: Slots of a chunk.
+        batch: Mapping that trains the slots of a chunk.
     """
 
     def chunked_clients(
@@ -199,9 +219,9 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Places, in the falling order of size, of the slots of each device, [D, ceil(S / D)]: dealt back and forth.
+    """Returns which slots each device trains, [D, ceil(S / D)], as places in the falling order of size.
 
-    So devices get equal shares of the work. An entry of S or more is no slot.
+    Slots are dealt back and forth, so that devices get equal shares of the work. An entry of S or more is no slot.
     """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)
@@ -211,9 +231,14 @@ def _deal(num_slots: int, devices: int) -> np.ndarray:
 
 @functools.cache
 def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
-    """The slots divided over the devices of ``mesh``, each mapping its own with ``inner``; accumulators are merged.
+    """Builds the mapping that divides the slots over the devices of ``mesh`` and merges the devices' accumulators.
 
-    Every device holds the data and the models. Relies on ``aggregate.init`` being neutral: each device starts with it.
+    Every device holds the data and the models. Each device starts from the result of ``aggregate.init``, which must
+    therefore be neutral.
+
+    Args:
+        inner: Mapping of a device's slots.
+        mesh: The devices.
     """
 
     def sharded_clients(

@@ -1,8 +1,8 @@
 """The description of a run, which ``train``, ``compare`` and ``predict`` share.
 
-``describe`` turns flat options, as the command line and a config.json have them, into a ``Description``: what was
-chosen, and the options of each choice. The choices and their options come from ``entries``; only the options that every
-run has are defined here. ``building.build`` makes a run of a description.
+``describe`` turns flat options, as the command line and a config.json have them, into a ``Description``: the choices,
+and the options of each choice. The choices and their options come from ``entries``; only the options that every run has
+are defined here. ``building.build`` builds a run from a description.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class CommonOptions:
 
 
 class Chosen(NamedTuple):
-    """One choice: its entry and an instance of its options."""
+    """A choice: its entry and an instance of its options."""
 
     entry: Any
     options: Any
 
 
 class Description(NamedTuple):
-    """A run, as the user describes it; made by ``describe``."""
+    """A run as the user describes it; ``describe`` makes it."""
 
     algorithm: Chosen
     dataset: Chosen
@@ -88,25 +88,29 @@ class Description(NamedTuple):
     run: CommonOptions
 
     def names(self) -> dict[str, str]:
-        """The name of each choice: ``{"algorithm": "fed_avg", "dataset": "digits", ..}``."""
+        """Returns the name of each choice: ``{"algorithm": "fed_avg", "dataset": "digits", ..}``."""
         return {name: getattr(self, name).entry.name for name in CHOICES if name != "base"}
 
     def values(self) -> dict[str, Any]:
-        """Every choice and option by name: ``describe(**values)`` is the same description."""
+        """Returns every choice and option by name; ``describe(**values)`` gives the same description."""
         found: dict[str, Any] = dict(self.names())
         for part in self:
             found |= dataclasses.asdict(part.options if isinstance(part, Chosen) else part)
         return found
 
     def identity(self) -> dict[str, Any]:
-        """The values that a resumed run must share with the run that it continues."""
+        """Returns the choices and options that a resumed run must share with the run that it continues."""
         values = self.values()
         groups = (part.options if isinstance(part, Chosen) else part for part in self)
         return {name: values[name] for name in (*self.names(), *lasting(*groups))}
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """The chosen entries, with fitting ones where nothing is chosen; raises ``ValueError`` for unknown names."""
+    """Returns the entry of each choice; for choices missing from ``chosen``, an entry that fits the others.
+
+    Raises:
+        ValueError: An unknown name.
+    """
     dataset = named.chosen(chosen.get("dataset", Choices.dataset))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
     readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
@@ -121,7 +125,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
-    """Default loss and step size for the model and the data; for a ``loss`` that is given, the step size for it."""
+    """Returns the default loss and step size for the model and the data; for a given ``loss``, the step size for it."""
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)
@@ -133,7 +137,7 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
 
 
 def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The option groups of a run by title, each with the defaults that fit what is chosen.
+    """Returns the option groups of a run by title, with defaults that fit the choices.
 
     ``chosen`` may also name a loss, on which the default step size depends.
     """
@@ -151,15 +155,18 @@ def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
-    """The class of an entry's options; for an algorithm around another one, joined with the inner one's."""
+    """Returns the class of an entry's options; for an algorithm around another one, joined with the inner options."""
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 
 
 def describe(**given: Any) -> Description:
-    """The run that flat choices and options describe, such as ``describe(algorithm="fed_prox", mu=0.1)``.
+    """Returns the run that flat choices and options describe, as in ``describe(algorithm="fed_prox", mu=0.1)``.
 
-    Choices and options that are not given have their defaults. Raises ``ValueError`` for an unknown choice, and for an
-    option that none of the choices has, naming the choices that have it.
+    Choices and options that are left out have their defaults.
+
+    Raises:
+        ValueError: An unknown choice, or an option that none of the choices has (the message names the choices that
+            have it).
     """
     chosen = {name: given[name] for name in DECIDING if given.get(name) is not None}
     entries, defaults = resolve(chosen), groups(chosen)
@@ -185,7 +192,7 @@ def _filled(defaults: Any, given: Mapping[str, Any]) -> Any:
 
 
 def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options whose value is the same in all of several runs that have them."""
+    """Returns the options whose value is the same in all runs that have the option."""
     found: dict[str, Any] = {}
     for values in runs:
         found = {**values, **found}
@@ -193,7 +200,12 @@ def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an option that is given without the one named in its ``used_with``."""
+    """Raises ``ValueError`` for an option that differs from its default while the option in its ``used_with`` does not.
+
+    Args:
+        values: Values of all options by name.
+        defaults: Option groups with their defaults, as ``groups`` returns them.
+    """
     fields = {f.name: (f, getattr(group, f.name)) for group in defaults.values() for f in dataclasses.fields(group)}
     for name, (field, default) in fields.items():
         switch = field.metadata.get("used_with")
@@ -202,7 +214,12 @@ def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
 
 
 def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` if ``name`` is an option of another choice, naming the choices that have it."""
+    """Raises ``ValueError`` if ``name`` is an option of other choices; the message names the choices that have it.
+
+    Args:
+        name: Name of the option.
+        chosen: Names of the choices that were made.
+    """
     entries: dict[str, Any] = dict(resolve(chosen))
     if "base" in option_names(entries["algorithm"]):
         entries["base"] = choose("algorithms", chosen.get("base", "fed_avg"))

@@ -36,17 +36,17 @@ class Measurement(NamedTuple):
 
 
 class History(NamedTuple):
-    """A run's evaluations, and the infos of every round: of a simulation, a forecast or a comparison.
+    """The evaluations and the infos of every round of a simulation, a forecast or a comparison.
 
     Attributes:
         evaluations: Metrics at the evaluated rounds, the first after round 0.
         rounds: Infos of every round, NumPy arrays [R, ...]; "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a
             forecast.
         cost: Bytes of a message and of a broadcast.
-        bands: For metrics that are means over initialisations, by name such as "test.accuracy", their 5th and 95th
-            percentiles, [r] each.
-        is_predicted: Whether theory predicted it, and no network was trained.
-        predicted: Of a comparison, the same metrics as theory predicts them; else None.
+        bands: 5th and 95th percentiles, [r] each, of metrics that are means over initialisations, by name such as
+            "test.accuracy".
+        is_predicted: Whether theory predicted the history, without training a network.
+        predicted: For a comparison, the history that theory predicts; otherwise None.
     """
 
     evaluations: list[Measurement]
@@ -57,7 +57,7 @@ class History(NamedTuple):
     predicted: History | None = None
 
     def __repr__(self) -> str:
-        """Summarises the run: its rounds and evaluations, and a metric of the last evaluation."""
+        """Returns a line with the numbers of rounds and evaluations, and a metric of the last evaluation."""
         last_round = self.evaluations[-1].round if self.evaluations else 0
         length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), last_round)
         said = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"
@@ -74,7 +74,7 @@ class History(NamedTuple):
 
     @property
     def evaluated(self) -> np.ndarray:
-        """The evaluated rounds, [r]."""
+        """Evaluated rounds, [r]."""
         return np.array([e.round for e in self.evaluations], int)
 
     def curves(self) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ class History(NamedTuple):
             A matplotlib figure.
 
         Raises:
-            ValueError: The history has no numbers, or not those that are named.
+            ValueError: The history has no metric that is a number, or lacks one of the named metrics.
         """
         from fedtangent.output.history_plots import history_figure
 
@@ -102,9 +102,11 @@ class History(NamedTuple):
     def to_pandas(self) -> DataFrame:
         """Returns a row for each evaluation: round, bytes, seconds, and metrics under names such as "test.accuracy".
 
-        Ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and what theory predicts in a comparison
-        "predicted.test.accuracy". Other values, such as arrays, are left alone. Raises ``ImportError`` where pandas is
-        not installed.
+        The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and the predictions of theory in a
+        comparison "predicted.test.accuracy". A metric that is an array is one cell.
+
+        Raises:
+            ImportError: pandas is not installed.
         """
         theory = {} if self.predicted is None else self.predicted.curves()
         bands = {f"{name}_p{end}": values[at] for name, values in self.bands.items() for at, end in enumerate((5, 95))}
@@ -125,12 +127,12 @@ class History(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The final state and the history of a run.
+    """The final state, the history and the status of a run.
 
-    ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good round),
-    ``"diverged by round r"`` (without ``stop_on_divergence``: numbers are no longer finite), ``"unstable at round r:
-    .."`` (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before it) or
-    ``"stopped by SIGTERM at round r"``, of which ``signal`` is the number.
+    ``status`` is one of these texts: "finished"; "diverged at round r" (state and history are those of the last good
+    round); "diverged by round r" (without ``stop_on_divergence``: numbers are no longer finite); "unstable at round r:
+    .." (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before that round);
+    "stopped by SIGTERM at round r". ``signal`` is the number of that signal, or 0.
     """
 
     state: PyTree
@@ -139,7 +141,7 @@ class Run(NamedTuple):
     signal: int = 0
 
     def __repr__(self) -> str:
-        """How it ended, its history in short, and the size of its state."""
+        """Returns a line with the status, a summary of the history, and the size of the state."""
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
         return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
@@ -150,7 +152,7 @@ def _is_number(value: Any) -> bool:
 
 
 def data_frame(rows: Any) -> DataFrame:
-    """What pandas makes of ``rows``; raises ``ImportError`` in one line where it is not installed."""
+    """Returns ``rows`` as a pandas DataFrame; raises ``ImportError`` in one line if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:
@@ -159,7 +161,7 @@ def data_frame(rows: Any) -> DataFrame:
 
 
 def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Metrics by their full names, such as ``test.accuracy``; JAX's arrays as NumPy's."""
+    """Returns metrics by their full names, such as ``test.accuracy``, with NumPy arrays in place of JAX arrays."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -170,23 +172,35 @@ def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def first_rounds(infos: PyTree, rounds: int) -> PyTree:
-    """The first ``rounds`` rows of a chunk's infos, as NumPy arrays."""
+    """Returns the first ``rounds`` rows of a chunk's infos as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
 
 
 def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
-    """Chunks of infos as one, arrays [R, ...]; ``shapes`` are those of one round, for a run of no rounds."""
+    """Returns chunks of infos joined along the rounds, arrays [R, ...].
+
+    Args:
+        shapes: Shapes of one round's infos, for a run of no rounds.
+        chunks: Infos of consecutive rounds, arrays [r, ...].
+    """
     empty = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), empty, *chunks)
 
 
 def at_start(cost: Cost) -> tuple[int, int]:
-    """Bytes up and down before the first round."""
+    """Returns the bytes sent up and down before the first round."""
     return cost.uplink_once, cost.downlink_once
 
 
 def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
-    """Bytes up and down of the rounds in ``infos``; a client that drops out has received a model and sends nothing."""
+    """Returns the bytes sent up and down in the rounds of ``infos``.
+
+    A client that drops out has received a model and sends nothing.
+
+    Args:
+        cost: Bytes of a message and of a broadcast.
+        infos: Infos of the rounds, arrays [R, ...].
+    """
     active = int(np.sum(infos["cohort"].weight > 0))
     contacted = int(np.sum(infos["contacted"], dtype=np.int64))
     examples = int(np.sum(infos["examples"], dtype=np.int64))

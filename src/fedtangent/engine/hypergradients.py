@@ -1,8 +1,8 @@
 """Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
 
-The whole run is differentiated in reverse mode, through every round and local step. What the backward pass needs of a
-round is computed again when it gets there (rematerialised), so that memory grows with the state of a round and not
-with its local steps.
+The whole run is differentiated in reverse mode, through every round and local step. The backward pass computes the
+intermediate values of a round again when it reaches that round (rematerialisation), so that memory grows with the state
+of a round and not with its local steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FinalObjective = Callable[[dict[str, Array]], Array]  # values -> the objective 
 
 
 class Hypergradient(NamedTuple):
-    """The final objective and its derivative by each value, all scalars."""
+    """The final objective and its derivative by each hyper-parameter, all scalars."""
 
     value: Array
     gradient: dict[str, Array]
@@ -43,20 +43,25 @@ def final_objective(
     remat: str = "round",
     last: int | None = None,
 ) -> FinalObjective:
-    """The function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
+    """Builds the function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
 
     Args:
-        build: the algorithm of ``values``, given as keyword arguments: traced scalars such as rates and mu. Its local
-            work must be ``differentiable`` (``Work(..., differentiable=True)``): a loop of dynamic length has no
-            reverse mode.
+        build: Function that builds the algorithm from ``values``, passed as keyword arguments: traced scalars such as
+            rates and mu. Its local work must be ``differentiable`` (``Work(..., differentiable=True)``), because a loop
+            of dynamic length has no reverse mode.
+        data: Training examples of all clients.
+        num_rounds: Rounds R.
+        seed: Seed or key of the run.
         objective: ``(algorithm, final state) -> scalar``, for instance the validation loss.
-        devices: how clients are mapped (not ``sharded``).
-        remat: what is kept for the backward pass. ``"none"``: all local steps of all rounds. ``"round"``: the state
-            before each round; every round is computed twice. ``"sqrt"``: the states before about sqrt(R) stretches of
-            as many rounds; every round is computed three times. Beside that, the local steps of one round.
-        last: differentiate through the last so many rounds only (truncated); the rounds before count as given.
+        devices: Mapping of clients onto one device (not ``sharded``).
+        remat: Values that are stored for the backward pass, besides the local steps of one round. "none": all local
+            steps of all rounds. "round": the state before each round; every round is computed twice. "sqrt": the states
+            before about sqrt(R) stretches of as many rounds; every round is computed three times.
+        last: Number of last rounds through which to differentiate (truncated); the state before them counts as
+            constant. None for all rounds.
 
-    Raises ``ValueError`` for bad arguments.
+    Raises:
+        ValueError: A bad argument.
     """
     whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)
@@ -84,10 +89,17 @@ def hypergradient(
     objective: Objective,
     **options: Any,
 ) -> Hypergradient:
-    """The objective after ``num_rounds`` and its derivative by each of ``values``.
+    """Computes the objective after ``num_rounds`` and its derivative by each of ``values``.
 
-    Arguments and errors are those of ``final_objective``; ``values`` are checked by ``build`` as plain numbers first.
-    Where the objective is only piecewise smooth in a value (a ReLU changes sides) this is the derivative of the piece.
+    If the objective is only piecewise smooth in a value (a ReLU changes sides), this is the derivative of the piece.
+
+    Args:
+        build, data, num_rounds, seed, objective: As in ``final_objective``.
+        values: Hyper-parameters at which to differentiate; ``build`` first checks them as plain numbers.
+        options: Further arguments of ``final_objective``.
+
+    Raises:
+        ValueError: A bad argument, or local work that is not differentiable.
     """
     final = final_objective(build, data, num_rounds, seed, objective, **options)
     build(**values).cost(
@@ -107,7 +119,7 @@ def hypergradient(
 def _rounds(
     algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
 ) -> PyTree:
-    """``num_rounds`` rounds as scans."""
+    """Returns the state after ``num_rounds`` rounds, computed as scans."""
 
     def one(state: PyTree, _: None) -> tuple[PyTree, None]:
         return algorithm.step(state, data, engine)[0], None

@@ -27,22 +27,22 @@ from fedtangent.types import DIVERGED, Algorithm, Array, Cost, Engine, Federated
 
 
 class Measure(Protocol):
-    """Measures a run at an evaluated round."""
+    """A function that measures a run at an evaluated round."""
 
     def __call__(self, algorithm: Algorithm, state: PyTree, /) -> dict[str, Any]:
-        """Returns metrics by name; metrics of a split as a dictionary under its name.
+        """Returns metrics by name; the metrics of a split, such as "test", are a dictionary under its name.
 
         Args:
             algorithm: The algorithm.
-            state: State after the round; the next rounds re-use its buffers, so that kept arrays must be copied.
+            state: State after the round; the next rounds reuse its buffers, so copy arrays that are kept.
         """
 
 
 class Reported(Protocol):
-    """Takes note of a measurement."""
+    """A function that receives each measurement of a run."""
 
     def __call__(self, row: Measurement, /) -> Any:
-        """Takes note; its answer is ignored.
+        """Receives a measurement; the return value is ignored.
 
         Args:
             row: Metrics, bytes and seconds at a round.
@@ -56,10 +56,10 @@ _SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """One round; jitted so that its shapes and the compiled chunks share one trace.
+    """Computes one round; jitted so that its shapes and the compiled chunks share one trace.
 
-    Raises ``AssertionError``, when traced, for a step that changes the state's shapes or dtypes, or whose infos are not
-    one row a slot.
+    Raises ``AssertionError``, when traced, for a step that changes the state's shapes or dtypes, or whose infos do not
+    have one row for each slot.
     """
     after, info = algorithm.step(state, data, engine)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
@@ -68,18 +68,25 @@ def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedDa
 
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
-    """Shapes of the infos of one round."""
+    """Returns the shapes of one round's infos.
+
+    Args:
+        algorithm: The algorithm.
+        engine: Mapping of clients onto devices.
+        state: A state of the run, or its shapes.
+        data: Training examples of all clients.
+    """
     return jax.eval_shape(_step, algorithm, engine, state, data)[1]
 
 
 @partial(jax.jit, static_argnames=("algorithm", "num_clients"))
 def _initial(algorithm: Algorithm, num_clients: int) -> PyTree:
-    """The first state of the seed 0; jitted so that its shapes are traced once."""
+    """Returns the first state with seed 0; jitted so that its shapes are traced once."""
     return algorithm.init(0, num_clients)
 
 
 def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
-    """Shapes of the state."""
+    """Returns the shapes of the state of a run with ``num_clients`` clients."""
     return jax.eval_shape(_initial, algorithm, num_clients)
 
 
@@ -87,7 +94,16 @@ def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
 def run_chunk(
     algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
 ) -> tuple[PyTree, PyTree]:
-    """``rounds`` (at most ``length``) rounds; infos come back stacked, rows beyond ``rounds`` are zeros."""
+    """Computes some rounds and returns the state after them, and their infos [length, ...].
+
+    Args:
+        algorithm: The algorithm.
+        engine: Mapping of clients onto devices.
+        length: Rows of the buffer for infos; rows beyond ``rounds`` are zero.
+        state: State before the rounds; its buffers are reused.
+        data: Training examples of all clients.
+        rounds: Number of rounds, [] int32, at most ``length``.
+    """
     shapes = info_shapes(algorithm, engine, state, data)
     infos = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
 
@@ -100,28 +116,31 @@ def run_chunk(
 
 
 def chunk_length(shapes: PyTree) -> int:
-    """Rounds whose infos fit the buffer: a power of two that depends on the size of a round's infos only."""
+    """Returns the number of rounds whose infos fit into the buffer, a power of two.
+
+    It depends only on the size of one round's infos.
+    """
     of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Metrics of a run, their rounds, and reports while it runs; none of these changes the result.
+    """The evaluation of a run: metrics, evaluated rounds, and reports on the way. It does not change the result.
 
     Attributes:
-        every: Rounds between evaluations; None: at the start and at the end only.
+        every: Rounds between evaluations; None: only at the start and at the end.
         measure: ``(algorithm, state) -> metrics by name``, called on the initial state, every ``every`` rounds and at
-            the end. The next rounds re-use the state's buffers: copy arrays that are kept.
+            the end. The next rounds reuse the state's buffers, so copy arrays that are kept.
         report: Called with each ``Measurement`` as soon as it exists; when a run is resumed, first with the
             measurements of the checkpoint.
-        stop_on_divergence: Look, between chunks of rounds, whether the server's numbers are finite and whether any
-            client's loss is; if not, return state and history of the last round for which they were, with ``status``
-            "diverged at round ..."; and likewise before a round that the server could not make, "unstable at round
-            ...". Keeps a second copy of the state on the device. Without it the run goes on, and ``status`` tells at
-            its end.
-        progress: Whether to show how far the run is: a bar on a terminal, elsewhere a line every ten seconds or more.
-            None: where the run is long and nothing else shows its progress.
+        stop_on_divergence: Whether to check, between chunks of rounds, that the server's numbers are finite and that at
+            least one client's loss is finite. If not, the run returns state and history of the last good round, with
+            the status "diverged at round ...". Before a round that the server could not make, it returns with "unstable
+            at round ...". This keeps a second copy of the state on the device. Without it the run goes on, and
+            ``status`` reports the divergence at its end.
+        progress: Whether to show progress: a bar on a terminal, elsewhere a line every ten seconds or more. None: only
+            if the run is long and nothing else shows its progress.
     """
 
     every: int | None = None
@@ -137,7 +156,7 @@ class Evaluation:
 
 
 class RunSetup(NamedTuple):
-    """What stays the same during a run."""
+    """The parts of a run that stay the same from round to round."""
 
     algorithm: Algorithm
     engine: Engine
@@ -146,13 +165,13 @@ class RunSetup(NamedTuple):
     evaluation: Evaluation
     report: Reported
     cost: Cost
-    shapes: PyTree  # of one round's infos
-    length: int  # rounds of a chunk, at most
+    shapes: PyTree  # shapes of one round's infos
+    length: int  # largest number of rounds in a chunk
     store: Store | None
 
 
 class Past(NamedTuple):
-    """A run's progress so far; its lists grow as it goes on."""
+    """The progress of a run so far; its lists grow as the run goes on."""
 
     round: int
     state: PyTree
@@ -161,12 +180,17 @@ class Past(NamedTuple):
     sent: tuple[int, int]  # bytes up and down
     saved: Saved
     begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
-    saved_chunks: int = 0  # how many of them the last checkpoint holds
+    saved_chunks: int = 0  # how many of the chunks are in the last checkpoint
     saved_evaluations: int = 0
 
 
 def first_past(setup: RunSetup, fresh: PyTree) -> Past:
-    """Where the run begins: at the fresh state, or at the newest checkpoint if it is resumed."""
+    """Returns the beginning of a run: the fresh state, or the newest checkpoint if the run is resumed.
+
+    Args:
+        setup: The run.
+        fresh: State before the first round.
+    """
     store = setup.store
     if store is None or not store.options.resume:
         now = time.monotonic()
@@ -190,14 +214,14 @@ def _is_evaluated(setup: RunSetup, round_: int) -> bool:
 
 
 def _next_stop(setup: RunSetup, done: int) -> int:
-    """The next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
+    """Returns the next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
     intervals = [setup.evaluation.every, setup.store.options.every if setup.store else None]
     intervals += [setup.length if setup.evaluation.stop_on_divergence else None]
     return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
 
 
 def _agreed(number: int) -> int:
-    """The largest ``number`` of any process of this run, where it depends on the clock or a signal and could differ."""
+    """Returns the largest ``number`` of any process of this run; clocks and signals differ between processes."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -206,7 +230,7 @@ def _agreed(number: int) -> int:
 
 
 def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
-    """The run ``rounds`` rounds later, at most one chunk; the buffers of ``past.state`` are reused."""
+    """Computes ``rounds`` more rounds, at most one chunk; reuses the buffers of ``past.state``."""
     state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
     up, down = charge(setup.cost, past.chunks[-1])
@@ -214,9 +238,13 @@ def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
 
 
 def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
-    """Run from ``past`` to the end, or until divergence or a signal.
+    """Runs from ``past`` to the end, or until divergence or a signal, and returns the ``Run``.
 
-    ``signalled()`` is a signal's number once one has come, else None; ``advance(rounds)`` is called as rounds are done.
+    Args:
+        setup: The run.
+        past: Progress so far.
+        signalled: Returns the number of a signal once one has arrived, else None.
+        advance: Called with the number of rounds whenever rounds are done.
     """
     past, stop = _look(setup, past), 0
     while past.round < setup.num_rounds and not stop:
@@ -233,7 +261,7 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
 def _to_next_stop(
     setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
 ) -> tuple[Past, int]:
-    """Compute up to the next stop, or until a checkpoint is due or a signal came (its number comes back, or 0)."""
+    """Computes rounds up to the next stop, or until a checkpoint is due or a signal arrives (returned, else 0)."""
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
     pace = setup.length if store is None else 1
     while past.round < aim and not stop:
@@ -250,7 +278,7 @@ def _to_next_stop(
 
 
 def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
-    """Evaluate and write a checkpoint where they are due; with ``save`` write one anyway, as the run ends early."""
+    """Evaluates and writes a checkpoint if they are due; ``save`` forces a checkpoint, because the run ends early."""
     if _is_evaluated(setup, past.round):
         _evaluate(setup, past)
     store = setup.store
@@ -281,18 +309,18 @@ def _save(setup: RunSetup, store: Store, past: Past) -> Past:
 
 
 def _seconds(past: Past) -> float:
-    """How long the run has taken, to the millisecond."""
+    """Returns the run time so far, rounded to the millisecond."""
     return round(time.monotonic() - past.begun, 3)
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Whether the state is finite and no round after the first ``chunks`` chunks was refused or had no finite loss."""
+    """Returns whether the state is finite and no round after the first ``chunks`` chunks was refused or broken."""
     news = past.chunks[chunks:]
     return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
-    """The first round after the first ``chunks`` chunks that a server refused, counted from 1, and why."""
+    """Returns the first round, from 1, after the first ``chunks`` chunks that a server refused, and the reason."""
     done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
     for infos in past.chunks[chunks:]:
         found = refused_round(infos)
@@ -303,7 +331,7 @@ def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
 
 
 def _end(past: Past) -> str:
-    """The status of a run that came to its end, in which rounds may have been refused, or numbers overflown."""
+    """Returns the status of a run at its end; rounds may have been refused, or numbers may have overflowed."""
     refused = _refused(past)
     if refused is not None:
         return f"unstable at round {refused[0]}: {refused[1]}"
@@ -320,7 +348,7 @@ def _rounds(infos: PyTree) -> int:
 
 
 def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
-    """Find the last good round between ``good`` and ``bad`` by running it again, and end there."""
+    """Finds the last good round between ``good`` and ``bad`` by running again, and ends the run there."""
     refused = _refused(bad, chunks)
 
     def replay(round_: int) -> Past:
@@ -364,17 +392,18 @@ def _inexact(tree: PyTree) -> list[Array]:
 
 
 def is_finite(state: PyTree) -> bool:
-    """Whether the server's part of ``state``, and the part of at least one client, hold finite numbers only.
+    """Returns whether the server's part of ``state``, and the part of at least one client, hold finite numbers only.
 
-    A state without parts counts as the server's. Where no client's part is finite, the clients' models have diverged.
+    A state without parts counts as the server's. If no client's part is finite, the clients' models have diverged.
     """
     return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
 
 
 def broken_round(infos: dict[str, Any]) -> int | None:
-    """The first row of ``infos`` in which no client that trained saw a finite loss, or None.
+    """Returns the first row of ``infos`` in which no client that trained had a finite loss, or None.
 
-    One client's broken data are that client's trouble; when nobody's loss is finite it is the model's.
+    An infinite loss of one client is a problem of that client's data; if nobody's loss is finite, it is a problem of
+    the model.
     """
     if "loss" not in infos:
         return None
@@ -387,10 +416,10 @@ def broken_round(infos: dict[str, Any]) -> int | None:
 
 
 def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
-    """The first row of ``infos`` in which a server could not make a step, and why; or None.
+    """Returns the first row of ``infos`` in which a server could not make a step, with the reason; or None.
 
-    Such a server reports ``refused`` (a learning rate, as unstable), ``learning_rate``, ``stable_learning_rate`` and
-    ``status``, each [R, K]; its model is as it was before that round.
+    Such a server reports ``refused`` (the learning rate is unstable), ``learning_rate``, ``stable_learning_rate`` and
+    ``status``, each [R, K]; its model stays as it was before that round.
     """
     if "refused" not in infos:
         return None
@@ -408,5 +437,5 @@ def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
 
 @jax.jit
 def copied(state: PyTree) -> PyTree:
-    """A copy of the state in new buffers, which the next chunk does not reuse."""
+    """Returns a copy of the state in new buffers, which the next chunk does not reuse."""
     return jax.tree.map(jnp.copy, state)

@@ -1,10 +1,10 @@
 """Peak memory of a run, predicted before it starts.
 
-All the time a run holds the data, the state, the algorithm's constants and the infos of rounds. During a round it also
-holds what the schedule, the server and the aggregate compute and, for every slot that is trained at the same time, one
-client's parameters, gradients, optimiser state, batch and activations. Making the first state and evaluating
-predictions have peaks of their own. Each part is read off a traced program by liveness analysis: which intermediate
-arrays exist at the same time.
+Throughout a run, memory holds the data, the state, the algorithm's constants and the infos of rounds. During a round it
+also holds the intermediate arrays of the schedule, the server and the aggregate and, for every slot that is trained at
+the same time, one client's parameters, gradients, optimiser state, batch and activations. Making the first state and
+evaluating predictions have their own peaks. Each part is read off a traced program by liveness analysis, which finds
+the intermediate arrays that exist at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USABLE = 0.9  # share of the memory to plan with; the rest is for programs, buff
 
 @functools.cache
 def memory_limit() -> int:
-    """Bytes that a run may use on a device: the accelerator's own limit, or the host's memory (cgroups included)."""
+    """Returns the bytes that a run may use on a device: the accelerator's limit, or the host's (cgroups included)."""
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and statistics.get("bytes_limit"):
         return int(statistics["bytes_limit"])
@@ -44,31 +44,31 @@ def memory_limit() -> int:
 
 
 class MemoryPlan(NamedTuple):
-    """Predicted peak bytes of a run on one device."""
+    """The predicted peak bytes of a run on one device."""
 
-    data: int  # examples, targets, partition and constants, and a cohort's examples again where they are fetched
-    state: int  # models, server and client state, schedule, with the copy that the last good round is kept in
+    data: int  # examples, targets, partition, constants, and the copy of a cohort's examples if there is one
+    state: int  # models, server, client and schedule state, twice: the last good round is kept as a copy
     start: int  # making the first state
-    server: int  # a round's accumulators, and all that is not a client's: draws, aggregation, the server's update
+    server: int  # a round's accumulators, draws, aggregation and server update
     slot: int  # one client's update
     concurrent: int  # slots trained at the same time on one device
-    outputs: int  # what the slots return, and the infos of the rounds between two evaluations
+    outputs: int  # results of the slots, and infos of the rounds between two stops
     evaluation: int  # predictions
-    limit: int  # bytes the device has
+    limit: int  # bytes that the device has
 
     @property
     def total(self) -> int:
-        """Peak bytes."""
+        """Peak bytes of the run."""
         return self.fixed + max(self.server + self.slot * self.concurrent, self.start, self.evaluation)
 
     @property
     def fixed(self) -> int:
-        """Bytes that are there all the time."""
+        """Bytes that are in use throughout the run."""
         return self.data + self.state + self.outputs
 
     @property
     def largest_chunk(self) -> int:
-        """Most slots at a time that fit; 0 when not even one does."""
+        """Largest number of slots that fit at the same time; 0 if not even one fits."""
         return max(0, int((USABLE * self.limit - self.fixed - self.server) // max(self.slot, 1)))
 
     @property
@@ -85,7 +85,7 @@ def _bytes(var: Any) -> int:
 
 
 def _inner(equation: Any) -> list[core.Jaxpr]:
-    """The jaxprs that an equation runs."""
+    """Returns the jaxprs that an equation runs."""
     found = []
     for value in jax.tree.leaves(equation.params, is_leaf=lambda v: isinstance(v, core.ClosedJaxpr | core.Jaxpr)):
         if isinstance(value, core.ClosedJaxpr):
@@ -104,10 +104,14 @@ FUSED = frozenset(
 
 
 def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
-    """Most bytes of intermediate arrays of ``jaxpr`` alive at once; its inputs and constants are not counted.
+    """Returns the most bytes of intermediate arrays of ``jaxpr`` alive at once, without its inputs and constants.
 
-    An elementwise result with one consumer counts nothing: it is fused into that. Of a loop's body (``loop``) the
-    results count nothing either: they are written over the loop's own.
+    An elementwise result with one consumer counts nothing, because it is fused into the consumer.
+
+    Args:
+        jaxpr: The traced program.
+        loop: Whether ``jaxpr`` is the body of a loop, whose results count nothing because they overwrite the loop's
+            buffers.
     """
     users = collections.defaultdict[Any, list[int]](list)
     for i, equation in enumerate(jaxpr.eqns):
@@ -133,7 +137,7 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
 
 
 def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
-    """Whether the result of equation ``i`` goes into one operation, which computes it on its way."""
+    """Returns whether the result of equation ``i`` has a single consumer that computes it on the fly."""
     if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
         return False
     user = jaxpr.eqns[users[0]]
@@ -141,7 +145,7 @@ def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
 
 
 def _is_elementwise(equation: Any) -> bool:
-    """Whether an operation, or a function such as relu, computes each number of its result by itself."""
+    """Returns whether an operation, or a function such as relu, computes each number of its result independently."""
     if equation.primitive.name in FUSED:
         return True
     inner = [] if equation.primitive.name in ("while", "scan", "cond") else _inner(equation)
@@ -149,7 +153,7 @@ def _is_elementwise(equation: Any) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
-    """Up to which equation each one's operands are needed: compilers compute elementwise results again where used."""
+    """Returns up to which equation each equation's operands are needed; elementwise results are recomputed on use."""
     until = list(range(len(jaxpr.eqns) + 1))
     for i in reversed(range(len(jaxpr.eqns))):
         used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]
@@ -159,14 +163,21 @@ def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
 
 
 def _work_bytes(equation: Any) -> int:
-    """What an operation needs for itself: a product over stacked matrices is rearranged, LAPACK has a work space."""
+    """Returns the work space of an operation: products rearrange stacked matrices, LAPACK needs work arrays."""
     if equation.primitive.name == "dot_general":
         return sum(_bytes(v) for v in (*equation.invars, *equation.outvars) if len(v.aval.shape) > 2)
     return 2 * max(map(_bytes, equation.outvars)) if equation.primitive.name in ("eigh", "svd") else 0
 
 
 def held_bytes(run: Callable[..., Any], *arguments: Any) -> int:
-    """Most bytes that a traced function has at once besides its arguments: constants, results and what is between."""
+    """Returns the most bytes that a traced function has at once, besides its arguments.
+
+    They are constants, results and intermediate arrays.
+
+    Args:
+        run: The function.
+        arguments: Its arguments, or their shapes.
+    """
     closed = jax.make_jaxpr(run)(*arguments)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
@@ -179,13 +190,13 @@ class _TracedRound(NamedTuple):
     slot: int
     outputs: int
     infos: int
-    block: int  # the cohort's examples, where they are fetched together
-    message: int  # accumulators of one model
+    block: int  # copy of the cohort's examples, 0 without one
+    message: int  # bytes of the accumulators of one model
 
 
 @functools.lru_cache(maxsize=64)
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
-    """What one round holds, the slots' part and all else apart."""
+    """Returns the bytes of one round, with a slot's part apart from the rest."""
     data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
     state, seen = state_shapes(algorithm, num_clients), dict[str, int]()
 
@@ -214,9 +225,15 @@ def plan(
     algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:  # fmt: skip
-    """The plan of running ``algorithm`` on ``data`` with ``rounds`` rounds between two stops. Nothing is run.
+    """Predicts the memory of running ``algorithm`` on ``data``; nothing is run.
 
-    ``evaluated`` are the inputs [n, ...] at which its models are evaluated on the way.
+    Args:
+        algorithm: The algorithm.
+        data: Training examples of all clients.
+        mapping: Mapping of clients onto devices.
+        max_client_size: Number of examples of the largest client.
+        rounds: Rounds between two stops, whose infos are in memory at the same time.
+        evaluated: Inputs [n, ...] at which the models are evaluated during the run.
     """
     seen = _trace(
         algorithm, tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data), max_client_size, data.num_clients
@@ -242,9 +259,10 @@ def check(
     algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:  # fmt: skip
-    """The plan for ``mapping``.
+    """Returns the memory plan of a run if it fits; takes the arguments of ``plan``.
 
-    Raises ``ValueError`` naming the largest chunk that fits if it does not, or what else is too much.
+    Raises:
+        ValueError: The run does not fit; the message names the largest chunk that fits, or the part that is too large.
     """
     found = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
     if found.fits:
@@ -260,14 +278,20 @@ def check(
 
 
 def check_program(name: str, run: Callable[..., Any], *arguments: Any) -> None:
-    """Raise ``ValueError``, whose text begins with ``name``, if a function and its arguments do not fit."""
+    """Raises ``ValueError`` if a function and its arguments do not fit into memory.
+
+    Args:
+        name: Beginning of the error message.
+        run: The function.
+        arguments: Its arguments, or their shapes.
+    """
     needed = pytrees.num_bytes(arguments) + held_bytes(run, *arguments)
     if needed > USABLE * memory_limit():
         raise ValueError(f"{name}, which needs {size(needed)} of memory, the device has {size(memory_limit())}")
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: ``1.5 GiB``."""
+    """Returns a number of bytes as text, such as ``1.5 GiB``."""
     if num_bytes < 1024:
         return f"{num_bytes:.0f} B"
     power = min(int(math.log(num_bytes, 1024)), 3)
@@ -275,7 +299,7 @@ def size(num_bytes: float) -> str:
 
 
 def describe(found: MemoryPlan) -> str:
-    """The plan on one line."""
+    """Returns a memory plan as one line of text."""
     return (
         f"memory: {size(found.total)} of {size(found.limit)} predicted at the peak (data {size(found.data)}, state "
         f"{size(found.state)}, server {size(found.server)}, {found.concurrent} x {size(found.slot)} clients, "

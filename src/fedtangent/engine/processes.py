@@ -33,10 +33,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def settings(
     coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Arguments of ``jax.distributed.initialize``: those given, else from ``environment``, else left to JAX.
+    """Returns the arguments of ``jax.distributed.initialize``, from the caller or else from ``environment``.
 
-    JAX then asks the cluster's own variables (Slurm, Open MPI). Raises ``ValueError`` for an address without a port,
-    numbers that are none, an id that is not below the number of processes, or only some of the three.
+    If all three are missing, the result is empty, and JAX asks the cluster's variables (Slurm, Open MPI).
+
+    Args:
+        coordinator: Address ``host:port`` of the first process, or None.
+        num_processes: Number of processes, or None.
+        process_id: Number of this process, from 0, or None.
+        environment: Environment variables.
+
+    Raises:
+        ValueError: An address without a port, a number that is not whole, an id that is not below the number of
+            processes, or only some of the three arguments.
     """
     given: dict[str, Any] = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     for name, variable in VARIABLES.items():
@@ -57,9 +66,15 @@ def settings(
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Join the other processes; to be called before anything else uses a device.
+    """Joins the other processes of a run; call it before anything else uses a device.
 
-    Raises ``ValueError`` for bad arguments, and where neither they nor the environment say who the others are.
+    Args:
+        coordinator: Address ``host:port`` of the first process; None to ask the environment.
+        num_processes: Number of processes; None to ask the environment.
+        process_id: Number of this process, from 0; None to ask the environment.
+
+    Raises:
+        ValueError: A bad argument, or neither the arguments nor the environment name the other processes.
     """
     arguments = settings(coordinator, num_processes, process_id, os.environ)
     # Only asked for where the devices are CPUs; other platforms bring their own collectives.
@@ -71,11 +86,13 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
 
 
 def use_cores(number: int = 0) -> None:
-    """Make ``number`` cores (0: all that this process may use) devices of their own where there is no accelerator.
+    """Makes ``number`` cores (0: all that this process may use) separate devices if there is no accelerator.
 
-    XLA runs a small network on one core however many there are; as devices, each trains clients of its own
-    (``sharded``). Does nothing once a device was used, or where XLA_FLAGS names a number of host devices itself. Raises
-    ``ValueError`` for a negative number, or more than there are cores.
+    XLA runs a small network on one core, whatever the number of cores; as devices, each core trains other clients
+    (``sharded``). The function does nothing once a device was used, or if XLA_FLAGS sets a number of host devices.
+
+    Raises:
+        ValueError: A negative number, or more than there are cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not 0 <= number <= cores:
@@ -89,18 +106,23 @@ def use_cores(number: int = 0) -> None:
 
 
 def is_main() -> bool:
-    """Whether this process writes files and talks to the user: one of all does."""
+    """Returns whether this is the first process, the only one that writes files and talks to the user."""
     return jax.process_index() == 0
 
 
 @functools.cache
 def _placed_on(mesh: Mesh) -> Callable[[list[np.ndarray]], list[Array]]:
-    """Arrays, on each device of ``mesh``; one function, so that a second run compiles nothing."""
+    """Returns a function that copies arrays to each device of ``mesh``; cached, so that it compiles only once."""
     return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """``tree`` on each device of ``mesh``, of all processes (they must hold equal values); as it is without a mesh."""
+    """Returns ``tree`` copied to each device of ``mesh``, in all processes; without a mesh, ``tree`` unchanged.
+
+    Args:
+        tree: Arrays, which must have equal values in all processes.
+        mesh: The devices, or None.
+    """
     if mesh is None:
         return tree
     leaves, structure = jax.tree.flatten(tree)
@@ -113,7 +135,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """This process's own copy of values that every device holds, on one device: for evaluating and saving."""
+    """Returns values that every device holds as a copy on one device of this process, for evaluating and saving."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
@@ -128,10 +150,14 @@ def local(tree: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
-    """Within, the first SIGTERM or SIGINT is only noted; what is yielded returns its number, or None.
+    """Catches the first SIGTERM or SIGINT inside the block; yields a function that returns its number, or None.
 
-    The handlers of before are back as soon as one was noted, so that a second signal does what it always did. Nothing
-    is installed outside the main thread, where Python allows none, nor over a signal that is ignored (``nohup``).
+    The previous handlers are restored as soon as a signal has arrived, so that a second signal acts as usual. No
+    handler is installed outside the main thread, where Python allows none, nor for a signal that is ignored
+    (``nohup``).
+
+    Args:
+        enabled: Whether to catch signals at all.
     """
     noted: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -157,7 +183,7 @@ def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
 
 
 def environment() -> dict[str, str]:
-    """Versions and device: what a result was computed with, besides the configuration."""
+    """Returns the versions and the device with which a result is computed."""
     # The root imports this module: its version can be had when called, not by a statement.
     root = importlib.import_module("fedtangent")
     return {

@@ -40,16 +40,22 @@ from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, P
 
 @partial(jax.jit, static_argnames=("algorithm",))
 def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
-    """The algorithm's prediction at ``x`` [n, ...], compiled once per algorithm and shape."""
+    """Returns the algorithm's prediction at ``x`` [n, ...]; compiled once per algorithm and shape.
+
+    Args:
+        algorithm: The algorithm.
+        state: State of its run.
+        x: Inputs [n, ...].
+    """
     return algorithm.predict(state, x)
 
 
 class Resolved(NamedTuple):
-    """The mapping that a run uses, its memory plan, and the measurements that chose it."""
+    """The mapping that a run uses, its memory plan, and the measurements that chose the mapping."""
 
     mapping: str
     plan: memory.MemoryPlan
-    seconds: dict[str, float]  # a round's, by mapping, where ``auto`` measured some
+    seconds: dict[str, float]  # measured seconds of a round by mapping; empty if ``auto`` measured none
 
 
 def resolve_mapping(
@@ -61,14 +67,23 @@ def resolve_mapping(
     measure: bool = True,
     evaluated: Sequence[Array] = (),
 ) -> Resolved:
-    """The mapping that ``simulate`` uses, and its memory plan, with predictions at the inputs ``evaluated`` [n, ...].
+    """Returns the mapping that ``simulate`` uses, and its memory plan.
 
-    ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest one that
-    fits into memory, by a measurement that is kept on this machine; the default one if ``measure`` is off or the run
-    is short.
+    ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest mapping
+    that fits into memory, by a measurement whose result is stored on this machine.
 
-    Raises ``ValueError`` for an unknown mapping or one that does not fit into memory, ``CheckpointError`` where there
-    is nothing to resume.
+    Args:
+        algorithm: The algorithm.
+        data: Training examples of all clients.
+        num_rounds: Rounds R.
+        mapping: Name of a mapping, or "auto".
+        checkpoint: Checkpoints of the run, or None.
+        measure: Whether ``auto`` may measure; otherwise it is the first mapping that fits.
+        evaluated: Inputs [n, ...] at which the models are evaluated during the run.
+
+    Raises:
+        ValueError: An unknown mapping, or one that does not fit into memory.
+        CheckpointError: There is no checkpoint to resume from.
     """
     largest = max_client_size(data)
     before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
@@ -85,7 +100,7 @@ def resolve_mapping(
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
-    """Seconds a round under ``mapping``, in the very program that the run would use."""
+    """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
     engine = engine_for(data, mapping)
     held = replicate(data, engine.mesh)
     return auto.seconds_a_round(
@@ -95,16 +110,15 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
 
 
 def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Examples:
-    """Returns the training and test examples of a run, and who holds them.
+    """Returns the training and test examples of a run, with the client of each training example.
 
     Args:
-        algorithm: The algorithm; its model and its loss decide which examples fit.
-        data: ``Examples``, or what ``data.examples.run_examples`` takes.
-        clients: None with ``Examples``, which say who holds which example; else one of the forms that
-            ``run_examples`` takes.
+        algorithm: The algorithm; its model and loss decide which examples fit.
+        data: ``Examples``, or data in a form that ``data.examples.run_examples`` takes.
+        clients: None if ``data`` is ``Examples``, which hold the partition; else a form that ``run_examples`` takes.
 
     Raises:
-        ValueError: Data or clients that do not fit, in a line that names the argument.
+        ValueError: Data or clients that do not fit; the message names the argument.
     """
     if isinstance(data, Examples):
         _refuse_clients(data, clients)
@@ -133,7 +147,7 @@ def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[st
     """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
 
     Args:
-        examples: Training examples, of which the first 10,000 at most are measured, and test examples.
+        examples: Training examples, the first 10,000 at most of which are measured, and test examples.
         algorithm: The algorithm.
         state: State of its run.
     """
@@ -156,35 +170,36 @@ def simulate(
     devices: Devices = Devices(),
     checkpoints: Checkpoints | None = None,
 ) -> Run:
-    """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: networks are trained.
+    """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: the clients train networks.
 
     Args:
         algorithm: The algorithm, from a recipe such as ``fed_avg``.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test); or
-            ``FederatedData``, training examples on the device, which also says who holds which example.
-        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
+            ``FederatedData``, training examples on the device together with their partition.
+        clients: The client of each training example: a ``Partition``, a list of index arrays, or the user of each
             example [n]; None with ``FederatedData``.
         num_rounds: Communication rounds R.
         seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
-        start: Beginning of the models: None, for the initialisation that the seed draws; a typed key to initialise
-            from, while schedule and training stay the seed's; or parameters, of one model (all K begin there) or of
-            each, with a leading axis K.
-        evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` they are
-            accuracy and loss at the training examples (the first 10,000 at most) and the test examples; of
-            ``FederatedData`` none.
-        devices: How a round's clients are mapped onto the devices; this does not change the result beyond rounding.
-        checkpoints: Where to write checkpoints, and whether to continue from one. A run that was stopped, or killed,
-            and resumed returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so
-            does a finished run that is resumed with more rounds. During a run with checkpoints the first SIGTERM or
-            SIGINT makes it finish what it computes, save, and return with ``status`` "stopped by ...".
+        start: Beginning of the models. None: the initialisation that the seed draws. A typed key: the initialisation
+            that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
+            there) or of each model, with a leading axis K.
+        evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
+            accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
+            ``FederatedData`` there are none.
+        devices: Mapping of a round's clients onto the devices; it does not change the result beyond rounding.
+        checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
+            killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
+            for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
+            first SIGTERM or SIGINT makes the run finish its current rounds, save, and return with ``status`` "stopped
+            by ...".
 
     Returns:
         The final state, the history and the status of the run.
 
     Raises:
-        ValueError: A bad argument, or a run that does not fit into memory (with the largest chunk that would), before
-            any work.
-        CheckpointError: A checkpoint that cannot be continued from; it is a ``ValueError``.
+        ValueError: A bad argument, or a run that does not fit into memory (the message names the largest chunk that
+            would), before any work.
+        CheckpointError: A checkpoint from which the run cannot continue; it is a ``ValueError``.
 
     Example, FedAvg with half of ten clients in every round:
 
@@ -264,16 +279,15 @@ def params_by_round(
     """Returns the server's parameters at the start and after each ``every`` rounds.
 
     Args:
-        algorithm: One with global models.
+        algorithm: An algorithm with global models.
         data, clients, num_rounds, seed, start, devices: As in ``simulate``.
         every: Rounds between two sets of parameters.
 
     Returns:
-        NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; where the run diverges they are not
-        finite from there on.
+        NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; after a divergence they are not finite.
 
     Raises:
-        ValueError: As ``simulate`` does, and for an algorithm without global models.
+        ValueError: As ``simulate`` raises, and for an algorithm without global models.
     """
     read = algorithm.params
     if read is None:

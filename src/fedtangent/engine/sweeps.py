@@ -34,7 +34,7 @@ Clients = Mapping[str, Mapping[Any, Partition]] | None  # name of an axis -> lab
 
 
 class Sweep(NamedTuple):
-    """What a sweep measured."""
+    """The metrics of every seed and configuration of a sweep."""
 
     configs: tuple[Config, ...]
     seeds: tuple[int, ...]
@@ -42,16 +42,19 @@ class Sweep(NamedTuple):
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
 
     def __repr__(self) -> str:
-        """How many configurations, seeds and evaluations, and the metrics."""
+        """Returns a line with the configurations, the number of seeds and evaluations, and the metrics."""
         over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
         seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
         return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
 
     def to_pandas(self) -> DataFrame:
-        """A row for each seed, configuration and evaluation: the configuration, ``seed``, ``round``, the metrics.
+        """Returns a row for each seed, configuration and evaluation.
 
-        A metric that is an array stands whole in its cell. Raises ``ImportError`` where pandas is not installed,
-        ``ValueError`` for a metric that bears the name of another column.
+        The columns are the configuration, ``seed``, ``round`` and the metrics. A metric that is an array is one cell.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: A metric has the name of another column.
         """
         shape = len(self.seeds), len(self.configs), len(self.rounds)
         seed, config, at = np.indices(shape).reshape(3, -1)
@@ -66,12 +69,12 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Configurations that share one compiled program, because their static values are equal."""
+    """The configurations that share one compiled program, because their static values are equal."""
 
     static: Config
-    members: list[int]  # places among all configurations
+    members: list[int]  # positions among all configurations
     values: dict[str, Array]  # name -> [members], traced
-    partition: Array | None  # [members] int32; None: there is but one
+    partition: Array | None  # number of each member's partition, [members] int32; None: all use that of the data
 
 
 def sweep(
@@ -87,23 +90,24 @@ def sweep(
 ) -> Sweep:
     """Simulates every configuration of ``grid`` with every seed.
 
-    Floating values (rates, mu) are traced: configurations that differ in them only are one compiled program. Anything
-    else (the number of models K or of local steps, names) decides shapes or code: each combination of such values is
-    compiled by itself, one program after another.
+    Floating values (rates, mu) are traced: configurations that differ only in them are one compiled program. Other
+    values (the number of models K or of local steps, names) decide shapes or code: each combination of them is compiled
+    separately, one program after another.
 
     Args:
-        build: The algorithm of a configuration, called with the grid's names as keyword arguments; floats arrive as
-            traced scalars. It is first called with each configuration's own numbers, which checks them.
-        data: As in ``simulate``.
+        build: Function that builds the algorithm of a configuration, called with the grid's names as keyword arguments;
+            floats arrive as traced scalars. It is first called with each configuration's plain numbers, which it
+            checks.
+        data: Training examples of all clients, as in ``simulate``.
         clients: None; or several partitions of the same examples over as many clients, by label, under the name of the
             axis that they add to the product: ``{"alpha": {0.1: partition, 1.0: another}}``. They are padded to a
-            common size; ``build`` does not see them.
+            common size; ``build`` does not receive them.
         num_rounds: Communication rounds R of every run.
-        seeds: Of the runs; a seed draws the same under every configuration.
+        seeds: Seeds of the runs; a seed draws the same numbers under every configuration.
         grid: Values of each argument; the configurations are their product, the last name varying fastest.
-        evaluation: ``measure`` is traced, so that it returns arrays; ``every`` is as in ``simulate``. The others are
-            left alone: a sweep has no divergence to stop at and nothing to report before its end.
-        devices: How each run maps its clients (not ``sharded``), and how the runs are mapped.
+        evaluation: ``measure`` is traced and must return arrays; ``every`` is as in ``simulate``. Other fields must
+            have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
+        devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
     Returns:
         The metrics of every seed and configuration.
@@ -165,9 +169,9 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """An empty table [seeds, configs, E, ...] for each metric, of a type that holds every group's.
+    """Returns an empty table [seeds, configs, E, ...] for each metric, in a dtype that fits every group.
 
-    Raises ``ValueError`` unless all configurations measure the same: metrics of the same names and shapes.
+    Raises ``ValueError`` unless all configurations have metrics of the same names and shapes.
     """
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
@@ -186,7 +190,12 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequenc
 
 
 def stretches(num_rounds: int, every: int) -> list[int]:
-    """Rounds before each evaluation: none before that of the initial state."""
+    """Returns the number of rounds before each evaluation, beginning with 0 for the initial state.
+
+    Args:
+        num_rounds: Rounds R.
+        every: Rounds between evaluations.
+    """
     return [0] + [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
 
 
@@ -200,7 +209,18 @@ def member(
     values: dict[str, Array],
     data: FederatedData,
 ) -> dict[str, Array]:
-    """One run, traced: its metrics [E, ...] after each of ``lengths`` more rounds."""
+    """Runs one member of a sweep, traced, and returns its metrics [E, ...].
+
+    Args:
+        build: Function that builds the algorithm from ``static`` and ``values``.
+        engine: Mapping of clients onto devices.
+        measure: ``(algorithm, state) -> metrics by name``.
+        static: Arguments of ``build`` that are not traced.
+        lengths: Rounds before each of the E evaluations.
+        key: Key of the run.
+        values: Traced arguments of ``build``.
+        data: Training examples of all clients.
+    """
     algorithm = build(**static, **values)
 
     def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
@@ -211,7 +231,7 @@ def member(
 
 
 def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
+    """Maps ``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
 
     def run(
         keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
@@ -230,12 +250,18 @@ def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTr
 
 
 def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """``run`` over the leading axis of ``members``, one after another (``"map"``) or all at once (``"vmap"``)."""
+    """Maps ``run`` over the leading axis of ``members``.
+
+    Args:
+        over: "map" for one after another, "vmap" for all at once.
+        run: Function of one member.
+        members: Members with a leading axis.
+    """
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 
 def choose_over(over: str) -> str:
-    """``"map"`` or ``"vmap"``; ``"auto"`` is map on a CPU. Raises ``ValueError`` for another name."""
+    """Returns "map" or "vmap"; "auto" is "map" on a CPU and else "vmap". Raises ``ValueError`` for another name."""
     choice("devices.runs", over, OVER)
     if over == "auto":
         return {"scan": "map", "vmap": "vmap"}[default_kind()]
@@ -243,9 +269,14 @@ def choose_over(over: str) -> str:
 
 
 def single_device_engine(data: FederatedData, mapping: str) -> Engine:
-    """The engine of one of many runs, on one device; ``auto`` is scan on a CPU and vmap elsewhere.
+    """Returns the engine of one of many runs, on one device.
 
-    Raises ``ValueError`` for an unknown mapping and for ``sharded``.
+    Args:
+        data: Training examples of all clients.
+        mapping: Name of a mapping; "auto" is scan on a CPU and vmap elsewhere.
+
+    Raises:
+        ValueError: An unknown mapping, or ``sharded``.
     """
     if mapping.startswith("sharded"):
         raise ValueError(
@@ -257,7 +288,11 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
+    """Returns the seeds as integers.
+
+    Raises:
+        ValueError: There is no seed, a seed occurs twice, or a seed is not a whole number from 0 to 2^32 - 1.
+    """
     given = [checks.seed(seed, "seeds") for seed in seeds]
     if not given or len(set(given)) < len(given):
         raise ValueError(f"seeds: got {given}, must be one or more different whole numbers")
@@ -265,7 +300,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(evaluation: Evaluation) -> Measure:
-    """What the sweep measures; raises ``ValueError`` where there is nothing, or settings that a sweep does not have."""
+    """Returns the sweep's measure; raises ``ValueError`` without one, or for options that sweeps do not have."""
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
@@ -276,7 +311,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """The name and the values of the axis of partitions, which is empty where there is none."""
+    """Returns the name and the values of the axis of partitions, both empty without one."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
@@ -300,7 +335,7 @@ def _check_axes(
 
 
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
-    """Indices [V, m] and offsets [V, N + 1] of all partitions; what pads the indices belongs to no client."""
+    """Returns the indices [V, m] and offsets [V, N + 1] of all partitions; indices that pad belong to no client."""
     if not partitions:
         return None
     longest = max(len(p.indices) for p in partitions.values())
@@ -310,7 +345,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
 
 
 def _same(value: Any) -> tuple[type, Any]:
-    """A key, equal for values that may share a program; a value without a hash (an array) equals itself only."""
+    """Returns a key that is equal for values that may share a program; a value without a hash equals only itself."""
     try:
         hash(value)
     except TypeError:
@@ -319,7 +354,7 @@ def _same(value: Any) -> tuple[type, Any]:
 
 
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
-    """The configurations by what is static in them, in order of first appearance."""
+    """Groups the configurations by their static values, in order of first appearance."""
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
     members: dict[tuple[Any, ...], list[int]] = {}
@@ -338,9 +373,10 @@ MOST_SEEDS = 100_000
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds as written on a command line: ``"0:10"`` is 0 to 9, ``"0,3,7"`` those three; they may be combined.
+    """Returns seeds written as text: "0:10" is 0 to 9, "0,3,7" are three seeds; both forms may be combined.
 
-    Raises ``ValueError`` for anything else, for an empty range, a seed given twice or beyond 2^32 - 1.
+    Raises:
+        ValueError: Another form, an empty range, a seed that occurs twice, or a seed above 2^32 - 1.
     """
     seeds: list[int] = []
     for part in text.split(","):

@@ -29,8 +29,8 @@ class TrialProgram(NamedTuple):
     begin: Callable[[Key], PyTree]  # key -> state
     advance: Callable[..., Any]  # (state, numbers, data, sets, rounds) -> (state, metrics, infos)
     cost: Cost
-    shapes: PyTree  # of one round's infos
-    length: int  # rounds that it advances by, at most
+    shapes: PyTree  # shapes of one round's infos
+    length: int  # largest number of rounds that ``advance`` takes
 
 
 class TrialRun(NamedTuple):
@@ -39,7 +39,7 @@ class TrialRun(NamedTuple):
     rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
     metrics: dict[str, np.ndarray]  # name -> [E, ...]
     sent: np.ndarray  # [E, 2] int64, bytes up and down
-    infos: dict[str, Any]  # of every round, [R, ...]
+    infos: dict[str, Any]  # infos of every round, [R, ...]
 
 
 def trial_program(
@@ -50,13 +50,15 @@ def trial_program(
     evaluate: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
     every: int = 1,
 ) -> TrialProgram:
-    """The program that all trials share; it is compiled at its first use.
+    """Builds the program that all trials share; it is compiled when it is first used.
 
     Args:
         build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on the numbers.
-        numbers: of one of the runs, which checks them.
-        data: of one of the trials; ``engine`` must suit the largest client of all of them.
+        numbers: Numbers of one of the runs, which ``build`` checks.
+        data: Data of one of the trials.
+        engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
         evaluate: ``(algorithm, state, sets) -> {name: array}``, traced.
+        every: Rounds between evaluations.
     """
     first, num_clients = build(**numbers), data.num_clients
     shapes = info_shapes(first, engine, state_shapes(first, num_clients), data)
@@ -84,7 +86,17 @@ def run_trial(
     num_rounds: int,
     every: int = 1,
 ) -> TrialRun:
-    """One run: evaluated at the start, every ``every`` rounds and at the end. The bytes are those of its ledger."""
+    """Runs one trial, with evaluations at the start, every ``every`` rounds and at the end.
+
+    Args:
+        program: The program that all trials share.
+        seed: Seed of the run.
+        numbers: Arguments of ``build``, by name.
+        data: Training examples of all clients.
+        sets: Evaluation sets, the last argument of ``evaluate``.
+        num_rounds: Rounds R.
+        every: Rounds between evaluations.
+    """
     given = {name: jnp.asarray(value) for name, value in numbers.items()}
     state, done, sent = program.begin(jax.random.key(seed)), 0, at_start(program.cost)
     seen, chunks = list[tuple[int, dict[str, Array], tuple[int, int]]](), list[PyTree]()

@@ -16,7 +16,7 @@ class _Sum(NamedTuple):
 
 
 def _add_weighted(total: Array, rows: Slots, messages: Array) -> Array:
-    """``total[model] += weight * message`` for a batch of slots."""
+    """Computes ``total[model] += weight * message`` for a batch of slots."""
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
     # A slot of weight 0 must not count even when its message is not finite.
@@ -29,7 +29,7 @@ def _add_weighted(total: Array, rows: Slots, messages: Array) -> Array:
 
 
 def weighted_mean() -> Aggregate:
-    """Mean of the messages of each model's slots, weighted by the cohort's weights (FE-2024, remark 1).
+    """Builds the mean of the messages of each model, weighted by the cohort's weights (FE-2024, remark 1).
 
     A model without a slot gets 0; the engine leaves its state unchanged and reports it.
     """
@@ -54,7 +54,13 @@ def weighted_mean() -> Aggregate:
 
 
 def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
-    """The cohort's slots, with the rank of each among the filled slots of its model, and its number of examples."""
+    """Returns a cohort's slots, with each slot's rank among the filled slots of its model and its number of examples.
+
+    Args:
+        cohort: The cohort.
+        num_models: Models K.
+        offsets: Offsets of the clients in the partition, [N + 1] int32.
+    """
     mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
     before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1
     size = jnp.where(cohort.weight > 0, offsets[cohort.client + 1] - offsets[cohort.client], 0)
@@ -62,19 +68,20 @@ def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
 
 
 class Stacked(NamedTuple):
-    """Every message that a model's clients sent, side by side."""
+    """All messages of a model's clients, stacked along an axis of M places."""
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Array  # [K] int32
-    beyond: Array  # [K] int32, messages for which there was no place left
+    beyond: Array  # [K] int32, number of messages that were dropped because all places were filled
     weight: Array  # [K, M] float, 0 where a place is empty
     client: Array  # [K, M] int32, 0 where a place is empty
 
 
 def stack(slots_per_model: int) -> Aggregate:
-    """Keep every message: up to ``slots_per_model`` (M) a model, in cohort order, for servers that pool clients.
+    """Builds the aggregate that keeps every message, in cohort order, for servers that pool clients.
 
-    A message that the server does not accept leaves its place empty (zeros).
+    It keeps up to ``slots_per_model`` (M) messages for each model. A message that the server does not accept leaves its
+    place empty (zeros).
     """
 
     def init(message: PyTree, num_models: int) -> Stacked:

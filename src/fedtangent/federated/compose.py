@@ -47,7 +47,7 @@ WEIGHTINGS = ("examples", "uniform")
 
 
 class State(NamedTuple):
-    """Everything a run carries from round to round."""
+    """The state that a run carries from round to round."""
 
     round: Array  # [] int32
     key: Key  # training key, see ``streams``
@@ -59,21 +59,22 @@ class State(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of an algorithm that have a default.
+    """The parts of an algorithm that have a default.
 
     Attributes:
         aggregate: Reduction of a round's messages to one value per model; None for their weighted mean.
-        channel: How a message travels; None for lossless.
+        channel: Transport of a message; None for lossless.
         weighting: "examples" weighs a client by its number of examples, "uniform" equally.
-        accept: Which messages the server counts (``faults.finite``); None for all. A rejected message counts as absent:
-            ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had no
-            clients.
-        common_start: Whether all K models start as the first one does, and not each from its own initialisation.
+        accept: Decides which messages the server counts (``faults.finite``); None for all. A rejected message counts as
+            absent: ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had
+            no clients.
+        common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
+            separately.
         predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
             prediction, ``Algorithm.params`` is None.
-        personal: How a client predicts for itself; None for the global models.
+        personal: Predicts for one client; None for the global models.
         check: Raises ``ValueError`` for data that the algorithm cannot run on.
-        ledger: Corrects the cost, for algorithms that do not send one message up and one model down, or that send
+        ledger: Corrects the cost, for algorithms that do not send one model down and one message up, or that send
             something before the first round.
     """
 
@@ -89,7 +90,7 @@ class Parts(NamedTuple):
 
 
 class _Composed(NamedTuple):
-    """An algorithm's parts, all of them."""
+    """All parts of an algorithm."""
 
     model: Model
     local: Local
@@ -101,10 +102,10 @@ class _Composed(NamedTuple):
 
 
 class TrainedSlots(NamedTuple):
-    """What local training gave in each slot of a round, leading axis S; the messages are aggregated already."""
+    """The results of local training in each slot, with leading axis S; the messages are aggregated already."""
 
-    kept: PyTree  # each client's own state, and what the channel remembers of it
-    weight: Array  # of the message in its model's average; 0 where the server rejects it
+    kept: PyTree  # each client's state, and the channel's memory of the client
+    weight: Array  # weight of the message in its model's average; 0 if the server rejects it
     info: dict[str, Array]
 
 
@@ -120,19 +121,19 @@ def compose(
     """Composes an algorithm from its parts in the one federated loop.
 
     Args:
-        name: The algorithm's name.
+        name: Name of the algorithm.
         model: The network.
         local: A client's training of one model in a round, and its message.
         server: The server's step of one model along the aggregated messages.
         schedule: Which client trains which model in which round.
         parts: Further parts, such as the channel, with their defaults.
-        composition: The clients' training and the rule for theory; None where theory has no rule.
+        composition: The clients' training and the rule for theory; None if theory has no rule.
 
     Returns:
         The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.
 
     Raises:
-        ValueError: A model or schedule of another type, an unknown ``weighting``.
+        ValueError: A model or schedule of another type, or an unknown ``weighting``.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
@@ -181,7 +182,7 @@ def compose(
 
 
 def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Map a server update over the K models one at a time, so that only one model's work is in memory."""
+    """Maps a server's update over the K models one at a time, so that only one model's work is in memory."""
     return lambda *args: jax.lax.map(lambda row: update(*row), args)
 
 
@@ -214,7 +215,7 @@ def _init(
 
 
 def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clients: int) -> PyTree:
-    """What ``init`` makes of each model's parameters [K, ...], for each of N clients, [K, N, ...]."""
+    """Applies ``init`` to each model's parameters [K, ...] and copies the result for each of N clients, [K, N, ...]."""
     shape = jax.eval_shape(jax.vmap(init), params)
     if not jax.tree.leaves(shape):
         return shape
@@ -234,7 +235,7 @@ def _cost(made: _Composed, data: FederatedData, engine: Engine) -> Cost:
 
 
 def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
-    """Shapes of a message and of a broadcast."""
+    """Returns the shapes of a message and of a broadcast."""
 
     def one() -> tuple[PyTree, PyTree]:
         params = made.model.init(jax.random.key(0))
@@ -246,7 +247,7 @@ def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tupl
 
 
 def _check_labels(model: Model, data: FederatedData) -> None:
-    """Raise ``ValueError`` for class labels that the model has no output for: a loss would read past the last one."""
+    """Raises ``ValueError`` for class labels that are too large for the model's number of outputs."""
     if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
         return
     largest = int(jnp.max(data.y))
@@ -258,7 +259,7 @@ def _check_labels(model: Model, data: FederatedData) -> None:
 
 
 def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
-    """One round: draw the cohort, broadcast and train, settle the clients' states, update the server, report."""
+    """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
     cohort, drawn = _draw(made, state, data)
     acc, trained = _train(made, state, data, engine, cohort)
     client, memory = _settle(made, state, cohort, trained)
@@ -275,7 +276,7 @@ def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) ->
 
 
 def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
-    """The round's cohort, weighed, and the schedule's next state."""
+    """Returns the round's cohort, with its weights, and the schedule's next state."""
     cohort, drawn = made.schedule.sample(state.schedule_key, state.schedule, state.round)
     chex.assert_shape(cohort, (made.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
@@ -285,7 +286,7 @@ def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, P
 def _train(
     made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
-    """Every slot trained by the engine: what the aggregate made of the messages, and what came of the slots."""
+    """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
     broadcasts = jax.vmap(made.server.broadcast)(state.server)
     message = _message_shape(made, data, engine)[0]
     acc = made.aggregate.init(message, made.schedule.num_models)
@@ -298,10 +299,10 @@ def _train(
 def _train_slot(
     made: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """The pure function of one slot that the engine maps.
+    """Returns the pure function of one slot that the engine maps: ``(held, row) -> (row, message, trained)``.
 
-    ``(held, row) -> (row, message, trained)``, where ``held`` is what every slot sees: data, state and broadcasts. The
-    row comes back as the aggregate is to see it: with weight 0 where the server does not accept the message.
+    ``held`` is common to all slots: data, state and broadcasts. The returned row is meant for the aggregate: its weight
+    is 0 if the server does not accept the message.
     """
 
     def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
@@ -325,12 +326,12 @@ def _train_slot(
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
-    """The examples of every slot, [S, max_client_size, ...], copied once a round; None where that does not pay.
+    """Returns the examples of every slot, [S, max_client_size, ...], copied once a round; None if that does not pay.
 
     A minibatch is then gathered from its client's few rows. Gathering from the whole data set costs a CPU several
-    microseconds more in every local step: XLA divides an operation with a large operand between threads.
-    It does not pay where the cohort holds much of the data, or where clients differ so much in size that most of the
-    copy would be padding.
+    microseconds more in every local step, because XLA divides an operation with a large operand between threads. It
+    does not pay if the cohort holds much of the data, or if clients differ so much in size that most of the copy would
+    be padding.
     """
     padded, held = max_client_size * data.num_clients, data.indices.shape[0]
     most = min(held, data.x.shape[0])  # examples that many clients share stand in the data once
@@ -341,14 +342,14 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
 
 
 def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
-    """``client_view`` of a data set that holds this client's own examples only."""
+    """Returns ``client_view`` of a data set that consists of this client's examples only."""
     own = jnp.arange(block[0].shape[0], dtype=jnp.int32)
     data = FederatedData(*block, own, jnp.stack([jnp.zeros_like(row.size), row.size]))
     return Client(row.client, row.size, own, data, round_)
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
-    """The cohort with its weights times the clients' sizes; "uniform": times 1, or 0 for a client without examples."""
+    """Returns the cohort with weights times the clients' sizes; "uniform": times 1, or 0 for a client without any."""
     size = offsets[cohort.client + 1] - offsets[cohort.client]
     factor = size > 0 if weighting == "uniform" else size
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
@@ -365,7 +366,7 @@ def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots
 
 
 def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
-    """What the server knows of the round, [K], and which slots' messages it refused, [S] int32."""
+    """Returns the server's view of the round, [K], and whether each slot's message was refused, [S] int32."""
     num_models = made.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))
@@ -375,7 +376,7 @@ def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots)
 
 
 def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
-    """The server's states after the round, and its report."""
+    """Returns the server's states after the round, and its report."""
     updated, report = made.server.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
     still = state.server
     if made.server.unheard is not None:
@@ -391,11 +392,17 @@ def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tup
 def drawn_cohorts(
     schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
 ) -> Cohort:
-    """The cohorts that ``simulate`` will draw with ``seed``, weighted as it weighs them: what the theory is given.
+    """Returns the cohorts that ``simulate`` will draw, with its weights, as NumPy arrays [R, S]; theory follows them.
 
-    NumPy arrays [R, S]. ``weighting`` is the algorithm's: "examples", or "uniform".
+    Args:
+        schedule: The schedule.
+        partition: The clients' examples, whose numbers decide the weights.
+        num_rounds: Rounds R.
+        seed: Seed or key of the run.
+        weighting: The algorithm's weighting, "examples" or "uniform".
 
-    Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
+    Raises:
+        ValueError: Another weighting, or a partition whose number of clients is not the schedule's.
     """
     choice("weighting", weighting, WEIGHTINGS)
     if partition.num_clients != schedule.num_clients:

@@ -1,11 +1,12 @@
-"""What goes wrong in a round: clients that drop out, clients that are late, clients that send nonsense.
+"""Faults of a round: clients that drop out, clients that are late, and clients that send invalid messages.
 
-``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts sees them
-too. The cohorts of the inner schedule are drawn as they would be without them (common random numbers). ``finite`` is
-what the server accepts. A client at fault counts as absent: its message is ignored, and its own state stays as it was.
+``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts includes the
+faults. The cohorts of the inner schedule are drawn as they would be without faults (common random numbers). ``finite``
+decides which messages the server accepts. A client at fault counts as absent: its message is ignored, and its state
+stays as it was.
 
-The ledger charges a model down for every client that the server contacted, also if it then drops out or is late, and
-a message up for every client that answered in time, also if it is then rejected.
+The wire ledger charges a model down for every client that the server contacted, even if the client then drops out or is
+late, and a message up for every client that answered in time, even if the message is then rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DISTRIBUTIONS = ("lognormal", "exponential")
 
 
 class Contacted(NamedTuple):
-    """State of a faulty schedule: the inner one's, and whom the last round contacted and how long it waited."""
+    """The state of a faulty schedule: the inner schedule's state, and the last round's contacts and waiting time."""
 
     inner: PyTree
     contacted: Array  # [] int32
@@ -34,13 +35,16 @@ class Contacted(NamedTuple):
 
 
 def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
-    """Each client drops out of each round with a probability, independently: its slots are empty.
+    """Returns ``schedule`` with dropout: in each round each client drops out independently, and its slots are empty.
+
+    A client drops out of all models that it would train in the round.
 
     Args:
-        probability: for all clients, or [N], for each its own.
+        schedule: The schedule.
+        probability: Probability of dropping out, one for all clients or [N].
 
-    A client drops out of all models that it would train in a round. Raises ``ValueError`` for a probability outside
-    [0, 1) (1 would leave no client) or another shape.
+    Raises:
+        ValueError: A probability outside [0, 1) (1 would leave no client) or another shape.
     """
     chance = np.asarray(probability, np.float32)
     if chance.shape not in ((), (schedule.num_clients,)):
@@ -63,18 +67,21 @@ def stragglers(
     distribution: str = "lognormal",
     spread: float = 1.0,
 ) -> Schedule:
-    """The server contacts the clients of ``schedule`` and closes the round after the first ``keep`` answers.
+    """Returns a schedule that contacts the clients of ``schedule`` and closes a round after the first answers.
 
-    With ``uniform_sampling(N, 130)`` and ``keep=100`` the first 100 of 130 make the round. Late clients' work is lost
-    and not sent. The cohort has ``keep`` slots, in order of completion.
+    With ``uniform_sampling(N, 130)`` and ``keep=100`` the first 100 of 130 clients make the round. Late clients' work
+    is lost and not sent. The cohort has ``keep`` slots, in order of completion.
 
     Args:
-        mean_time: expected completion time, of all clients or [N] (for instance in proportion to their examples).
-        distribution: ``"lognormal"``, ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or
-            ``"exponential"`` with that mean. A client draws one time a round, whatever the model.
-        spread: standard deviation of the log of a lognormal time.
+        schedule: The schedule.
+        keep: Answers after which the server closes the round.
+        mean_time: Expected completion time, one for all clients or [N] (for instance in proportion to their examples).
+        distribution: "lognormal", ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or "exponential"
+            with mean ``mean_time``. A client draws one time in a round, the same for all models.
+        spread: Standard deviation of the log of a lognormal time.
 
-    Raises ``ValueError`` for ``keep`` outside 1 .. S, times or a spread that are not positive, an unknown name.
+    Raises:
+        ValueError: ``keep`` outside 1 .. S, times or a spread that are not positive, or an unknown distribution.
     """
     if not 1 <= keep <= schedule.num_slots:
         raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
@@ -104,10 +111,15 @@ def stragglers(
 
 
 def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
-    """How long the server waits in each of the first rounds until it closes them, [R] float32.
+    """Returns how long the server waits in each of the first rounds, [R] float32, in the unit of ``mean_time``.
 
-    ``schedule`` is one of ``stragglers``, and ``key`` its own, as for ``schedule.unroll``; times are in the unit of
-    ``mean_time``. Raises ``ValueError`` for another schedule.
+    Args:
+        schedule: A schedule of ``stragglers``.
+        key: Key of the schedule, as for ``schedule.unroll``.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: A schedule without completion times.
     """
     init_key, sample_key = streams.schedule_keys(key)
     start = schedule.init(init_key)
@@ -124,9 +136,9 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """``schedule`` with its cohorts changed by ``pick``, which gets a key of its own for each round.
+    """Returns ``schedule`` with its cohorts changed by ``pick``, which gets a separate key for each round.
 
-    ``pick`` is also given how long the server has waited by a fault inside, and returns how long it waits.
+    ``pick`` also receives the waiting time of a fault inside, and returns the waiting time of the round.
     """
 
     def init(key: Key) -> Contacted:
@@ -143,21 +155,28 @@ def _wrapped(
 
 
 def _depth(state: PyTree) -> int:
-    """How many faults a schedule has already: each needs random draws of its own."""
+    """Returns how many faults a schedule has already; each fault needs separate random draws."""
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 
 def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Array:
-    """How many clients got a model in the round that ``sample`` has just drawn, [] int32."""
+    """Returns the number of clients that received a model in a round, [] int32.
+
+    Args:
+        schedule: The schedule that drew the round.
+        cohort: The round's cohort.
+        state: State of the schedule after the draw.
+    """
     if schedule.contacted is not None:
         return schedule.contacted(state)
     return jnp.sum(cohort.weight > 0, dtype=jnp.int32)
 
 
 def finite(max_norm: float = math.inf) -> Accept:
-    """Accept messages whose numbers are all finite and whose Euclidean norm is at most ``max_norm``.
+    """Builds the test that accepts finite messages whose Euclidean norm is at most ``max_norm``.
 
-    Raises ``ValueError`` unless ``max_norm`` is positive.
+    Raises:
+        ValueError: ``max_norm`` is not positive.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm: got {max_norm}, must be positive")

@@ -1,6 +1,6 @@
 """Connected graphs of clients, and the matrices by which models walk over them or are mixed along them.
 
-Matrices are NumPy arrays in float64: they are made once, before anything is compiled.
+Matrices are NumPy arrays in float64, made once before anything is compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOLERANCE = 1e-9  # how far a row's sum may be from 1, and two entries of a symm
 
 
 class Graph(NamedTuple):
-    """Clients (nodes) and the pairs of them that can talk to each other (edges): undirected, connected, no loops."""
+    """An undirected connected graph without loops: its nodes are clients, its edges the pairs that can communicate."""
 
     name: str
     adjacency: np.ndarray  # [N, N] bool, symmetric, diagonal False
@@ -35,10 +35,15 @@ class Graph(NamedTuple):
 
 
 def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
-    """The graph with an edge where ``matrix`` [N, N] is not 0.
+    """Returns the graph with an edge wherever ``matrix`` is not 0.
 
-    Raises ``ValueError`` for a matrix that is not square, not symmetric or not finite, has a node that neighbours
-    itself, or is a graph that is not connected: a model could not reach every client.
+    Args:
+        matrix: Matrix [N, N].
+        name: Name of the graph.
+
+    Raises:
+        ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or its graph is not
+            connected, so that a model could not reach every client.
     """
     given = np.asarray(matrix)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
@@ -61,12 +66,15 @@ def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
 
 
 def ring(num_nodes: int) -> Graph:
-    """Node i beside the nodes i - 1 and i + 1, in a circle (FE-2024, figure 5)."""
+    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 (FE-2024, figure 5)."""
     return torus(1, whole("num_nodes", num_nodes))._replace(name=f"ring({num_nodes})")
 
 
 def torus(rows: int, cols: int) -> Graph:
-    """A grid of ``rows`` x ``cols`` nodes, node ``r * cols + c`` beside the four around it; the edges wrap around."""
+    """Returns a grid of ``rows`` x ``cols`` nodes whose edges wrap around.
+
+    Node ``r * cols + c`` neighbours the four nodes around it.
+    """
     rows, cols = whole("rows", rows), whole("cols", cols)
     node = np.arange(rows * cols).reshape(rows, cols)
     adjacency = np.zeros((rows * cols, rows * cols), bool)
@@ -78,16 +86,22 @@ def torus(rows: int, cols: int) -> Graph:
 
 
 def complete(num_nodes: int) -> Graph:
-    """Every node beside every other."""
+    """Returns the graph in which every node neighbours every other."""
     number = whole("num_nodes", num_nodes)
     return from_adjacency(~np.eye(number, dtype=bool), f"complete({number})")
 
 
 def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
-    """Each pair of nodes is an edge with a probability, independently (Erdos and Renyi's G(n, p)).
+    """Draws a graph in which each pair of nodes is an edge with a given probability, independently (G(n, p)).
 
-    Raises ``ValueError`` for a probability outside [0, 1], or if the graph that ``seed`` draws is not connected: the
-    draw is not repeated, since that would be another distribution.
+    Args:
+        num_nodes: Nodes N.
+        probability: Probability of an edge.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: A probability outside [0, 1], or a drawn graph that is not connected: the draw is not repeated,
+            because that would be another distribution.
     """
     number = whole("num_nodes", num_nodes)
     if not 0 <= probability <= 1:
@@ -103,7 +117,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
 
 
 def metropolis_hastings(graph: Graph) -> np.ndarray:
-    """Transition matrix [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
+    """Returns the transition matrix [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
 
     A neighbour is proposed uniformly and accepted with probability ``min(1, d_i / d_j)``: ``P_ij = 1 / max(d_i, d_j)``
     along edges, and the rest is the probability to stay. Rows sum to 1 and P is symmetric.
@@ -112,19 +126,22 @@ def metropolis_hastings(graph: Graph) -> np.ndarray:
 
 
 def metropolis_weights(graph: Graph) -> np.ndarray:
-    """Mixing matrix [N, N] for gossip: ``W_ij = 1 / (1 + max(d_i, d_j))`` along edges (Xiao, Boyd and Kim, 2007).
+    """Returns the mixing matrix ``W_ij = 1 / (1 + max(d_i, d_j))`` along edges, [N, N] (Xiao, Boyd and Kim, 2007).
 
-    Symmetric, rows sum to 1. Unlike ``metropolis_hastings`` every node keeps a share of its own, so that all
-    eigenvalues but one lie inside (-1, 1) and models agree also on a graph of two colours, such as an even ring.
+    W is symmetric and its rows sum to 1. Unlike ``metropolis_hastings``, W has a positive diagonal, so that all
+    eigenvalues except one lie inside (-1, 1), and models come to agree even on a bipartite graph, such as an even ring.
     """
     return _from_edges(graph, 1 + _largest_degree(graph))
 
 
 def spectral_gap(matrix: np.ndarray) -> float:
-    """``1 - max(|lambda_2|, |lambda_N|)`` of a symmetric stochastic matrix: how fast walks or models mix, in [0, 1].
+    """Returns ``1 - max(|lambda_2|, |lambda_N|)`` of a symmetric stochastic matrix, a number in [0, 1].
 
-    0 where they never do (graphs of two colours without a share of staying), 1 for a single node. Raises
-    ``ValueError`` for a matrix that is not symmetric and doubly stochastic.
+    The larger the gap, the faster walks or models mix. It is 0 if they never mix (bipartite graphs with a zero
+    diagonal), and 1 for a single node.
+
+    Raises:
+        ValueError: The matrix is not symmetric and doubly stochastic.
     """
     check_doubly_stochastic("matrix", matrix)
     moduli = np.sort(np.abs(np.linalg.eigvalsh(np.asarray(matrix, np.float64))))
@@ -132,7 +149,7 @@ def spectral_gap(matrix: np.ndarray) -> float:
 
 
 def check_stochastic(name: str, matrix: np.ndarray) -> None:
-    """Raise ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
+    """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
     given = real_array(name, matrix)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
         raise ValueError(f"{name}: got shape {given.shape}, must be square")
@@ -145,7 +162,7 @@ def check_stochastic(name: str, matrix: np.ndarray) -> None:
 
 
 def check_doubly_stochastic(name: str, matrix: np.ndarray) -> None:
-    """Raise ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic)."""
+    """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic)."""
     check_stochastic(name, matrix)
     given = np.asarray(matrix, np.float64)
     if not np.all(np.abs(given - given.T) <= TOLERANCE):
@@ -154,25 +171,34 @@ def check_doubly_stochastic(name: str, matrix: np.ndarray) -> None:
 
 
 def _largest_degree(graph: Graph) -> np.ndarray:
-    """The larger degree of each pair of nodes, at least 1, [N, N]."""
+    """Returns the larger degree of each pair of nodes, at least 1, [N, N]."""
     return np.maximum(np.maximum.outer(graph.degrees, graph.degrees), 1)
 
 
 def _from_edges(graph: Graph, denominator: np.ndarray) -> np.ndarray:
-    """``1 / denominator`` along edges; the diagonal takes what is left of each row."""
+    """Returns the matrix ``1 / denominator`` along edges, with the diagonal that makes each row sum to 1."""
     matrix = np.where(graph.adjacency, 1 / denominator, 0.0)
     np.fill_diagonal(matrix, np.maximum(1 - matrix.sum(axis=1), 0.0))
     return matrix
 
 
 def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
-    """The graph that is written ``text``, such as ``erdos_renyi:0.3``; raises ``ValueError`` where it names none."""
+    """Returns the graph written as ``text``, such as ``erdos_renyi:0.3``.
+
+    Args:
+        text: Name of a graph, with a colon and a number if the graph needs one.
+        num_nodes: Nodes N.
+        seed: Seed of a random graph.
+
+    Raises:
+        ValueError: ``text`` does not describe a graph.
+    """
     found: Graph = build_written("graphs", text, num_nodes, seed)
     return found
 
 
 def _square(num_nodes: int, seed: int) -> Graph:
-    """The torus of ``num_nodes`` nodes whose two sides are nearest to equal."""
+    """Returns the torus of ``num_nodes`` nodes that is nearest to a square."""
     rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
     return torus(rows, num_nodes // rows)
 

@@ -1,7 +1,7 @@
-"""What a client does: minimise its own objective, starting from parameters that depend on the broadcast.
+"""A client's local training: it minimises an objective, starting from parameters that depend on the broadcast.
 
-One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from
-``start``. Algorithms differ in (start, anchor, tilt, prox), and in what the client answers and remembers.
+One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from ``start``.
+Algorithms differ in (start, anchor, tilt, prox), and in the client's message and state.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, Of
 
 
 class Work(NamedTuple):
-    """How long a client trains and on what batches.
+    """The amount of a client's local training, and its batches.
 
     Exactly one of ``steps`` (local steps T) and ``epochs`` is set. ``batch_size=None`` is full batch, for which an
     epoch is one step. A client's last, partial batch is masked: its gradient is the mean over its real examples.
 
-    Loops have dynamic trip counts, so that a client costs what it holds, and ``steps`` may be traced: one program for
-    many numbers of steps. ``differentiable`` makes the counts static (those of the largest client, steps beyond a
-    client's own are skipped; ``steps`` cannot be traced then), as reverse-mode differentiation through them needs.
-    The results are the same; minibatches cost more, above all under ``vmap``, where nothing is skipped.
+    Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced: one program
+    for many numbers of steps. Reverse-mode differentiation needs static trip counts, which ``differentiable`` gives:
+    every client loops as often as the largest client and skips the superfluous steps, and ``steps`` cannot be traced.
+    The results are the same; minibatches take longer, most of all under ``vmap``, where no step is really skipped.
     """
 
     steps: int | None = None
@@ -41,7 +41,15 @@ class Work(NamedTuple):
 def client_view(
     data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
 ) -> Client:
-    """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
+    """Returns one client's rows of ``data``, padded to ``max_client_size``.
+
+    Args:
+        data: Training examples of all clients.
+        client_id: Id of the client, [] int32.
+        active: Whether the slot is filled, [] bool; in an inactive slot the client has size 0.
+        max_client_size: Number of examples of the largest client.
+        round_: Number of the round.
+    """
     start, stop = data.offsets[client_id], data.offsets[client_id + 1]
     # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
     index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
@@ -49,7 +57,7 @@ def client_view(
 
 
 def validate_work(work: Work) -> None:
-    """Raise ``ValueError`` if ``work`` is not one of ``steps`` or ``epochs``, each a whole number of at least 1."""
+    """Raises ``ValueError`` unless exactly one of ``steps`` and ``epochs`` is set, and all numbers are at least 1."""
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"local work: exactly one of steps and epochs, got steps={work.steps}, epochs={work.epochs}")
     for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
@@ -60,9 +68,9 @@ def validate_work(work: Work) -> None:
 
 
 class LocalProblem(NamedTuple):
-    """What a client minimises: ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; a term that is None costs nothing."""
+    """A client's objective ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; without a tilt or anchor the term is 0."""
 
-    start: PyTree  # the parameters that its steps begin with
+    start: PyTree  # parameters before the first step
     anchor: PyTree | None = None
     tilt: PyTree | None = None
     prox: Array | float = 0.0
@@ -84,27 +92,30 @@ def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., 
 
 
 def _shuffled(key: Key, client: Client) -> Array:
-    """A fresh order of the client's real examples, padding last, [max_size]."""
+    """Returns a fresh order of the client's real examples, padding last, [max_size]."""
     padded = client.rows.shape[0]
     draws = jax.random.uniform(key, (padded,), jnp.float32)
     return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
 
 
 def _of_batch(order: Array, t: Array, batch: int, size: Array) -> tuple[Array, Array]:
-    """The entries of ``order`` in batch number ``t`` of an epoch, [batch], and which of them count."""
+    """Returns the entries of ``order`` in batch number ``t`` of an epoch, [batch], and whether each entry counts."""
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
 
 
 def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) -> Array:
-    """The batches of a client's local steps, as ``minimise`` draws them with ``key``: what the theory is given.
+    """Returns the batches of a client's local steps, as ``minimise`` draws them with ``key``; theory follows them.
 
     Args:
-        size: [] int32, the client's examples; ``largest``: those of the largest client.
-        most: number of local steps that are asked for.
+        work: Local steps and minibatches.
+        key: Key of the client's update.
+        size: Number of the client's examples, [] int32.
+        largest: Number of examples of the largest client.
+        most: Number of local steps to return.
 
     Returns:
-        [most, B] int32: places among the client's own examples; -1 for none, as behind the client's last step.
+        Positions among the client's examples, [most, B] int32; -1 for padding and after the client's last step.
     """
     places = jnp.arange(largest, dtype=jnp.int32)
     client = Client(jnp.int32(0), size, places, FederatedData(places, places, places, places), jnp.int32(0))
@@ -121,7 +132,7 @@ def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) ->
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
-    """A client's inputs, targets and mask; the steps asked for, maybe traced; the steps it takes (0 if it is empty)."""
+    """Returns a client's inputs, targets and mask; the steps of ``work``, maybe traced; its steps (0 if empty)."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
@@ -136,7 +147,7 @@ def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: 
 
 
 def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
-    """``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
+    """Applies ``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
 
     def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
         return jax.lax.cond(t < total, lambda c: body(t, c), lambda c: c, carry), None
@@ -185,10 +196,22 @@ def minimise(
     problem: LocalProblem,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Run a client's local steps on ``problem``; dynamic trip counts, so that a client costs what it holds.
+    """Runs a client's local steps on ``problem``.
 
-    Returns the parameters after the last step and ``info`` with ``loss`` (mean of the batch losses seen, float) and
-    ``steps`` (int32). A client of size 0 returns ``start`` untouched.
+    Trip counts are dynamic, so that a small client takes little time.
+
+    Args:
+        key: Key of the client's update.
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser.
+        work: Local steps and minibatches.
+        problem: Start, anchor, tilt and proximal strength of the objective.
+        client: The client's examples.
+
+    Returns:
+        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float) and
+        ``steps`` (int32). A client of size 0 returns ``start`` unchanged.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -214,12 +237,12 @@ def _info(total_loss: Array, steps: Array) -> dict[str, Array]:
 
 
 def _is_full_batch(work: Work, largest: int) -> bool:
-    """Whether every batch is all that a client has: there is nothing to draw then."""
+    """Returns whether every batch holds all of a client's examples, so that no batch needs to be drawn."""
     return work.batch_size is None or work.batch_size >= largest
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Whether local training is descent by the gradient of a client's own loss alone."""
+    """Returns whether local training follows only the gradient of the client's loss."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 
@@ -234,22 +257,22 @@ def _descended(
 
 
 def no_state(params: PyTree) -> tuple[()]:
-    """The state of a client that keeps nothing."""
+    """Returns the empty state, for clients that keep nothing."""
     return ()
 
 
 def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
-    """The client's own loss, from the broadcast parameters."""
+    """Returns the plain problem: the client's loss, starting from the broadcast parameters."""
     return LocalProblem(start=broadcast)
 
 
 def is_zero(mu: float | Array) -> bool:
-    """Whether mu is known to be 0, so that its term can be left out."""
+    """Returns whether mu is known to be 0, so that its term can be left out."""
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
 class Pose(Protocol):
-    """Poses the problem that a client minimises."""
+    """A function that poses the problem that a client minimises."""
 
     def __call__(self, broadcast: PyTree, client_state: PyTree, /) -> LocalProblem:
         """Returns the problem.
@@ -261,7 +284,7 @@ class Pose(Protocol):
 
 
 class Answer(Protocol):
-    """Makes a client's message."""
+    """A function that makes a client's message."""
 
     def __call__(
         self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client, /
@@ -278,7 +301,7 @@ class Answer(Protocol):
 
 
 def proximal(mu: float | Array) -> Pose:
-    """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
+    """Builds the pose ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
@@ -287,19 +310,19 @@ def proximal(mu: float | Array) -> Pose:
 def difference(
     broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client
 ) -> tuple[PyTree, PyTree]:
-    """The message ``server - client``, and nothing remembered."""
+    """Returns the message ``server - client``, and the client's state unchanged; takes the arguments of ``Answer``."""
     return pytrees.subtract(broadcast, params), client_state
 
 
 class Posed(TypedDict, total=False):
-    """Parts of local training in which an algorithm differs from plain gradient descent from the broadcast.
+    """The parts of local training in which an algorithm differs from plain gradient descent from the broadcast.
 
     Attributes:
-        pose: The problem that a client minimises; by default its own loss from the broadcast.
-        answer: Its message; by default ``server - client``.
-        init: From parameters to the state that a client keeps; by default nothing.
-        message: From parameters to a tree with the shapes of a message; by default parameters.
-        settle: Corrects the client's state, for states that the server mirrors; by default nothing.
+        pose: Poses the problem that a client minimises; by default its loss, starting from the broadcast.
+        answer: Makes the client's message; by default ``server - client``.
+        init: Makes the state that a client keeps from parameters; by default an empty state.
+        message: Makes a tree with the shapes of a message from parameters; by default the parameters.
+        settle: Corrects the client's state, for states that the server mirrors; by default no correction.
     """
 
     pose: Pose
@@ -310,10 +333,18 @@ class Posed(TypedDict, total=False):
 
 
 def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:
-    """Local training on the problem that an algorithm poses; without ``posed``, FedAvg's: SGD from the broadcast.
+    """Builds local training on the problem that an algorithm poses; by default FedAvg's SGD from the broadcast.
 
-    ``optimizer`` may be a function from the round to one (``optimizers.sgd`` of a schedule); its state does not
-    outlive a round. Raises ``ValueError`` for an impossible ``work``.
+    Args:
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser, or a function from the round to one (``optimizers.sgd`` of a schedule); its state
+            does not outlive a round.
+        work: Local steps and minibatches.
+        posed: Fields of ``Posed`` in which the algorithm differs.
+
+    Raises:
+        ValueError: An impossible ``work``.
     """
     validate_work(work)
     pose, answer = posed.get("pose", from_broadcast), posed.get("answer", difference)

@@ -1,8 +1,8 @@
-"""How the models of an ensemble become one prediction, how clients predict for themselves, and how well.
+"""Predictions of an ensemble, personal predictions of clients, and their metrics.
 
-A personal prediction is what ``compose(personal=...)`` takes: ``(model, params, client_states, client, x)`` to a
-``Prediction``, where ``params`` are the K global models [K, ...] and ``client_states`` what this client keeps for each
-of them [K, ...].
+A personal prediction, the argument ``compose(personal=...)``, maps ``(model, params, client_states, client, x)`` to a
+``Prediction``. ``params`` are the K global models [K, ...], and ``client_states`` [K, ...] the states that this client
+keeps for each of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
 
 class Personal(Protocol):
-    """Predicts for one client, with its own models or with the global models weighed for it."""
+    """A function that predicts for one client, with the client's models or with the global models weighed for it."""
 
     def __call__(self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array, /) -> Prediction:
         """Returns the client's prediction.
@@ -40,34 +40,52 @@ class Personal(Protocol):
 
 
 def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
-    """Uniform average of the K models' outputs (FE-2024, eq. 2); ``params`` has leading axis K, ``x`` is [n, ...]."""
+    """Returns the uniform average of the K models' outputs (FE-2024, eq. 2), and each model's outputs.
+
+    Args:
+        model: The network.
+        params: Parameters of the K models, [K, ...].
+        x: Inputs [n, ...].
+    """
     members = jax.lax.map(lambda p: model.apply(p, x), params)
     return Prediction(jnp.mean(members, axis=0), members)
 
 
 def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
-    """The mean of the client's own K models; ``client_states`` [K, ...] are their parameters."""
+    """Returns the mean of the K models that the client keeps; takes the arguments of ``Personal``.
+
+    ``client_states`` [K, ...] are the parameters of these models.
+    """
     return mean_of_models(model, client_states, x)
 
 
 def model_weights(losses: Array, gamma: float) -> Array:
-    """``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K] from losses [K].
+    """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
 
     It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex. FE-2024, eq. (4) prints ``+ gamma H`` and
-    ``exp(-gamma loss)``; only this sign agrees with its text, that a small gamma favours models of low loss and a
-    large one comes close to uniform weights.
+    ``exp(-gamma loss)``; only this sign agrees with its text, which says that a small gamma favours models of low loss
+    and a large one comes close to uniform weights.
+
+    Args:
+        losses: Losses of the models, [K].
+        gamma: Temperature, above 0.
     """
     above_best = losses - jnp.min(losses)  # else a small gamma would overflow
     return jax.nn.softmax(-above_best / jnp.maximum(jnp.asarray(gamma, losses.dtype), jnp.finfo(losses.dtype).tiny))
 
 
 def weighted_models(loss: str, gamma: float) -> Personal:
-    """Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
+    """Builds Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
 
-    The client weighs the K global models by their mean ``loss`` on all of its own examples and predicts
-    ``sum_k alpha_k f_k(x)``. A client without examples weighs them alike.
+    The client weighs the K global models by their mean ``loss`` on all of its examples and predicts ``sum_k alpha_k
+    f_k(x)``. A client without examples weighs them equally.
 
-    Raises ``ValueError`` for an unknown loss or a ``gamma`` that is not positive and finite.
+    Args:
+        loss: Name of a loss.
+        gamma: Temperature of the weights.
+
+    Raises:
+        ValueError: An unknown loss, or a ``gamma`` that is not positive and finite.
     """
     value, gamma = get_loss(loss), number("gamma", gamma, above=0)
 
@@ -83,13 +101,19 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 
 
 def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
-    """Fine-tuning after training: local SGD on the client's own examples from each global model, then the mean.
+    """Builds fine-tuning after training: local SGD on the client's examples from each global model, then the mean.
 
     (Train, then personalise: Wang et al., 2019, "Federated evaluation of on-device personalization".) Nothing is
-    kept: every prediction starts from the current global models. ``learning_rate`` may be a schedule of the round;
-    minibatches are drawn from ``seed``, the round and the client, alike for all models.
+    stored: every prediction starts from the current global models.
 
-    Raises ``ValueError`` for an unknown loss, a rate that is not positive, or an impossible ``work``.
+    Args:
+        loss: Name of a loss.
+        learning_rate: Step size, a number or a schedule of the round.
+        work: Local steps and minibatches.
+        seed: Seed of the minibatches, which also depend on the round and the client; they are the same for all models.
+
+    Raises:
+        ValueError: An unknown loss, a rate that is not positive, or an impossible ``work``.
     """
     value, optimizer = get_loss(loss), sgd(learning_rate)
     check_rate("learning_rate", learning_rate)
@@ -109,12 +133,24 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
 
 
 def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Share of the real examples whose largest output is that of their label; ``targets`` [m] integer."""
+    """Computes the share of real examples whose largest output is at their label, a scalar.
+
+    Args:
+        outputs: Outputs of the network [m, C].
+        targets: Labels [m], integer.
+        mask: Whether a row is a real example, [m] bool.
+    """
     return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
 
 
 def mse(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Squared error, mean over the real examples and the outputs."""
+    """Computes the squared error, averaged over the real examples and the outputs, a scalar.
+
+    Args:
+        outputs: Outputs of the network [m, C].
+        targets: Numbers [m, C].
+        mask: Whether a row is a real example, [m] bool.
+    """
     return 2 * LOSSES["squared_error"](outputs, targets, mask) / outputs.shape[-1]
 
 
@@ -123,7 +159,7 @@ _OF_LABELS = ("accuracy", *(name for name in LOSSES if targets_of(name) == "clas
 
 
 class ClientMetrics(NamedTuple):
-    """One measure on each client's own test examples."""
+    """A metric of each client on its test examples, and the means over clients."""
 
     values: Array  # [N]; NaN for a client without test examples
     sizes: Array  # [N] int32, test examples
@@ -134,17 +170,21 @@ class ClientMetrics(NamedTuple):
 def evaluate_clients(
     algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
 ) -> ClientMetrics:
-    """A metric for every client: of its personal prediction, or else of the global one, on its own test examples.
+    """Computes a metric for every client, of its personal prediction or else of the global one, on its test examples.
+
+    Clients are evaluated one at a time, by one compiled program for each algorithm, measure and shapes.
 
     Args:
-        state: of a run of ``algorithm`` on ``data``.
-        data: the clients' training examples, which a personal prediction may look at.
-        test: the clients' test examples, client i of ``test`` being client i of ``data``; sizes may be uneven or 0.
-        measure: ``accuracy``, ``mse`` (mean over examples and outputs), the name of a loss, or a function ``(outputs
-            [m, C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
+        algorithm: The algorithm.
+        state: State of a run of ``algorithm`` on ``data``.
+        data: The clients' training examples, which a personal prediction may use.
+        test: The clients' test examples, with the clients in the same order as in ``data``; sizes may be uneven or 0.
+        measure: "accuracy", "mse" (mean over examples and outputs), the name of a loss, or a function ``(outputs [m,
+            C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
 
-    One client at a time, as one compiled program per algorithm, measure and shapes. Raises ``ValueError`` for an
-    unknown measure or one that does not go with the targets, for another number of clients, and without any example.
+    Raises:
+        ValueError: An unknown measure, or one that does not fit the targets; another number of clients; no test example
+            at all.
     """
     name, value = (measure, MEASURES.get(measure)) if isinstance(measure, str) else ("", measure)
     if value is None:

@@ -1,8 +1,8 @@
-"""Which client trains which model in which round.
+"""Schedules: which client trains which model in which round.
 
-A schedule draws a ``Cohort`` of S slots a round. Weights are 1 for a filled slot and 0 for an empty one; the engine
-multiplies them by the clients' sizes unless asked otherwise. Draws depend only on the schedule's key, so the cohorts
-of a run can be unrolled without training anything (``unroll``).
+A schedule draws a ``Cohort`` of S slots for each round. Weights are 1 for a filled slot and 0 for an empty one; the
+engine multiplies them by the clients' sizes, unless the weighting is uniform. Draws depend only on the schedule's key,
+so the cohorts of a run can be drawn without training (``unroll``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedtangent.types import Array, Cohort, Key, Schedule
 
 
 def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
-    """The schedule of cohorts that depend on the key and the round alone."""
+    """Builds a schedule whose cohorts depend only on the key and the round."""
     whole("num_clients", num_clients)
     whole("num_models", num_models)
 
@@ -38,10 +38,10 @@ def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
 
 
 def _distinct(key: Key, num_clients: int, number: int) -> Array:
-    """``number`` distinct clients, uniformly and in random order, [number] int32.
+    """Draws ``number`` distinct clients, uniformly and in random order, [number] int32.
 
-    A small share of many clients costs what it holds and not what the federation holds: draws with replacement, of
-    which repetitions are left out. Every client is drawn alike, so what is left is uniform too.
+    For a small share of many clients the cost grows with ``number`` and not with ``num_clients``: clients are drawn
+    with replacement, and repetitions are left out. Every client has the same chance, so the result is uniform too.
     """
     if 8 * number > num_clients:
         return jax.random.permutation(key, num_clients)[:number].astype(jnp.int32)
@@ -62,10 +62,10 @@ def _distinct(key: Key, num_clients: int, number: int) -> Array:
 
 
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
-    """Every client trains every model in every round: S = K N slots, model by model.
+    """Builds the schedule under which every client trains every model in every round: S = K N slots, model by model.
 
-    A client draws the same minibatches for each of them (its key is its own, not the model's): models differ by where
-    they start, so models that start alike stay alike.
+    A client draws the same minibatches for all models, because keys depend on the client and not on the model. So
+    models differ only by their start, and models with the same start stay equal.
     """
 
     def draw(key: Key, round_: Array) -> Cohort:
@@ -75,7 +75,12 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
 
 
 def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
-    """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
+    """Builds the schedule of FedAvg: in each round distinct clients, drawn uniformly, train the single model.
+
+    Args:
+        num_clients: Clients N.
+        clients_per_round: Clients of a round, which is the number S of slots.
+    """
     whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
     def draw(key: Key, round_: Array) -> Cohort:
@@ -86,10 +91,17 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 
 
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
-    """Each client trains the one model with probability ``rate`` in each round, independently of all others: S = N.
+    """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
 
-    A round has ``rate * num_clients`` clients on average and may have none. This is the sampling that accounts of
-    differential privacy are tightest for. Raises ``ValueError`` for a rate outside (0, 1].
+    Clients are drawn independently: S = N, and a round has ``rate * num_clients`` clients on average and may have none.
+    For this sampling the bounds of differential privacy are tightest.
+
+    Args:
+        num_clients: Clients N.
+        rate: Probability that a client takes part in a round.
+
+    Raises:
+        ValueError: A rate outside (0, 1].
     """
     number("rate", rate, above=0, at_most=1)
 
@@ -101,9 +113,10 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
 
 
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
-    """Each client trains the K models in its own random order, renewed every K rounds (FE-2024, algorithm 1).
+    """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order.
 
-    All clients take part in every round, each with one model: S = N.
+    Every client has another order, renewed every K rounds. All clients take part in every round, each with one model: S
+    = N.
     """
 
     def draw(key: Key, round_: Array) -> Cohort:
@@ -115,7 +128,10 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def random_models(num_clients: int, num_models: int) -> Schedule:
-    """Each client trains a model drawn uniformly each round (FE-2024, the ablation of table VII): S = N."""
+    """Builds the schedule under which each client trains a random model in each round (FE-2024, ablation of table VII).
+
+    Models are drawn uniformly, and all clients take part in every round: S = N.
+    """
 
     def draw(key: Key, round_: Array) -> Cohort:
         model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
@@ -125,12 +141,15 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
 
 
 def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
-    """What the code published with FE-2024 does in place of algorithm 1: permutations for the first K clients only.
+    """Builds the schedule of the code published with FE-2024: permutations, but only for the first K clients.
 
-    Clients 0 .. K - 1 train the K models in random orders of their own; every other client trains a model drawn
-    uniformly each round, as in ``random_models``. Orders are renewed after the rounds 0, K, 2K, ..., so that the first
-    of them serves round 0 alone. All clients take part in every round: S = N. The paper's own schedule is
-    ``per_client_permutations``. Raises ``ValueError`` for more models than clients, which that code does not allow.
+    Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly each
+    round, as in ``random_models``. Orders are renewed after the rounds 0, K, 2K, ..., so that the first order serves
+    only round 0. All clients take part in every round: S = N. The paper's schedule (algorithm 1) is
+    ``per_client_permutations``.
+
+    Raises:
+        ValueError: More models than clients, which the published code does not allow.
     """
     if num_models > num_clients:
         raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
@@ -148,11 +167,17 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
-    """Strata with partial participation (FE-2021, algorithm 1).
+    """Builds the schedule of FE-2021, algorithm 1: strata of clients, with partial participation.
 
     Clients are divided at random into Q strata of equal size (to within one). Each age of K rounds draws a Q x K
-    permutation matrix; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
-    from it without replacement (all of them by default).
+    permutation matrix P; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
+    from it without replacement.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+        num_strata: Strata Q.
+        clients_per_stratum: Clients drawn from each stratum in a round; None for all of them.
     """
     whole("num_models", num_models)
     whole("num_strata", num_strata, 1, whole("num_clients", num_clients))
@@ -162,7 +187,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
         whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
 
     def init(key: Key) -> Array:
-        """Members of each stratum, [Q, largest] int32, -1 where a stratum is one short."""
+        """Returns the members of each stratum, [Q, largest] int32, with -1 in a stratum that is one client short."""
         order = jax.random.permutation(key, num_clients)
         padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
         return padded.reshape(largest, num_strata).T.astype(jnp.int32)
@@ -181,13 +206,18 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
 
 
 def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
-    """The cohorts of the first ``num_rounds`` rounds, arrays [R, S], as ``simulate`` will draw them.
+    """Returns the cohorts of the first ``num_rounds`` rounds, arrays [R, S], as ``simulate`` will draw them.
 
-    Weights are the schedule's own, 1 for a filled slot: ``simulate`` multiplies them by the clients' sizes (unless it
-    weighs uniformly), so a theory that is given these cohorts must be given the sizes too. ``key`` is the schedule's
-    own key (``streams.keys(seed).schedule``).
+    Weights are 1 for a filled slot. ``simulate`` multiplies them by the clients' sizes (unless it weighs uniformly), so
+    a theory that uses these cohorts needs the sizes too.
 
-    Raises ``ValueError`` unless ``num_rounds`` is a whole number of at least 1.
+    Args:
+        schedule: The schedule.
+        key: Key of the schedule, ``streams.keys(seed).schedule``.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: ``num_rounds`` is not a whole number of at least 1.
     """
     whole("num_rounds", num_rounds)
     init_key, sample_key = streams.schedule_keys(key)
@@ -200,18 +230,22 @@ def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
 
 
 def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None = None) -> Schedule:
-    """K models walk over the clients of a graph, each on its own (FE-2024, section V-H: Fed-ensemble Random Walk).
+    """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
 
-    In every round each model is trained by the client where it stands, and then moves along an edge (or stays, where
-    ``transition`` lets it): S = K. The paper trains the K models "independently", so each starts at a client drawn
-    uniformly, whatever the others do; several may meet at one client, which then trains each of them, and K may exceed
-    N. With the default transition a model stands at each client with probability 1/N in every round.
+    In every round each model is trained by the client at its place, and then moves along an edge (or stays, if
+    ``transition`` allows it): S = K. The paper trains the K models "independently", so each starts at a client drawn
+    uniformly and walks independently of the others. Several models may meet at one client, which then trains each of
+    them, and K may exceed N. With the default transition a model is at each client with probability 1/N in every round.
+    The schedule's state is the place of each model, [K] int32.
 
     Args:
-        transition: [N, N], rows sum to 1, nothing outside the edges and the diagonal; by default
-            ``graph.metropolis_hastings``, whose stationary law is uniform.
+        graph: Graph of the clients.
+        num_models: Models K.
+        transition: Probabilities [N, N] of the next place; rows sum to 1, and entries are 0 except along edges and on
+            the diagonal. By default ``graph.metropolis_hastings``, whose stationary law is uniform.
 
-    The schedule's state is where the models stand, [K] int32. Raises ``ValueError`` for another transition.
+    Raises:
+        ValueError: ``transition`` has another shape, is not stochastic, or moves along a pair that is no edge.
     """
     instance("graph", graph, Graph)
     nodes = graph.num_nodes
@@ -239,7 +273,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 
 
 def own_models(num_clients: int) -> Schedule:
-    """Each client trains a model of its own, K = S = N: slot k trains model k on client k (what gossip mixes)."""
+    """Builds the schedule of gossip: each client trains a separate model, K = S = N, slot k model k on client k."""
 
     def draw(key: Key, round_: Array) -> Cohort:
         return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
@@ -248,9 +282,9 @@ def own_models(num_clients: int) -> Schedule:
 
 
 def _cumulative(matrix: np.ndarray) -> np.ndarray:
-    """Cumulative sums of the rows, [N, N] float32: exactly 1 from the last entry that is not 0.
+    """Returns the cumulative sums of the rows, [N, N] float32, exactly 1 from the last nonzero entry on.
 
-    So that a draw from [0, 1) falls into the interval of an entry that is not 0, whatever the rounding.
+    So a draw from [0, 1) always falls into the interval of a nonzero entry, whatever the rounding.
     """
     sums = np.cumsum(matrix, axis=1)
     last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)

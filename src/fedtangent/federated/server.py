@@ -1,4 +1,4 @@
-"""What the server does with the aggregated messages, for one model."""
+"""The server's step of one model along the aggregated messages."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from fedtangent.types import Array, PyTree, RoundInfo, Server
 
 
 class OptaxState(NamedTuple):
-    """Parameters and the state of their optimiser."""
+    """The parameters of a model and the state of their optimiser."""
 
     params: PyTree
     optimizer: PyTree
 
 
 def optax_server(optimizer: Optimizer) -> Server:
-    """Take the aggregated pseudo-gradient ``server - client`` as a gradient of any optax optimiser.
+    """Builds the server that gives the aggregated pseudo-gradient ``server - client`` to an optax optimiser.
 
     ``optax.sgd(1.0)`` is FedAvg: the new parameters are the weighted mean of the clients' parameters.
-    ``optimizer`` may be a function from the round to one (``optimizers.sgd`` of a schedule).
+
+    Args:
+        optimizer: An optax optimiser, or a function from the round to one (``optimizers.sgd`` of a schedule).
     """
 
     def update(state: OptaxState, aggregated: PyTree, info: RoundInfo) -> tuple[OptaxState, dict[str, Array]]:

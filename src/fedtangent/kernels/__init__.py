@@ -1,4 +1,4 @@
-"""Tangent kernels: analytic, and of finite networks."""
+"""Tangent kernels: analytic kernels, and kernels of finite networks."""
 
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks, analytic, kernel_blocks

@@ -1,9 +1,9 @@
-"""The tangent kernel of a finite network at given parameters, without ever holding a Jacobian [n, C, P].
+"""The tangent kernel of a finite network at given parameters, without a stored Jacobian [n, C, P].
 
 A dense layer ``z = a h W + c b`` adds ``(a^2 <h_i, h_j> + c^2) <d_i^k, d_j^m>`` to the kernel of output k at example i
 and output m at example j, where ``d_i^k`` is the derivative of output k with respect to that layer's z (the
-back-propagated signal). The kernel is the sum over layers of these products of two Gram matrices. Convolutions, and
-dense layers within any flax network, are ``kernels.layered``'s.
+back-propagated signal). The kernel is the sum over layers of these products of two Gram matrices.
+``kernels.layered`` computes the kernels of convolutions, and of dense layers within any flax network.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough
 
 
 class _Form(NamedTuple):
-    """How one kind of model computes its kernel: what is computed once for every example, and a block of the kernel."""
+    """Method of computing the kernel of one kind of model: a preparation of all examples, and a kernel block."""
 
     prepare: Callable[[PyTree, Array], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], Array]
-    # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None are rows1, for a symmetric block
-    is_cheap: bool  # whether smaller blocks than asked for cost nothing
+    # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None means rows1, for a symmetric block
+    is_cheap: bool  # whether smaller blocks take no more time
 
 
 def empirical_ntk(
     model: Model, params: PyTree, x1: Array, x2: Array | None = None, trace: bool = True, block_size: int | None = None
 ) -> Array:
-    """The tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
+    """Computes the tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
+
+    Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
+    or convolutional layers) have fast kernels without a Jacobian; see the module. neural-tangents computes the kernels
+    of other models. In flax and other networks the output for an example must not depend on other examples.
 
     Args:
-        params: of the network; their dtype is that of the result, and of everything on the way.
-        x1, x2: examples [n1, ...] and [n2, ...]; without ``x2`` the kernel is that of ``x1`` with itself, of which only
-            the blocks on and above the diagonal are computed.
-        trace: whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2]. That is
-            the H of NTK-FL (Yue et al., ICML 2022, eq. 6), neural-tangents' convention, and what tends to
-            ``model.kernel(x1, x2).ntk`` as the network widens. If not, the whole kernel [n1, C, n2, C] is returned.
-        block_size: computes blocks of at most so many by so many examples, which bounds the memory in use.
+        model: Network whose kernel is computed.
+        params: Parameters of the network; the computation and the result have their dtype.
+        x1, x2: Examples [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself, and only the
+            blocks on and above the diagonal are computed.
+        trace: Whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2]. This is
+            the H of NTK-FL (Yue et al., ICML 2022, eq. 6) and neural-tangents' convention; it tends to
+            ``model.kernel(x1, x2).ntk`` as the network widens. If False, the whole kernel [n1, C, n2, C] is returned.
+        block_size: Largest number of examples on a side of a block, which bounds the memory in use.
 
-    Models whose ``structure`` is known (dense, linear, recurrent, and flax networks almost all of whose parameters
-    belong to dense or convolutional layers) have fast kernels, without a Jacobian; see the module. Others go to
-    neural-tangents. Of flax and other networks each example's output must depend on that example alone.
-
-    Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
-    not those of ``model``.
+    Raises:
+        ValueError: A ``block_size`` that is not a whole number of at least 1, or parameters that do not fit ``model``.
 
     Example:
 
@@ -78,7 +79,7 @@ def empirical_ntk(
 
 
 def _check_params(model: Model, params: PyTree) -> None:
-    """``ValueError`` unless the parameters have the shapes of ``model.init``'s; for models with a ``structure``."""
+    """Raises ``ValueError`` if a model with a ``structure`` has parameters of other shapes than ``model.init``."""
     if model.structure is None:
         return
     allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
@@ -88,7 +89,7 @@ def _check_params(model: Model, params: PyTree) -> None:
 
 
 def _form(model: Model, params: PyTree, x: Array) -> _Form:
-    """The form of this kind of model."""
+    """Returns the fastest form for this kind of model."""
     structure, outputs = model.structure, model.output_size
     if isinstance(structure, DenseStructure):
         return _Form(
@@ -107,13 +108,13 @@ def _form(model: Model, params: PyTree, x: Array) -> _Form:
 
 
 def _balanced(n: int, block_size: int) -> tuple[int, int]:
-    """Blocks of equal size, at most ``block_size``, for ``n`` examples: (size, how many)."""
+    """Returns (size, count) of blocks of equal size, at most ``block_size``, that cover ``n`` examples."""
     blocks = -(-n // block_size)
     return -(-n // blocks), blocks
 
 
 def _pad(rows: PyTree, n: int, length: int) -> PyTree:
-    """Rows of ``n`` examples with zeros up to ``length``: their kernel is cut off again."""
+    """Pads the rows of ``n`` examples with zeros to ``length``; the caller removes their part of the kernel."""
     if n == length:
         return rows
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
@@ -124,7 +125,7 @@ def _cut(rows: PyTree, start: Array, size: int) -> PyTree:
 
 
 def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
-    """``kernel`` with ``block`` at examples (row, column)."""
+    """Returns ``kernel`` with ``block`` written at examples (row, column)."""
     zero = jnp.zeros_like(row)
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 
@@ -132,7 +133,7 @@ def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
 def _by_blocks(
     form: _Form, model: Model, params: PyTree, x1: Array, x2: Array | None, trace: bool, block_size: int
 ) -> Array:
-    """The kernel block by block; without ``x2`` those below the diagonal are copies of those above."""
+    """Computes the kernel block by block; without ``x2`` blocks below the diagonal are copies of blocks above."""
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
     rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)
@@ -173,7 +174,7 @@ def _dense_block(
     rows2: tuple[list[Array], list[Array]] | None,
     trace: bool,
 ) -> Array:
-    """A block from the layers' inputs and outputs before the activation, as ``forward`` gives them."""
+    """Computes a block from the layers' inputs and pre-activations, as returned by ``forward``."""
     inputs1, outputs1 = rows1
     inputs2, outputs2 = rows1 if rows2 is None else rows2
     grams = []
@@ -193,7 +194,7 @@ def _dense_block(
 def _dense_trace(
     structure: DenseStructure, params: PyTree, outputs1: list[Array], outputs2: list[Array], grams: list[Array]
 ) -> Array:
-    """The mean over outputs, for which the last hidden layer costs one Gram product of its width, not of C widths."""
+    """Computes the mean over outputs; the last hidden layer then costs one Gram product of its width instead of C."""
     kernel = grams[-1]
     if len(grams) == 1:
         return kernel
@@ -210,12 +211,18 @@ def _dense_trace(
 
 
 def _slope(structure: DenseStructure, z: Array) -> Array:
-    """The activation's derivative at ``z``, elementwise and as automatic differentiation has it."""
+    """Computes the activation's derivative at ``z`` elementwise, by automatic differentiation."""
     return jax.jvp(structure.activation, (z,), (jnp.ones_like(z),))[1]
 
 
 def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Array]) -> list[Array]:
-    """Derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first."""
+    """Computes the derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first.
+
+    Args:
+        structure: Layers of the network.
+        params: Parameters of the network.
+        outputs: Each layer's z at n examples, [n, width] each.
+    """
     signals: list[Array] = []
     for i in range(len(structure.layers) - 2, -1, -1):
         above = structure.layers[i + 1].weight_scale * params[2 * (i + 1)][0].T
@@ -225,7 +232,7 @@ def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Arr
 
 
 def _linear(num_outputs: int, phi1: Array, phi2: Array | None, trace: bool) -> Array:
-    """Every output has its own weights on the same features, so the kernel is ``phi phi' (x) I``."""
+    """Computes the kernel ``phi phi' (x) I``: every output has separate weights on the same features."""
     gram = phi1 @ (phi1 if phi2 is None else phi2).T
     if trace:
         return gram

@@ -1,7 +1,7 @@
 """Analytic kernels, the kernel (Gram) matrices of train and test points, and their factorisation.
 
-But for ``analytic`` this runs on the host in NumPy float64: a limit that needs ``Theta^-1`` is only as good as its
-digits.
+All of it except ``analytic`` runs on the host in NumPy float64, because a limit that needs ``Theta^-1`` is only as good
+as the digits of Theta.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MOST_CHECKED = 2048
 
 
 class SingularKernelError(ValueError):
-    """A kernel matrix that cannot be inverted in float64, even with the largest jitter allowed."""
+    """Error for a kernel matrix that cannot be inverted in float64, even with the largest allowed jitter."""
 
 
 class KernelBlocks(NamedTuple):
-    """The kernel matrices of ``n`` training and ``m`` test points, float64.
+    """Kernel matrices of ``n`` training and ``m`` test points, float64.
 
     ``nngp`` is the covariance of the network's outputs at initialisation (the papers' K), ``ntk`` the tangent kernel
-    (Theta). Each is per output, [n, n] for outputs that share it, or [n C, n C] in example-major order
-    (row ``j C + c``) for a kernel that couples outputs. The nngp blocks may be left out where only predictions from
-    given initial functions are wanted (a linearised network); covariances then raise.
+    (Theta). Each is per output, [n, n], if the outputs share the kernel; a kernel that couples C outputs is [n C, n C]
+    in example-major order (row ``j C + c``). The nngp blocks may be None for predictions from known initial functions,
+    for example of a linearised network; covariances then raise an error.
     """
 
     ntk_train: np.ndarray  # [n, n]
@@ -45,12 +45,12 @@ class KernelBlocks(NamedTuple):
     ntk_test: np.ndarray | None = None  # [m, m]
 
     def at_test(self, a: Any) -> Array:
-        """``Theta(x, X) a`` at the test points for coefficients a [n, ..], [m, ..]."""
+        """Computes ``Theta(x, X) a`` at the test points, [m, ..], for coefficients a [n, ..]."""
         return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
 
 
 class CholeskyFactor(NamedTuple):
-    """``lower @ lower.T = theta + jitter * I``."""
+    """Lower factor and jitter with ``lower @ lower.T = theta + jitter * I``."""
 
     lower: np.ndarray  # [n, n] lower triangular, float64
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
@@ -58,7 +58,10 @@ class CholeskyFactor(NamedTuple):
 
 @jax.jit
 def product(theta: Array, a: Array) -> Array:
-    """``theta a`` for a [n, ..], computed in theta's precision, in a's dtype; columns beyond n are padding."""
+    """Computes ``theta a`` for a [n, ..] in the precision of theta and returns it in the dtype of a.
+
+    If theta has more than n columns, the columns beyond n are padding.
+    """
     flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
     flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
     # both by their last axis: on a CPU two to four times as fast as theta @ flat of few columns
@@ -67,19 +70,20 @@ def product(theta: Array, a: Array) -> Array:
 
 
 def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
-    """NNGP and tangent kernel of the infinitely wide network that ``model`` describes.
+    """Computes the NNGP kernel or the tangent kernel of the infinitely wide network that ``model`` describes.
 
     ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
+    Outputs are independent and share the kernel. The result is float64 in JAX's 64-bit mode.
 
     Args:
-        x1, x2: inputs [n1, ...] and [n2, ...]; without ``x2`` the kernel is that of ``x1`` with itself.
+        model: Model with an analytic kernel.
+        x1, x2: Inputs [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself.
         get: ``"nngp"`` (the covariance of the outputs at initialisation) or ``"ntk"`` for one block [n1, n2]; a tuple
             of both for a named tuple of blocks.
 
-    Outputs are independent and share the kernel. It is float64 in JAX's 64-bit mode.
-
-    Raises ``ValueError`` for a model without an analytic kernel, another ``get``, and inputs that are not batches of
-    examples of one shape.
+    Raises:
+        ValueError: A model without an analytic kernel, another ``get``, or inputs that are not batches of examples of
+            one shape.
     """
     if model.kernel is None:
         raise ValueError(f"model: got {model.name!r}, must have an analytic kernel (kernels.empirical_ntk needs none)")
@@ -92,16 +96,20 @@ def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[
 
 
 def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
-    """All kernel blocks of training and test points, in float64 whatever JAX's default precision.
+    """Computes all kernel blocks of training and test points in float64, regardless of JAX's default precision.
 
-    ``kernel_blocks(model.kernel, x_train, x_test)`` is what ``theory.gp_limit`` and ``theory.federated_flow`` take.
+    ``theory.gp_limit`` and ``theory.federated_flow`` take ``kernel_blocks(model.kernel, x_train, x_test)``. The square
+    blocks are exactly symmetric.
 
     Args:
-        kernel_fn: like ``Model.kernel``: ``(x1, x2) -> (nngp, ntk)``, [n1, n2] each, where ``x2=None`` is ``x1``.
-        x_train: [n, ...]; x_test: [m, ...], both finite.
+        kernel_fn: Function like ``Model.kernel``: ``(x1, x2) -> (nngp, ntk)``, [n1, n2] each, where ``x2=None`` means
+            ``x1``.
+        x_train: Finite training inputs [n, ...].
+        x_test: Finite test inputs [m, ...].
 
-    The square blocks are exactly symmetric. Raises ``ValueError`` for inputs whose example shapes differ or that are
-    not finite, and a kernel that has the wrong shape, is not float64 or is not finite.
+    Raises:
+        ValueError: Inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is not
+            float64 or is not finite.
 
     Example, four training points and two test points, at infinite width:
 
@@ -122,14 +130,19 @@ def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> K
 
 
 def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
-    """Cholesky factor of a symmetric positive definite matrix, with the least jitter that makes it one in float64.
+    """Computes the Cholesky factor of a symmetric positive definite matrix, with the least jitter that float64 needs.
 
-    Tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
+    It tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
     counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is
     singular up to rounding is not inverted into noise.
 
-    Raises ``SingularKernelError``, a ``ValueError``, where no allowed jitter is enough (with lambda_min, lambda_max and
-    the largest tried), and ``ValueError`` for a ``theta`` that is not square, symmetric and finite.
+    Args:
+        theta: Matrix [n, n].
+        max_relative_jitter: Largest jitter, relative to the mean of the diagonal.
+
+    Raises:
+        SingularKernelError: No allowed jitter is enough; the message has lambda_min, lambda_max and the largest jitter.
+        ValueError: ``theta`` is not square, symmetric and finite.
     """
     theta = symmetric("theta", theta)
     number("max_relative_jitter", max_relative_jitter, at_least=0)
@@ -149,11 +162,11 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
 
 
 def check_covariance(kernels: KernelBlocks) -> None:
-    """ValueError unless the nngp blocks that are given are those of one covariance, positive semidefinite to rounding.
+    """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
 
-    It is a Cholesky factorisation of all blocks together, shifted by sqrt(eps) of the largest variance. At most
-    ``MOST_CHECKED`` points are looked at, test points and evenly spaced training points, so that the check does not
-    take more memory than the work.
+    The check is a Cholesky factorisation of all present blocks together, shifted by sqrt(eps) of the largest variance.
+    It uses at most ``MOST_CHECKED`` points, test points and evenly spaced training points, so that it needs less memory
+    than the computation that follows.
     """
     train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:
@@ -175,19 +188,19 @@ def check_covariance(kernels: KernelBlocks) -> None:
 
 
 def is_semidefinite(matrix: np.ndarray, shift: float) -> bool:
-    """Whether ``matrix + shift I`` has a Cholesky factorisation. A shift of 0 is that of zeros, which need none."""
+    """Returns whether ``matrix + shift I`` has a Cholesky factorisation; True for a shift of 0 (a zero matrix)."""
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
     return shift == 0 or not lapack.dpotrf(shifted, lower=1)[1]
 
 
 def spaced(count: int, most: int) -> np.ndarray:
-    """Up to ``most`` of ``count`` places, evenly spaced."""
+    """Returns at most ``most`` evenly spaced indices from 0 to ``count - 1``."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only copy at an address that JAX can use as it is, so that a large kernel is held once."""
+    """Returns a read-only copy that JAX can use without another copy, so that a large kernel is in memory only once."""
     copy = aligned(array.shape, np.dtype(np.float64))
     copy[...] = array
     copy.flags.writeable = False
@@ -195,7 +208,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros at an address that JAX can use as it is, once they are read-only."""
+    """Returns zeros [*shape] at an aligned address: once the array is read-only, JAX can use it without a copy."""
     size = int(np.prod(shape, dtype=np.int64))
     whole = np.zeros(size + 64 // dtype.itemsize, dtype)
     start = (-whole.ctypes.data % 64) // dtype.itemsize
@@ -211,7 +224,7 @@ def _inputs(name: str, x: Any) -> np.ndarray:
 
 
 def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The two kernels of x1 and x2 (or of x1 with itself), checked, and symmetric where they must be."""
+    """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
     second = None if x2 is None else jnp.asarray(x2)
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
@@ -231,14 +244,14 @@ def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | No
 
 
 def _jitter_ladder(max_relative_jitter: float) -> list[float]:
-    """0, 1e-16, 1e-15, ... up to and including the largest allowed."""
+    """Returns 0, 1e-16, 1e-15, ... up to and including the largest allowed relative jitter."""
     powers = [SMALLEST_RELATIVE_JITTER * 10.0**i for i in range(40)]
     ladder = [0.0] + [power for power in powers if power < max_relative_jitter * (1 - 1e-9)]
     return ladder + ([max_relative_jitter] if max_relative_jitter > 0 else [])
 
 
 def _well_conditioned_factor(theta: np.ndarray, jitter: float) -> np.ndarray | None:
-    """Lower Cholesky factor of ``theta + jitter I``, or None if it is not positive definite to working precision."""
+    """Returns the lower Cholesky factor of ``theta + jitter I``, or None if the matrix is singular to rounding."""
     shifted = theta.copy()
     shifted[np.diag_indices_from(shifted)] += jitter
     norm = float(np.max(np.sum(np.abs(shifted), axis=0)))

@@ -1,7 +1,7 @@
-"""Tangent kernels too large for float64: in float32, held in memory, in a file, or divided among devices.
+"""Tangent kernels too large for float64: in float32, in memory, in a file, or divided among devices.
 
-A kernel of n training points is built by compiled tiles, of which each pair is computed once. What a flow needs of it
-are products; those of the test points are computed as they are asked for, and never held.
+A kernel of n training points is computed in compiled tiles; of two tiles that mirror each other only one is computed. A
+flow needs only products with the kernel. Its rows at the test points are recomputed for each product and never stored.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Tick = Callable[[int, int], None]  # called with how many tiles are done, and of
 
 @dataclass(frozen=True, eq=False)
 class LargeKernel:
-    """The tangent kernel of n training and m test points; made by ``large_kernel``."""
+    """Tangent kernel of n training and m test points; built by ``large_kernel``."""
 
     kernel: Callable[..., Any]
     x_train: np.ndarray  # [n, ...] float32
     x_test: np.ndarray  # [m, ...] float32
-    ntk_train: Array  # [n, p] float32, p >= n; columns beyond n are 0 (several devices hold equally many)
+    ntk_train: Array  # [n, p] float32, p >= n; columns beyond n are 0 (every device has equally many)
 
     def __len__(self) -> int:
         return len(self.x_train)
 
     def at_test(self, a: Any) -> np.ndarray:
-        """``Theta(x, X) a`` at the test points for coefficients a [n, ..], [m, ..] float64."""
+        """Computes ``Theta(x, X) a`` at the test points, [m, ..] float64, for coefficients a [n, ..]."""
         shape = np.shape(a)
         a = np.asarray(a, np.float32).reshape(len(self), -1)
         found = np.zeros((len(self.x_test), a.shape[1]))
@@ -56,7 +56,7 @@ class LargeKernel:
         return found.reshape(-1, *shape[1:])
 
     def preconditioner(self) -> Array:
-        """F [n, L] with ``F F'`` near Theta, by Nystroem's method from L evenly spaced training points."""
+        """Computes F [n, L] with ``F F'`` close to Theta, by Nystroem's method from L evenly spaced training points."""
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         own = self.block(rows).astype(np.float64)
         lower = jittered_cholesky(own, 1e-6).lower
@@ -64,7 +64,7 @@ class LargeKernel:
         return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), seen, lower=True).T
 
     def block(self, rows: np.ndarray) -> np.ndarray:
-        """Theta of some training points with each other, [s, s] float32."""
+        """Computes Theta between the training points ``rows`` [s], [s, s] float32."""
         return _square(self.kernel, self.x_train[rows])
 
 
@@ -77,19 +77,21 @@ def large_kernel(
     devices: Sequence[Any] | None = None,
     tick: Tick = lambda done, total: None,
 ) -> LargeKernel:
-    """The tangent kernel of n training and m test points in float32.
+    """Computes the tangent kernel of n training and m test points in float32.
 
     Args:
-        kernel_fn: like ``Model.kernel``: ``(x1, x2, get="ntk")`` [n1, n2].
-        x_train: [n, ...]; x_test: [m, ...].
-        folder: where it is kept in a memory-mapped file, which is used again when the same kernel is asked for; None
-            holds it in memory. Columns on several devices are never kept in a file.
-        devices: those that the columns are divided among, other processes' included; by default the first one alone.
-        tick: called with the number of tiles that are done and the number of all.
+        kernel_fn: Function like ``Model.kernel``: ``(x1, x2, get="ntk")`` returns [n1, n2].
+        x_train: Training inputs [n, ...].
+        x_test: Test inputs [m, ...].
+        folder: Folder for a memory-mapped file of the kernel, which later calls with the same kernel reuse; None stores
+            the kernel in memory. Columns on several devices are never stored in a file.
+        devices: Devices that the columns are divided among, including devices of other processes; by default the first
+            device only.
+        tick: Function that is called with the number of finished tiles and the number of all tiles.
 
     Raises:
-        ValueError: inputs that do not fit together or are not finite; no room in ``folder``, which says how much is
-            needed; a file that is not as it was written.
+        ValueError: Inputs that do not fit together or are not finite; too little room in ``folder`` (the message says
+            how much the kernel needs); a file that was changed since it was written.
     """
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
@@ -116,7 +118,7 @@ def large_kernel(
 
 
 def _single(name: str, x: Any) -> np.ndarray:
-    """Examples in single precision, finite there, in one piece."""
+    """Returns examples as a contiguous float32 array; raises ``ValueError`` for numbers beyond the range of float32."""
     array, most = real_array(name, x), float(np.finfo(np.float32).max)
     finite(name, array)
     if array.size and np.max(np.abs(array)) > most:
@@ -136,7 +138,7 @@ def _tile_product(kernel_fn: Callable[..., Any], x1: Array, x2: Array, a: Array)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _diagonal(kernel_fn: Callable[..., Any], x: Array) -> Array:
-    """The kernel of each example with itself [n], in float64: where an angle is 0 float32 has half its digits."""
+    """Computes the kernel of each example with itself [n] in float64: at an angle of 0 float32 has half its digits."""
 
     def one(example: Array) -> Array:
         return kernel_fn(example[None], example[None], get="ntk")[0, 0]
@@ -149,14 +151,14 @@ def _tiles(n: int) -> list[slice]:
 
 
 def _square(kernel_fn: Callable[..., Any], x: np.ndarray) -> np.ndarray:
-    """The kernel of ``x`` with itself, exactly symmetric."""
+    """Computes the kernel of ``x`` with itself, exactly symmetric."""
     out = np.empty((len(x), len(x)), np.float32)
     _fill(out, kernel_fn, x, slice(0, len(x)), lambda done, total: None)
     return out
 
 
 def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> np.ndarray:
-    """Some columns of the kernel, read-only and at an address that JAX can use as it is."""
+    """Computes a range of columns of the kernel, read-only and at an address that JAX can use without a copy."""
     out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
     _fill(out, kernel_fn, x, columns, tick)
     out.flags.writeable = False
@@ -164,7 +166,7 @@ def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tic
 
 
 def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> None:
-    """Fill ``out`` with columns of the kernel; of two tiles that mirror each other one is computed."""
+    """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
     first = columns.start
     mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
     others = _around(len(x), columns)
@@ -198,22 +200,29 @@ def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns
 
 
 def _around(n: int, columns: slice) -> list[slice]:
-    """Tiles of the rows that are none of ``columns``."""
+    """Returns the tiles of the rows outside ``columns``."""
     below = [slice(columns.stop + s.start, columns.stop + s.stop) for s in _tiles(n - columns.stop)]
     return _tiles(columns.start) + below
 
 
 def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> None:
-    """Raise ``ValueError`` for a folder that cannot be written to, and a kernel's file in it that was changed."""
+    """Raises ``ValueError`` for a folder that cannot be written to, or a kernel's file in it that was changed.
+
+    Args:
+        kernel_fn: Kernel function, as for ``large_kernel``.
+        x: Training inputs [n, ...].
+        folder: Folder of the kernel's file.
+    """
     writable("folder", folder, "a kernel's file")
     if folder.is_dir():
         _found(folder, _key(kernel_fn, np.asarray(x, np.float32)))
 
 
 def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
-    """The kernel in a file of ``folder``, which is there whole or not at all; one that is there is checked and used.
+    """Returns the kernel from its file in ``folder``; computes and writes the file if it does not exist.
 
-    Of several processes one writes, and the others wait for it. The file's name has its digest.
+    The file is either complete or absent, and is checked against the digest in its name. If several processes need it,
+    one writes and the others wait.
     """
     writable("folder", folder, "a kernel's file")
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,7 +246,7 @@ def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: T
 
 
 def _found(folder: Path, key: str) -> Path | None:
-    """The file of a kernel, if there is one; raises ``ValueError`` for one that is not what its name says."""
+    """Returns the path of a kernel's file, or None; raises ``ValueError`` if the content does not match the digest."""
     path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
     if path is not None:
         told = path.stat()
@@ -248,7 +257,7 @@ def _found(folder: Path, key: str) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _digest_of(path: Path, size: int, changed: int) -> str:
-    """The digest of a file, remembered until its size or its time of change differs."""
+    """Returns the digest of a file, cached until its size or its time of change differs."""
     return _digest(path)
 
 
@@ -258,7 +267,7 @@ def _digest(path: Path) -> str:
 
 
 def _key(kernel_fn: Callable[..., Any], x: np.ndarray) -> str:
-    """What tells one kernel from another: the examples, and the kernel of some of them."""
+    """Returns a hash that identifies a kernel: from the examples and the kernel between ``PROBED`` of them."""
     probe = x[spaced(len(x), PROBED)]
     parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

@@ -2,8 +2,8 @@
 
 A layer that uses one matrix at positions p, ``z_i(p) = a_i(p) W + b``, adds
 ``sum_{p,q} (<a_i(p), a_j(q)> + 1) <d_i^k(p), d_j^m(q)>`` to the kernel of output k at example i and output m at example
-j (the 1 is the bias's), where ``a_i(p)`` is the patch that enters and ``d_i^k(p)`` the derivative of output k by
-``z_i(p)``. It is summed either in this order, over pairs of positions, or as the product of the layer's own gradients
+j (the 1 comes from the bias), where ``a_i(p)`` is the layer's input patch and ``d_i^k(p)`` the derivative of output k
+by ``z_i(p)``. The sum runs either in this order, over pairs of positions, or as the product of the layer's gradients
 ``G_i^k = sum_p (a_i(p), 1) d_i^k(p)'`` [fan_in + 1, channels], whichever takes fewer multiplications.
 """
 
@@ -31,19 +31,22 @@ class _Layer(NamedTuple):
 
     calls: tuple[int, ...]
     positions: int
-    fan_in: int  # with the bias's 1
+    fan_in: int  # including 1 for a bias
     channels: int
 
 
 class _Rows(NamedTuple):
-    """A batch of examples: what enters each call [n, ...], and the signals of output k."""
+    """A batch of examples: the input of each call [n, ...], and a function that returns the signals of output k."""
 
     inputs: list[Array]
     pull: Callable[[Array], tuple[list[Array], list[Array]]]  # k -> (by call [n, ...], gradients of others [n, ...])
 
 
 def is_layered(plan: Plan) -> bool:
-    """Whether all but a few weights (depthwise kernels, scales, shifts) are those of dense or convolutional layers."""
+    """Returns whether almost all weights belong to dense or convolutional layers.
+
+    Depthwise kernels, scales and shifts count as other weights.
+    """
     held = sum(math.prod(call.output) for call in plan.calls)  # of an example, by every pass
     return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, held)
 
@@ -51,7 +54,16 @@ def is_layered(plan: Plan) -> bool:
 def layered_kernel(
     structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
 ) -> Array:
-    """``empirical_ntk`` of such a network: the mean over outputs [n1, n2], or [n1, C, n2, C]; ``x2=None`` is ``x1``."""
+    """Computes ``empirical_ntk`` of a layered network: the mean over outputs [n1, n2], or all of it [n1, C, n2, C].
+
+    Args:
+        structure: Network whose layer calls are traced.
+        plan: Calls of the layers, and the parameters outside them.
+        num_outputs: Number C of outputs.
+        params: Parameters of the network.
+        x1, x2: Examples [n1, ...] and [n2, ...]; ``x2=None`` means ``x1``.
+        trace: Whether to return the mean over outputs.
+    """
     layers = _layers(plan)
     rows1 = _rows(structure, plan, num_outputs, params, x1)
     rows2 = None if x2 is None else _rows(structure, plan, num_outputs, params, x2)
@@ -63,7 +75,7 @@ def layered_kernel(
 
 
 def _layers(plan: Plan) -> list[_Layer]:
-    """The plan's layers, each with all its calls."""
+    """Returns the plan's layers, each with all its calls."""
     found: dict[Any, list[int]] = {}
     for c, call in enumerate(plan.calls):
         found.setdefault(call.path, []).append(c)
@@ -76,7 +88,7 @@ def _layers(plan: Plan) -> list[_Layer]:
 
 
 def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs: int) -> bool:
-    """Whether products of the layer's gradients take fewer multiplications than pairs of positions."""
+    """Returns whether products of the layer's gradients take fewer multiplications than pairs of positions."""
     size = layer.fan_in * layer.channels
     by_gradients = (n1 + n2) * num_outputs * layer.positions * size + n1 * n2 * blocks * size
     by_positions = n1 * n2 * layer.positions**2 * (layer.fan_in + blocks * (layer.channels + 1))
@@ -84,7 +96,7 @@ def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs
 
 
 def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
-    """The forward pass on ``x`` [n, ...] and its linearisation at the calls' outputs and at the other leaves."""
+    """Runs the forward pass on ``x`` [n, ...] and linearises it at the calls' outputs and at the other parameters."""
     leaves, tree = jax.tree.flatten(params)
     dtype = jnp.result_type(*leaves)
     n = x.shape[0]
@@ -109,13 +121,13 @@ def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyT
 
 
 def _signals(layer: _Layer, by_call: list[Array]) -> Array:
-    """A layer's signals [n, P, channels]."""
+    """Returns a layer's signals [n, P, channels]."""
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Array:
-    """What a layer's weights multiply, with the bias's 1: [n, P, fan_in]."""
+    """Returns the inputs of a layer's weights, including 1 for a bias: [n, P, fan_in]."""
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
     seen = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     if not calls[layer.calls[0]].has_bias:
@@ -126,7 +138,7 @@ def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Ar
 def _trace(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Array:
-    """The mean over outputs [n1, n2]."""
+    """Computes the mean over outputs [n1, n2]."""
 
     def one_output(total: Array, k: Array) -> tuple[Array, list[tuple[Array, Array | None]]]:
         signals1, others1 = rows1.pull(k)
@@ -153,7 +165,7 @@ def _trace(
 
 
 def _channels(d: Array) -> Array:
-    """Signals [C, n, P, channels] as [n, 1, P, C channels]: the sum over outputs is one more sum over channels."""
+    """Reshapes signals [C, n, P, channels] to [n, 1, P, C channels], so that a sum over channels sums over outputs."""
     moved = d.transpose(1, 2, 0, 3)
     return moved.reshape((moved.shape[0], 1, moved.shape[1], -1))
 
@@ -161,7 +173,7 @@ def _channels(d: Array) -> Array:
 def _full(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Array:
-    """The whole kernel [n1, C, n2, C]."""
+    """Computes the whole kernel [n1, C, n2, C]."""
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
         if rows is None:
@@ -190,14 +202,14 @@ def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, Any]:
 
 
 def _flat(others: list[Array]) -> Array:
-    """Gradients of the other leaves [n, parameters]."""
+    """Flattens the gradients of the other parameters to [n, parameters]."""
     return jnp.concatenate([o.reshape((o.shape[0], -1)) for o in others], axis=1)
 
 
 def _gradient_product(
     calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
 ) -> Array:
-    """Products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], some channels at a time."""
+    """Computes products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], by channel groups."""
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
     width = next(w for w in range(min(most, layer.channels), 0, -1) if layer.channels % w == 0)
@@ -229,7 +241,7 @@ def _gradient_product(
 def _position_product(
     calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
 ) -> Array:
-    """The layer's kernel [n1, K, n2, K] summed over pairs of positions, for signals [n, K, P, channels]."""
+    """Computes the layer's kernel [n1, K, n2, K] over pairs of positions, for signals [n, K, P, channels]."""
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]
         a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]
@@ -250,15 +262,17 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: int) -> Array:
-    """``function`` of each example, which holds ``numbers`` numbers: one by one on a CPU, whose batched products are
-    slow, and elsewhere as many at once as may be held."""
+    """Maps ``function`` over examples: one by one on a CPU, whose batched products are slow, elsewhere in batches.
+
+    ``numbers`` is how many numbers the intermediate arrays of one example have; it bounds the size of a batch.
+    """
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))
 
 
 def gram(a: Array, b: Array | None = None) -> Array:
-    """``a b'`` for ``a`` [m, p] and ``b`` [n, p]; ``b=None`` is ``a``, of whose product only one half is computed."""
+    """Computes ``a b'`` for ``a`` [m, p] and ``b`` [n, p]; for ``b=None`` it is ``a a'``, mirrored from one half."""
     if b is not None:
         return a @ b.T
     m = a.shape[0]

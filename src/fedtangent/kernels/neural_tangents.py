@@ -2,11 +2,11 @@
 
 ``from fedtangent.kernels.neural_tangents import nt, predict, stax``
 
-neural-tangents 0.6.5 asks JAX (and SciPy) for names and behaviours that have since moved or gone. Nothing installed
-is changed and nothing of JAX is patched, not even during the import: every module of neural-tangents is executed with
-an ``import`` of its own, which hands it proxies of the few modules where something is missing. A proxy is the real
-module plus the names that ``_restored`` lists, each with the reason why it is there. The proxies live only in the
-namespaces of neural-tangents' modules, so they serve its code at import and at run time alike.
+neural-tangents 0.6.5 uses names and behaviours of JAX (and SciPy) that have since moved or been removed. This module
+changes no installed file and patches nothing in JAX, not even during the import. It executes every module of
+neural-tangents with a modified ``import``, which returns proxies of the few modules with missing names. A proxy is the
+real module plus the names that ``_restored`` lists, each with its reason. The proxies exist only in the namespaces of
+neural-tangents' modules, so they serve its code at import and at run time alike.
 
 ``neural_tangents.experimental`` (TensorFlow kernels) is replaced by an empty module: TensorFlow is never imported.
 """
@@ -44,7 +44,7 @@ _MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded 
 
 
 def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
-    """``fun`` over flat arguments and results, and a thunk with the structure of the result once it has been called."""
+    """Returns ``fun`` over flat arguments and results, and a thunk with the tree of its last result."""
     out_trees: list[Any] = []
 
     def flat(*args: Any) -> list[Any]:
@@ -56,7 +56,7 @@ def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., A
 
 
 def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, Any, Any, Any]:
-    """``ad.linearize`` as it was: ``(outputs, partial values, jaxpr of the linear map, its constants)``."""
+    """Returns ``(outputs, partial values, jaxpr of the linear map, its constants)``, as ``ad.linearize`` once did."""
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
     tape: list[_Step] = []
@@ -67,11 +67,11 @@ def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
 
 
 class _Slot:
-    """Stands for a value that is known only when the tape is played."""
+    """Placeholder for a value that is known only when the tape is played."""
 
 
 class _Step(NamedTuple):
-    """An equation of the unrolled linear map; its inputs are values or slots, its outputs slots."""
+    """Equation of the unrolled linear map; its inputs are values or slots, its outputs slots."""
 
     eqn: Any
     inputs: list[Any]
@@ -79,10 +79,10 @@ class _Step(NamedTuple):
 
 
 def _unroll(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], tape: list[_Step]) -> list[Any]:
-    """Append to ``tape`` the equations that depend on a slot, those of nested jaxprs in their place.
+    """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs expanded in place.
 
-    The others (what ``jax.checkpoint`` recomputes) are evaluated here, outside the trace that will play the tape:
-    to neural-tangents a value inside the linear map is linear in the parameters.
+    The other equations (recomputed by ``jax.checkpoint``) are evaluated here, outside the trace that will play the
+    tape: to neural-tangents a value inside the linear map is linear in the parameters.
     """
     from jax.extend.core import Literal
 
@@ -107,7 +107,7 @@ def _unroll(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], tape: list[_
 
 
 def _play(tape: Sequence[_Step], values: dict[Any, Any], outputs: Sequence[Any]) -> list[Any]:
-    """Evaluate the tape, given the values of its first slots."""
+    """Evaluates the tape for the values of its first slots."""
 
     def read(x: Any) -> Any:
         return values[x] if isinstance(x, _Slot) else x
@@ -118,7 +118,7 @@ def _play(tape: Sequence[_Step], values: dict[Any, Any], outputs: Sequence[Any])
 
 
 def _bind(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of ``eqn``'s primitive, always as a list."""
+    """Evaluates ``eqn``'s primitive and returns its outputs, always as a list."""
     if eqn.primitive is lax.split_p:
         return _split(inputs[0], **eqn.params)
     bound = eqn.primitive.bind(*inputs, **eqn.params)
@@ -130,13 +130,13 @@ _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "re
 
 
 def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
-    """``lax.split`` as slices: neural-tangents has no rule for a primitive with several outputs."""
+    """Computes ``lax.split`` by slices: neural-tangents has no rule for a primitive with several outputs."""
     stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [lax.slice_in_dim(x, stop - size, stop, axis=axis) for size, stop in zip(sizes, stops, strict=True)]
 
 
 def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
-    """Cotangents of ``eqn``'s linear inputs (those that are ``UndefinedPrimal``), None for the others.
+    """Returns cotangents of ``eqn``'s linear inputs (of type ``UndefinedPrimal``), and None for the other inputs.
 
     ``eqn`` None is the identity.
     """
@@ -160,7 +160,7 @@ def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
 
 
 def _eagerly(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """``fun`` with what is known evaluated at once: a result that is kept must not hold tracers of a passing trace."""
+    """Wraps ``fun`` to evaluate known values at once: a cached result must not contain tracers of a past trace."""
 
     @functools.wraps(fun)
     def eager(*args: Any, **kwargs: Any) -> Any:
@@ -201,7 +201,7 @@ def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
 
 
 def _flops(fun: Callable[..., Any], optimize: bool, *args: Any, **kwargs: Any) -> float:
-    """Floating-point operations of ``fun(*args)``; a function without any has no such entry."""
+    """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none."""
     lowered = jax.jit(fun).lower(*args, **kwargs)
     analysis = (lowered.compile() if optimize else lowered).cost_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
@@ -212,7 +212,7 @@ def _flops(fun: Callable[..., Any], optimize: bool, *args: Any, **kwargs: Any) -
 
 
 class Restored(NamedTuple):
-    """A name that neural-tangents asks a module for, what it gets, and why the module itself cannot give it."""
+    """Name that neural-tangents reads from a module, the value that it gets, and the reason for the replacement."""
 
     module: str
     name: str
@@ -252,7 +252,7 @@ def _restored() -> tuple[Restored, ...]:
 
 
 def _replaced(package: Any) -> tuple[Restored, ...]:
-    """Functions of neural-tangents itself that no proxy can put right."""
+    """Returns replacements of neural-tangents' functions that no proxy can repair."""
     empirical, ensemble = f"{PACKAGE}._src.empirical", package.predict.gradient_descent_mse_ensemble
     return (
         Restored(empirical, "_get_flops", _flops, "cost_analysis() returns a dictionary, once a list of them"),
@@ -265,7 +265,7 @@ def _replaced(package: Any) -> tuple[Restored, ...]:
 
 
 class _Proxy(types.ModuleType):
-    """``real`` with more (or other) names; ``real`` is None for a module that no longer exists."""
+    """Proxy of the module ``real`` with added or replaced names; a removed module has ``real`` None."""
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)
@@ -276,7 +276,7 @@ class _Proxy(types.ModuleType):
 
 
 def _build_proxies() -> dict[str, types.ModuleType]:
-    """One proxy for each module with a restored name, and for each package on the way to it."""
+    """Builds one proxy for each module with a restored name, and for each package on the way to it."""
     proxies: dict[str, types.ModuleType] = {}
 
     def proxy(name: str) -> types.ModuleType:
@@ -294,7 +294,7 @@ def _build_proxies() -> dict[str, types.ModuleType]:
 
 
 class _Loader(SourceFileLoader):
-    """Executes a module of neural-tangents, unchanged, with an ``import`` that gives the proxy where there is one."""
+    """Loader that executes a module of neural-tangents, unchanged, with an ``import`` that returns existing proxies."""
 
     proxies: Mapping[str, types.ModuleType] = types.MappingProxyType({})
 
@@ -313,7 +313,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds neural-tangents' modules for :class:`_Loader`; on ``sys.meta_path`` only while they are imported."""
+    """Finder of neural-tangents' modules for :class:`_Loader`; on ``sys.meta_path`` only during their import."""
 
     def __init__(self, proxies: Mapping[str, types.ModuleType]):
         self.proxies = proxies
@@ -331,7 +331,7 @@ class _Finder:
 
 
 def _versions() -> str:
-    """Installed and supported versions, for messages."""
+    """Returns installed and supported versions, for messages."""
     low, high = (".".join(map(str, v)) for v in SUPPORTED_JAX)
     return (
         f"installed: neural-tangents {metadata.version('neural-tangents')}, jax {jax.__version__}; "
@@ -340,7 +340,7 @@ def _versions() -> str:
 
 
 def _check_versions() -> None:
-    """Raise ImportError unless neural-tangents is the one supported and JAX is not too old."""
+    """Raises ``ImportError`` unless neural-tangents has the supported version and JAX is not too old."""
     try:
         installed = metadata.version("neural-tangents")
     except metadata.PackageNotFoundError as error:
@@ -353,17 +353,17 @@ def _check_versions() -> None:
 
 
 def _forget() -> None:
-    """Drop what an import of neural-tangents that failed left behind."""
+    """Removes the modules that a failed import of neural-tangents has left in ``sys.modules``."""
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
         del sys.modules[name]
 
 
 def _load() -> types.ModuleType:
-    """The package ``neural_tangents``, imported through the proxies, once per process.
+    """Imports the package ``neural_tangents`` through the proxies, once per process.
 
     Raises:
-        ImportError: another version of neural-tangents, a JAX that is too old, or one so new that something which
-            neural-tangents needs can no longer be restored; names the versions installed and supported.
+        ImportError: Another version of neural-tangents, a JAX that is too old, or a JAX so new that a name or behaviour
+            that neural-tangents needs can no longer be restored; the message has the installed and supported versions.
     """
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):

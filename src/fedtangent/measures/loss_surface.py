@@ -27,7 +27,7 @@ POINTS_A_CALL, AT_ONCE = 512, 8  # between two updates of a progress bar, and ev
 
 
 class Plane(NamedTuple):
-    """An affine plane in parameter space with an orthonormal frame, and where the three models lie in it."""
+    """An affine plane in parameter space with an orthonormal frame, and the coordinates of three models in it."""
 
     origin: PyTree  # the first model
     first: PyTree  # of norm 1, towards the second model
@@ -36,13 +36,16 @@ class Plane(NamedTuple):
 
 
 def plane_through(models: Sequence[PyTree]) -> Plane:
-    """The plane through three models, by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
+    """Computes the plane through three models by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
 
-    ``models`` are three pytrees of floating arrays, of one structure and the same shapes. ``point(plane, *c)`` at each
-    row c of ``coordinates`` is that model again, to rounding.
+    ``point(plane, *c)`` at each row c of ``coordinates`` gives that model again, to rounding.
 
-    Raises ``ValueError`` for another number of models, unequal structures or shapes, leaves that are not floating or
-    not finite, or models that are equal or lie on one line (to the precision of their dtype).
+    Args:
+        models: Three pytrees of floating arrays with one structure and equal shapes.
+
+    Raises:
+        ValueError: The number of models is not three, structures or shapes differ, leaves are not floating or not
+            finite, or the models are equal or lie on one line (to the precision of their dtype).
     """
     vectors, precision = _vectors(models)
     u, towards = vectors[1] - vectors[0], vectors[2] - vectors[0]
@@ -66,17 +69,15 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
 
 
 def point(plane: Plane, a: Array | float, b: Array | float) -> PyTree:
-    """The parameters ``origin + a first + b second``; may be traced."""
+    """Returns the parameters ``origin + a first + b second``; may be traced."""
     return pytrees.add(plane.origin, pytrees.add(pytrees.scale(a, plane.first), pytrees.scale(b, plane.second)))
 
 
 def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates [num_points] along each direction of a square around the three models.
+    """Computes the coordinates [num_points] along each direction of a square around the three models.
 
-    Its centre is that of the smallest rectangle that holds them, and it reaches ``margin`` times that rectangle's
-    larger side beyond it.
-
-    Raises ``ValueError`` for fewer than 2 points or a negative margin.
+    The square has the centre of the models' bounding box, and exceeds its larger side by ``margin`` times that side at
+    each end. Raises ``ValueError`` for fewer than 2 points or a negative margin.
     """
     whole("num_points", num_points, 2)
     number("margin", margin, at_least=0)
@@ -89,11 +90,19 @@ def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray
 def surface(
     loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), progress: bool = False
 ) -> np.ndarray:
-    """``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A] for ``a`` [A] and ``b`` [B].
+    """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
 
-    ``loss`` is compiled once: it should be the same function in every call. ``arguments`` are pytrees of arrays that it
-    needs, such as the data; ``progress`` shows a progress bar. Raises ``ValueError`` for ``a`` or ``b`` that are not
-    vectors.
+    Args:
+        loss: Function of parameters and ``arguments`` that returns a number. It is compiled once if every call gets the
+            same function.
+        plane: The plane.
+        a: Coordinates [A] along the first direction.
+        b: Coordinates [B] along the second direction.
+        arguments: Pytrees of arrays that the loss needs, such as the data.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: ``a`` or ``b`` is not a vector.
     """
     for name, values in (("a", a), ("b", b)):
         if np.ndim(values) != 1 or np.size(values) == 0:
@@ -104,7 +113,11 @@ def surface(
 
 
 def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = ()) -> np.ndarray:
-    """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; the rest as in ``surface``."""
+    """Evaluates ``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]; returns [q].
+
+    Other arguments are as in ``surface``. Raises ``ValueError`` for ends of different structure or shapes, and for
+    shares that are not a vector.
+    """
     if _form(start) != _form(end):
         raise ValueError("end: got another structure or other shapes, must be those of start")
     if np.ndim(shares) != 1 or np.size(shares) == 0:
@@ -114,17 +127,25 @@ def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tupl
 
 
 def barrier(losses: np.ndarray) -> float:
-    """The highest loss on a segment minus that at its worse end; 0 if none is higher. ``losses`` [q], ends included."""
+    """Computes the highest loss on a segment minus the loss at its worse end; 0 if no loss is higher.
+
+    ``losses`` [q] includes both ends of the segment. Raises ``ValueError`` for any other shape, or q < 2.
+    """
     if np.ndim(losses) != 1 or np.size(losses) < 2:
         raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
     return float(np.max(losses) - max(losses[0], losses[-1]))
 
 
 def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
-    """``(params, x [n, ...], y [n, ...]) -> []``: the mean of a loss over all examples, ``block`` of them at a time.
+    """Builds ``(params, x [n, ...], y [n, ...]) -> []``: the mean loss of all examples, computed in blocks.
 
-    ``loss`` is a name of ``fedtangent.losses``. Raises ``ValueError`` for an unknown one, one that is a sum over
-    examples, or ``block`` below 1.
+    Args:
+        model: Network that is evaluated.
+        loss: Name of a loss in ``fedtangent.losses`` that is a mean over examples.
+        block: Number of examples that are evaluated at a time.
+
+    Raises:
+        ValueError: The loss is unknown or a sum over examples, or ``block`` is below 1.
     """
     one = get_loss(loss)
     if loss != mean_form(loss):
@@ -149,7 +170,7 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
 @partial(jax.jit, static_argnames="loss")
 def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...]) -> Array:
-    """The loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
+    """Evaluates the loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
     origin, directions = basis
 
     def at(coordinates: Array) -> Array:
@@ -164,7 +185,7 @@ def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...])
 def _evaluate(
     loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], progress: bool = False
 ) -> np.ndarray:
-    """``_chunk`` over all points [q, d] in calls of one shape, so that it is compiled once."""
+    """Applies ``_chunk`` to all points [q, d] in calls of one shape, so that it is compiled once."""
     size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
     found = []
@@ -177,7 +198,7 @@ def _evaluate(
 
 
 def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
-    """The three models as rows [3, P] float64, and the coarsest precision of their leaves; checked."""
+    """Checks the three models and returns them as rows [3, P] float64, with the coarsest precision of their leaves."""
     if not isinstance(models, Sequence) or len(models) != 3:
         got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
         raise ValueError(f"models: got {got}, must be three")
@@ -193,11 +214,11 @@ def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
 
 
 def _form(model: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    """Structure and shapes."""
+    """Returns structure and shapes."""
     return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 
 
 def _tree(vector: np.ndarray, like: PyTree) -> PyTree:
-    """``vector`` [P] in the structure, shapes and dtypes of ``like``."""
+    """Returns ``vector`` [P] in the structure, shapes and dtypes of ``like``."""
     flat, unravel = ravel_pytree(like)
     return unravel(jnp.asarray(vector, flat.dtype))

@@ -25,21 +25,30 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def differences(
     sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95
 ) -> list[Difference]:
-    """Every other configuration against ``baseline``, in the order of the sweep: paired differences, seed by seed.
+    """Computes the paired difference of every configuration of a sweep from the baseline, with a confidence interval.
 
-    The intervals are Student's, of n - 1 degrees of freedom.
+    Differences are taken seed by seed; the intervals are Student's, with n - 1 degrees of freedom.
 
-    ``metric`` is one number per run and evaluation, ``baseline`` has values that name exactly one configuration (names
-    may be left out) and ``evaluation`` is a place among ``sweep.rounds``, by default the last.
+    Args:
+        sweep: Runs of all configurations with the same seeds.
+        metric: Name of a metric with one number for each run and evaluation.
+        baseline: Values that identify exactly one configuration; names may be left out.
+        evaluation: Index into ``sweep.rounds``, by default the last.
+        confidence: Level of the intervals.
 
-    Raises ``ValueError`` for fewer than two seeds, an unknown metric, another baseline, or a confidence outside (0, 1).
+    Returns:
+        The differences in the order of the sweep, without the baseline.
+
+    Raises:
+        ValueError: There are fewer than two seeds, the metric is unknown, ``baseline`` does not identify exactly one
+            configuration, or ``confidence`` is outside (0, 1).
     """
     values = _values(sweep, metric, evaluation)
     number("confidence", confidence, above=0, below=1)
@@ -52,9 +61,9 @@ def differences(
 
 
 def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
-    """Half of Student's interval for the mean over the first axis, [...] of values [n, ...].
+    """Computes half of the width of Student's interval for the mean over the first axis: [...] for values [n, ...].
 
-    Raises ``ValueError`` for fewer than two.
+    Raises ``ValueError`` for fewer than two values.
     """
     from scipy.stats import t
 
@@ -67,7 +76,7 @@ def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
 
 
 def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
-    """The metric at one evaluation, [seeds, configs] float64."""
+    """Returns the metric at one evaluation, [seeds, configs] float64."""
     choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
         raise ValueError(f"metric: got {metric!r} of shape {sweep.metrics[metric].shape[3:]} a run, must be one number")

@@ -21,23 +21,29 @@ def epsilon(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Epsilon, at ``delta``, of the models of all rounds of ``dp_fed_avg``: what they tell of a whole client.
+    """Computes an upper bound of the epsilon of all models of ``dp_fed_avg``, at ``delta``, for a whole client.
 
-    An upper bound by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
+    The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
 
     Args:
-        clients_per_round: of ``schedule.uniform_sampling``, a whole number; under Poisson sampling the expected number,
+        num_clients: Number of clients in the federation.
+        clients_per_round: Of ``schedule.uniform_sampling``, a whole number; under Poisson sampling the expected number,
             ``rate * num_clients``.
-        noise_multiplier: of ``dp_fed_avg``: noise on the sum of the updates in units of ``clip_norm``.
+        num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
+        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``.
+        delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
         sampling: ``"poisson"`` (``schedule.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
-            federations differ by a client that is there or not, which moves the sum by at most ``clip_norm``.
-            ``"without_replacement"`` (``schedule.uniform_sampling``; ``schedule.all_clients`` with
-            ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
-            clients is public and neighbours differ in one client's data, which moves the sum by up to twice
-            ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
+            federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
+            ``"without_replacement"`` (``schedule.uniform_sampling``; ``schedule.all_clients`` with ``clients_per_round
+            = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of clients is public and
+            neighbours differ in one client's data, which moves the sum by up to twice ``clip_norm``, so that the noise
+            counts half. Epsilons of the two kinds must not be compared.
 
-    It is infinite without noise, or with less than 1e-100 of it. Where a client trains one of K models in each round,
-    ``num_rounds`` counts the rounds of all models. Raises ``ValueError`` for numbers out of range.
+    Returns:
+        Epsilon; infinite if the noise multiplier is below 1e-100.
+
+    Raises:
+        ValueError: A number is out of range.
 
     Example:
 

@@ -40,7 +40,7 @@ class Drift(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of a kernel matrix and what they amount to."""
+    """Eigenvalues of a kernel matrix and their summaries."""
 
     eigenvalues: np.ndarray  # [n], largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
@@ -49,7 +49,7 @@ class Spectrum(NamedTuple):
 
 
 class GramOperators(NamedTuple):
-    """How far clients' Gram operators are from commuting, and from being equal; see ``gram_operators``."""
+    """Distances of clients' Gram operators from commuting and from being equal; see ``gram_operators``."""
 
     commutators: np.ndarray  # [p] |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
     relative: np.ndarray  # [p] the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
@@ -58,19 +58,24 @@ class GramOperators(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean of ``commutators`` over the pairs; 0 where there is none."""
+        """Mean of ``commutators`` over the pairs; 0 if there are no pairs."""
         return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
 
     @property
     def relative_mean(self) -> float:
-        """Mean of ``relative`` over the pairs; 0 where there is none."""
+        """Mean of ``relative`` over the pairs; 0 if there are no pairs."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
 def drift(theta: Any, theta_0: Any) -> Drift:
-    """Relative change of a kernel from ``theta_0``, both [n, n]: what Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
+    """Computes the relative change of a kernel from ``theta_0``, which Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
 
-    Raises ``ValueError`` for matrices that are not square and of one shape, or a ``theta_0`` that is zero.
+    Args:
+        theta: The kernel now, [n, n].
+        theta_0: The initial kernel, [n, n].
+
+    Raises:
+        ValueError: The matrices are not square and of one shape, or ``theta_0`` is zero.
     """
     now, before = square("theta", theta), square("theta_0", theta_0)
     if now.shape != before.shape:
@@ -85,13 +90,22 @@ def drift(theta: Any, theta_0: Any) -> Drift:
 
 
 def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
-    """Kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, from 0 (at worst) to 1 for a kernel [n, n].
+    """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
 
-    Cristianini et al., 2001, definitions 1 and 3, for targets Y [n, C] (labels, one-hot classes, numbers). With
-    ``centred`` both kernels are centred in feature space first, ``H Theta H`` with ``H = I - 11'/n`` (Cortes et al.,
-    2012, definition 4): the plain one is near 1 for a kernel that is almost constant, whatever the targets.
+    Cristianini et al., 2001, definitions 1 and 3.
 
-    Returns not-a-number where a norm is zero. Raises ``ValueError`` for targets that are not finite [n, C].
+    Args:
+        theta: Kernel [n, n].
+        targets: Y [n, C]: labels, one-hot classes or numbers.
+        centred: Whether both kernels are first centred in feature space, ``H Theta H`` with ``H = I - 11'/n`` (Cortes
+            et al., 2012, definition 4). Without it the alignment of an almost constant kernel is near 1 for any
+            targets.
+
+    Returns:
+        The alignment; NaN if a norm is zero.
+
+    Raises:
+        ValueError: The targets are not finite [n, C].
     """
     kernel, y = square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
@@ -107,7 +121,7 @@ def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
 
 
 def spectrum(theta: Any) -> Spectrum:
-    """Eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
+    """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
     Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
     positive semidefinite matrix are its eigenvalues).
@@ -129,27 +143,31 @@ def spectrum(theta: Any) -> Spectrum:
 
 
 def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
-    """Commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
+    """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
 
     FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
-    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, that of Lemma 9.3, here over all clients with examples. Both vanish for
-    clients that hold the same examples. Clients with different examples of one distribution still have some of each:
-    the yardstick is a random partition with the same sizes.
+    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is that of Lemma 9.3, here over all clients with examples. Both vanish
+    if the clients hold the same examples. They are positive for different examples of one distribution; compare with a
+    random partition of the same sizes.
 
-    Norms are those of operators on the kernel's own function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
+    Norms are those of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
     symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
-    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly tells clients of one
+    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly separates clients of one
     distribution from clients of different ones: columns of clients without a common example are disjoint.)
 
-    A pair costs ``n_i n_j (n_i + n_j)``; of more than ``max_pairs`` pairs that many are drawn by ``seed``. ``Var`` is
-    one product, ``Theta (B - D Theta D)`` with B block-diagonal, whatever the number of clients.
+    A pair costs ``n_i n_j (n_i + n_j)``. ``Var`` is one product, ``Theta (B - D Theta D)`` with B block-diagonal, for
+    any number of clients.
 
     Args:
         theta: [n, n], symmetric positive semidefinite.
-        clients: which of the n rows each client holds, common ones allowed; clients without examples are left out.
+        clients: Rows of ``theta`` that each client holds; clients may share rows, and clients without rows are left
+            out.
+        max_pairs: Number of pairs that are drawn if there are more.
+        seed: Seed of the drawn pairs.
 
-    Raises ``ValueError`` for a matrix that is not square, rows that it does not have, a row held twice by one client,
-    no examples at all, or ``max_pairs`` below 1.
+    Raises:
+        ValueError: The matrix is not square, rows are out of its range, a client holds a row twice, no client holds a
+            row, or ``max_pairs`` is below 1.
     """
     kernel = square("theta", theta)
     whole("max_pairs", max_pairs)
@@ -169,14 +187,14 @@ def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: 
 
 
 def _commutator(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """Squared norm of ``[Pi_a, Pi_b]`` on functions."""
+    """Computes the squared norm of ``[Pi_a, Pi_b]`` on functions."""
     cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
     found = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
     return float(found) / (len(a) * len(b)) ** 2
 
 
 def _variance(kernel: np.ndarray, rows: list[np.ndarray]) -> tuple[float, float]:
-    """``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
+    """Computes ``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
     for own in rows:
@@ -193,7 +211,7 @@ def _operator_norm(symmetric: np.ndarray) -> float:
 
 
 def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
-    """The rows of every client that has some."""
+    """Returns the rows of every client that holds rows."""
     rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
     if not rows:
         raise ValueError("clients: got a partition without examples, must hold at least one")
@@ -209,7 +227,7 @@ def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
 
 
 class Watched(NamedTuple):
-    """The examples that kernels are measured on."""
+    """Examples on which kernels are measured."""
 
     rows: np.ndarray  # [m] rows of the data, ascending
     x: Array  # [m, ...]
@@ -219,11 +237,11 @@ class Watched(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelDiagnostics:
-    """``evaluate`` of a run: ``state -> {metric: value}``; made by ``kernel_diagnostics``.
+    """Function that measures the tangent kernels of a run at an evaluation; built by ``kernel_diagnostics``.
 
-    Values are means over the K models; with several models there are also those of each, as ``drift_model_0``. A metric
-    is NaN while a model's kernel is not finite. The state is only read: a run has the same history, bit for bit, with
-    and without it.
+    Metrics are means over the K models; with several models each model has its own too, such as ``drift_model_0``. A
+    metric is NaN while a model's kernel is not finite. The state is only read: a run has the same history, bit for bit,
+    with and without the measurement.
     """
 
     watched: Watched
@@ -232,7 +250,7 @@ class KernelDiagnostics:
     initial: np.ndarray  # [K, m, m] Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """The metrics of ``METRICS`` by name."""
+        """Computes the metrics named in ``METRICS`` for a state of the run."""
         each = [self.measure(theta, k) for k, theta in enumerate(self.kernels(state))]
         found = {name: float(np.mean([values[name] for values in each])) for name in METRICS}
         if len(each) > 1:
@@ -240,15 +258,15 @@ class KernelDiagnostics:
         return found
 
     def kernels(self, state: PyTree) -> np.ndarray:
-        """The tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
+        """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
         return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> np.ndarray:
-        """Relative drift of every model's kernel in the Frobenius norm, [K]."""
+        """Computes the relative drift of every model's kernel in the Frobenius norm, [K]."""
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
     def measure(self, theta: np.ndarray, model: int) -> dict[str, float]:
-        """The metrics of one kernel [m, m] of ``model``."""
+        """Computes the metrics of a kernel [m, m] of the model with number ``model``."""
         found, targets = spectrum(theta), self.watched.targets
         gram = gram_operators(theta, self.watched.clients)
         values = (
@@ -266,7 +284,7 @@ class KernelDiagnostics:
     def of_seed(
         self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
     ) -> Any:
-        """The same for a run of another seed, from its own initial kernels; nothing is compiled anew."""
+        """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew."""
         return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
 
 
@@ -279,26 +297,31 @@ def kernel_diagnostics(
     examples_seed: int = 0,
     start: Key | PyTree | None = None,
 ) -> KernelDiagnostics:
-    """Returns what measures the tangent kernels of a run at every evaluation.
+    """Builds the function that measures the tangent kernels of a run at every evaluation.
 
-    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these
-    metrics, for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius
-    and operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace
-    over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the
-    clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
+    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics,
+    for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius and
+    operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace over
+    largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the clients'
+    Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
 
-    Kernels are means over outputs. They are float64 where JAX's 64-bit types are enabled and the model is an ``mlp`` or
-    linear in its parameters; any other network's have its own precision (in float32 eigenvalues below 1e-6 of the
-    largest are rounding). The initial kernels are recomputed from the seed, so that a resumed run has the same Theta_0.
+    Kernels are means over outputs. They are float64 if JAX's 64-bit types are enabled and the model is an ``mlp`` or
+    linear in its parameters; kernels of any other network have the network's precision (in float32 eigenvalues below
+    1e-6 of the largest are rounding). The initial kernels are recomputed from the seed, so that a resumed run has the
+    same Theta_0.
 
     Args:
-        algorithm: one that predicts with K networks of ``model``; its ``params`` says so.
-        seed, start: those of the run.
-        num_examples: how many, at most; drawn by ``examples_seed``, from each client in proportion to what it holds.
-            Clients' operators are those of their drawn examples.
+        algorithm: An algorithm that predicts with K networks of ``model``, so that its ``params`` is not None.
+        model: The network.
+        data: The clients' data.
+        seed: Seed of the run.
+        num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
+            operators of clients are those of their drawn examples.
+        examples_seed: Seed of the drawn examples.
+        start: Initial models of the run, as for ``simulate``.
 
-    Raises ``ValueError`` for an algorithm without such networks, a ``model`` that is not the algorithm's, or bad
-    numbers.
+    Raises:
+        ValueError: The algorithm has no such networks, ``model`` is not the algorithm's, or a number is out of range.
     """
     params = check_watchable(algorithm, model, data.num_clients, num_examples)
     watched = stratified(data, model.output_size, num_examples, examples_seed)
@@ -316,10 +339,16 @@ def kernel_diagnostics(
 
 
 def stratified(data: FederatedData, output_size: int, num_examples: int, seed: int) -> Watched:
-    """At most ``num_examples`` distinct examples of ``data``, from each client in proportion to what it holds.
+    """Draws at most ``num_examples`` distinct examples of ``data``, from each client in proportion to its size.
 
-    Every client that has examples gives one at least, if there are as many to draw as such clients; with fewer, clients
-    are drawn. An example counts for every client that holds it.
+    Every client with examples gives at least one. If there are more such clients than ``num_examples``, clients are
+    drawn. An example counts for every client that holds it.
+
+    Args:
+        data: The clients' data.
+        output_size: Number of outputs, for one-hot targets of classes.
+        num_examples: Largest number of examples.
+        seed: Seed of the draw.
     """
     rng = np.random.default_rng(checks.seed(seed))
     indices, offsets = np.asarray(data.indices), np.asarray(data.offsets)
@@ -336,7 +365,7 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
 
 
 def _quotas(sizes: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """How many each client gives: proportional by largest remainder, 1 at least, or 1 of drawn clients if too few."""
+    """Computes the number of examples drawn from each client: proportional by largest remainder, and at least 1."""
     if sizes.sum() <= total:
         return sizes
     full = np.flatnonzero(sizes)
@@ -354,7 +383,7 @@ def _quotas(sizes: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarr
 
 
 def _widest(leaf: Array) -> Array:
-    """Floating numbers as float64 where 64-bit types are enabled: small eigenvalues are all rounding in float32."""
+    """Converts floating arrays to float64 if 64-bit types are enabled, as small eigenvalues are rounding in float32."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))
@@ -363,10 +392,17 @@ def _widest(leaf: Array) -> Array:
 def check_watchable(
     algorithm: Algorithm, model: Model, num_clients: int, num_examples: int = 2
 ) -> Callable[[PyTree], PyTree]:
-    """How to get the networks' parameters [K, ...] from a state of ``algorithm``; nothing is computed.
+    """Returns the function from a state of ``algorithm`` to its networks' parameters [K, ...], after checks.
 
-    Raises ``ValueError`` for an algorithm that does not predict with K trained networks, for a ``model`` that does not
-    have their parameters, for fewer than 2 examples.
+    Args:
+        algorithm: Algorithm of the run.
+        model: Network whose kernels are to be measured.
+        num_clients: Number of clients of the run.
+        num_examples: Number of examples to measure on.
+
+    Raises:
+        ValueError: The algorithm does not predict with K trained networks, ``model`` has other parameters than they
+            have, or ``num_examples`` is below 2.
     """
     whole("num_examples", num_examples, 2)
     params = algorithm.params

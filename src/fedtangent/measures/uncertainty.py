@@ -35,7 +35,7 @@ METRICS = (  # in the order of a table
 
 
 class Reliability(NamedTuple):
-    """Confidence against accuracy in B bins: what a reliability diagram shows. Empty bins hold zeros."""
+    """Confidence and accuracy in B bins, for a reliability diagram; empty bins hold zeros."""
 
     edges: Array  # [B + 1], bin b holds the confidences in (edges[b], edges[b + 1]]
     examples: Array  # [B] how many, floating
@@ -51,7 +51,7 @@ class Interval(NamedTuple):
 
 
 def log_probability(members: Array) -> Array:
-    """``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
+    """Computes ``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
     return _log_mean(_checked_members(members))
 
 
@@ -61,24 +61,24 @@ def _log_mean(members: Array) -> Array:
 
 
 def knowledge_variance(members: Array) -> Array:
-    """Knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` at every point and output, [n, C] (FE-2024, V-B)."""
+    """Computes knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` of values [K, n, C]: [n, C] (FE-2024, V-B)."""
     return jnp.var(_checked_members(members), axis=0)
 
 
 def predictive_entropy(members: Array) -> Array:
-    """Total uncertainty ``H[p] = -sum_c p_c log p_c`` of the ensemble's prediction in nats, [n], from logits [K, n, C].
+    """Computes the entropy ``H[p] = -sum_c p_c log p_c`` of the prediction in nats, [n], from logits [K, n, C].
 
-    Depeweg et al. (2018), section 3.
+    This is the total uncertainty of Depeweg et al. (2018), section 3.
     """
     log_p = log_probability(members)
     return -jnp.sum(_weighed(log_p, log_p), axis=-1)
 
 
 def mutual_information(members: Array) -> Array:
-    """Knowledge uncertainty in nats: the entropy of the prediction minus the members' mean one, [n], of [K, n, C].
+    """Computes knowledge uncertainty in nats, [n], from logits [K, n, C]: predictive minus mean entropy.
 
-    Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which is the same number and
-    loses no digits where members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
+    Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which equals it and loses no
+    digits if the members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
     """
     each = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
@@ -87,13 +87,13 @@ def mutual_information(members: Array) -> Array:
 
 
 def negative_log_likelihood(members: Array, labels: Array) -> Array:
-    """``-1/n sum_j log p(y_j | x_j)`` in nats, [], p the mean of the members' softmax; logits [K, n, C], labels [n]."""
+    """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [], from logits [K, n, C] and labels [n]."""
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
 
 
 def brier_score(members: Array, labels: Array) -> Array:
-    """``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
+    """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
     truth = jax.nn.one_hot(labels, probability.shape[-1], dtype=probability.dtype)
@@ -101,15 +101,22 @@ def brier_score(members: Array, labels: Array) -> Array:
 
 
 def accuracy(members: Array, labels: Array) -> Array:
-    """Share of examples whose most probable class under the ensemble is theirs, []; logits [K, n, C], labels [n]."""
+    """Computes the share of examples whose most probable class is their label, []; logits [K, n, C], labels [n]."""
     return jnp.mean(_confidence(members, labels)[1])
 
 
 def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliability:
-    """Confidence, the probability of the class that the ensemble predicts, against accuracy in ``num_bins`` = B bins.
+    """Computes accuracy against confidence, the probability of the predicted class, in ``num_bins`` = B bins.
 
-    The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2); logits [K, n, C], labels [n]. Raises
-    ``ValueError`` for fewer than one bin.
+    The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2).
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+        num_bins: Number of bins B.
+
+    Raises:
+        ValueError: ``num_bins`` is below 1.
     """
     confidence, correct = _confidence(members, labels)
     whole("num_bins", num_bins)
@@ -123,29 +130,30 @@ def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliabilit
 
 
 def calibration_error(bins: Reliability) -> Array:
-    """``sum_b n_b / n |accuracy_b - confidence_b|``, []: ECE of ``bins`` (Guo et al., 2017, equation 3)."""
+    """Computes the ECE of ``bins``, ``sum_b n_b / n |accuracy_b - confidence_b|``, [] (Guo et al., 2017, eq. 3)."""
     return jnp.sum(bins.examples * jnp.abs(bins.accuracy - bins.confidence)) / jnp.sum(bins.examples)
 
 
 def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15) -> Array:
-    """Expected calibration error (ECE), [], from 0 to 1; arguments and errors as in ``reliability``.
+    """Computes the expected calibration error (ECE), [], from 0 to 1; arguments are those of ``reliability``.
 
     Guo et al. (2017), equation 3. With n examples a perfectly calibrated ensemble has a positive ECE, of the order of
-    ``sqrt(B / n)``: compare it at equal n and B.
+    ``sqrt(B / n)``: compare ECEs at equal n and B. Raises ``ValueError`` for fewer than one bin.
     """
     return calibration_error(reliability(members, labels, num_bins))
 
 
 def predictive_interval(members: Array, level: float = 0.95, noise_variance: float | Array = 0.0) -> Interval:
-    """Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
+    """Computes Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
 
     Args:
-        members: values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B).
-        level: probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
-        noise_variance: variance of an observation about its expectation, a number or [n, C]: 0 for an interval of the
+        members: Values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B).
+        level: Probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
+        noise_variance: Variance of an observation about its expectation, a number or [n, C]; 0 for an interval of the
             expectation itself.
 
-    Raises ``ValueError`` for a level outside (0, 1) and a negative noise variance.
+    Raises:
+        ValueError: The level is outside (0, 1), or the noise variance is negative.
     """
     variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
     mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
@@ -153,7 +161,7 @@ def predictive_interval(members: Array, level: float = 0.95, noise_variance: flo
 
 
 def coverage(interval: Interval, targets: Array) -> Array:
-    """Share of the targets that lie in their intervals, ends included, []; raises ``ValueError`` for unequal shapes."""
+    """Computes the share of targets in their intervals, ends included, []; raises ``ValueError`` if shapes differ."""
     if not interval.low.shape == interval.high.shape == targets.shape:
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
         raise ValueError(f"interval: got shapes {shapes}, must be equal")
@@ -162,12 +170,18 @@ def coverage(interval: Interval, targets: Array) -> Array:
 
 
 def coverage_interval(share: float | Array, num_points: int, level: float = 0.95) -> Interval:
-    """Confidence interval of a coverage that was measured as ``share`` of ``num_points`` independent points.
+    """Computes the confidence interval of a coverage that was measured at ``num_points`` independent points.
 
-    Wilson (1927): with ``z`` the normal quantile of ``(1 + level) / 2`` and m points, the ends are
-    ``(s + z^2 / 2m +- z sqrt(s (1 - s) / m + z^2 / 4m^2)) / (1 + z^2 / m)``. ``share`` may have any shape.
+    Wilson (1927): with ``z`` the normal quantile of ``(1 + level) / 2`` and m points, the ends are ``(s + z^2 / 2m +- z
+    sqrt(s (1 - s) / m + z^2 / 4m^2)) / (1 + z^2 / m)``.
 
-    Raises ``ValueError`` for fewer than one point or a level outside (0, 1).
+    Args:
+        share: Measured coverage s, of any shape.
+        num_points: Number m of points.
+        level: Probability of the interval.
+
+    Raises:
+        ValueError: There is less than one point, or the level is outside (0, 1).
     """
     whole("num_points", num_points)
     s = jnp.asarray(share)
@@ -182,15 +196,15 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 def measure(
     predicted: Prediction, targets: Array | np.ndarray, labels: Array | np.ndarray | None, loss: str | Loss
 ) -> dict[str, float]:
-    """Returns the metrics of a prediction under a loss by name: the names of ``METRICS`` that apply.
+    """Computes the metrics of a prediction under a loss, by name: the names of ``METRICS`` that apply.
 
     The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
-        targets: Numbers [n, C] that the squared error, or a loss of margins, compares outputs with.
+        targets: Numbers [n, C] with which the squared error, or a loss of margins, compares outputs.
         labels: [n] class labels; None for regression.
-        loss: Name of a loss, or a function, which gets the labels where there are labels.
+        loss: Name of a loss, or a function. The function is called with the labels, or in regression with the targets.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
     known = None if labels is None else class_labels("labels", labels, members.shape[-1])
@@ -205,10 +219,10 @@ def measure(
 
 
 def metric_of(loss: str | Loss) -> str:
-    """Returns the metric that shows how training by a loss goes on; raises ``ValueError`` for an unknown loss.
+    """Returns the name of the metric that shows the progress of training by a loss.
 
-    It is "nll" for a loss of classes, "mse" for one of numbers, and for one of margins, or a user's own function,
-    "loss": the loss itself, of the mean prediction.
+    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's own function
+    it is "loss": the loss itself, of the mean prediction. Raises ``ValueError`` for an unknown loss.
     """
     return {"classes": "nll", "numbers": "mse"}.get(targets_of(loss), "loss")
 
@@ -217,7 +231,7 @@ def metric_of(loss: str | Loss) -> str:
 def _scores(
     members: Array, mean: Array, targets: Array, labels: Array | None, loss: str | Loss
 ) -> tuple[dict[str, Array], Array]:
-    """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
+    """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
     several, found = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:
@@ -238,13 +252,13 @@ def _scores(
 
 
 def _weighed(log_p: Array, log_q: Array) -> Array:
-    """``p log q``, zero where p is."""
+    """Computes ``p log q``, and 0 where p is 0."""
     p = jnp.exp(log_p)
     return p * jnp.where(p > 0, log_q, 0)
 
 
 def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
-    """Probability of the predicted class [n], and 1 where that is right."""
+    """Returns the probability of the predicted class [n], and 1 where that class is right, else 0."""
     _check_labels(members, labels)
     log_p = log_probability(members)
     best = jnp.max(log_p, axis=-1)
@@ -252,13 +266,13 @@ def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
-    """The two-sided normal quantile of ``level``."""
+    """Returns the two-sided normal quantile of ``level``."""
     number("level", level, above=0, below=1)
     return jnp.asarray(ndtri(0.5 + level / 2), dtype)
 
 
 def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """A noise variance as an array of ``shape``; raises ``ValueError`` for another shape, or one known to be < 0."""
+    """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or negative values."""
     known = not isinstance(variance, jax.core.Tracer)
     value = jnp.asarray(real_array("noise_variance", variance) if known else variance, dtype)
     if value.shape not in ((), shape):
@@ -269,7 +283,7 @@ def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) ->
 
 
 def _checked_members(members: Array) -> Array:
-    """``members`` as they are; raises ``ValueError`` unless they are [K, n, C] and floating, none of them 0."""
+    """Returns ``members`` unchanged; raises ``ValueError`` unless they are floating, [K, n, C] and not empty."""
     _check_array("members", members)
     if members.ndim != 3 or 0 in members.shape:
         raise ValueError(f"members: got shape {members.shape}, must be [K, n, C] with K, n and C at least 1")

@@ -34,14 +34,14 @@ LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
 
 
 def _windows(x: Array, window: tuple[int, int]) -> Array:
-    """``x`` [B, H, W, C] as [B, H // h, h, W // w, w, C]; rows and columns that fill no window are left out."""
+    """Reshapes ``x`` [B, H, W, C] to [B, H // h, h, W // w, w, C]; drops rows and columns that fill no window."""
     (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
     kept = x[:, : rows * h, : columns * w]
     return kept.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
 
 
 def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
-    """The largest entry of each window and its position, the first one if several are equal; [B, H', W', C] each."""
+    """Returns the largest entry of each window and its position, the first of equal ones; [B, H', W', C] each."""
     parts = _windows(x, window)
     positions = itertools.product(range(window[0]), range(window[1]))
     best = parts[:, :, 0, :, 0]
@@ -68,10 +68,11 @@ def _pool_jvp(window: tuple[int, int], primals: tuple[Array], tangents: tuple[Ar
 
 
 def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
-    """``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
+    """Computes ``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
 
-    The same values, and the same gradient: of equal entries the first in the window takes it. Derivatives of both
-    modes and any order. Raises ``ValueError`` for other shapes and for windows of more than 127 entries.
+    Values and gradient are the same: the first of several equal entries in a window gets the gradient. It has
+    derivatives of both modes and any order. Raises ``ValueError`` for other shapes and for windows of more than 127
+    entries.
     """
     if x.ndim != 4:
         raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
@@ -84,10 +85,15 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
 
 
 def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
-    """``"lax"`` or ``"gemm"``: whichever takes less time for a convolution and its gradients on this device.
+    """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
 
-    Measured once on a machine for two clients with kernels [window, window, I, filters] of their own and batches of 10
-    images ``input_shape`` = (H, W, I), one client after another on a CPU and both at once elsewhere, as the engine.
+    It is measured once on a machine, for two clients with their own kernels [window, window, I, filters] and batches of
+    10 images. As in the engine, clients are computed one after another on a CPU, and both at once elsewhere.
+
+    Args:
+        input_shape: (H, W, I) of an image.
+        filters: Output channels.
+        window: Side of the window.
     """
     settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
     asked, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
@@ -96,17 +102,23 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
 
 
 def convolution_called(name: str, input_shape: Sequence[int], filters: int, window: int) -> Convolution:
-    """The convolution that a network's option ``name`` means: one of ``CONVOLUTIONS``, or of ``"auto"`` the faster one.
+    """Returns the convolution for a network's option: one of ``CONVOLUTIONS``, or the faster one for ``"auto"``.
 
-    The other arguments are those of its costliest layer, as ``choose_convolution`` takes them. Raises ``ValueError``
-    with the allowed names.
+    Args:
+        name: Value of the option.
+        input_shape: Input shape of the costliest layer, as for ``choose_convolution``.
+        filters: Output channels of that layer.
+        window: Side of its window.
+
+    Raises:
+        ValueError: The name is unknown; the message lists the allowed names.
     """
     choice("convolution", name, ("auto", *CONVOLUTIONS))
     return CONVOLUTIONS[choose_convolution(input_shape, filters, window) if name == "auto" else name]
 
 
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, Any]:
-    """Median seconds of each convolution's ``_step``."""
+    """Measures the median seconds of each convolution's ``_step``."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
     w = jax.random.normal(keys[1], (CLIENTS, window, window, shape[-1], filters), jnp.float32)
@@ -123,7 +135,7 @@ def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) ->
 
 
 def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
-    """Output and both gradients of one convolution for each client, (x [N, B, H, W, I], w [N, h, w, I, O]) -> []."""
+    """Compiles output and both gradients of a convolution per client, (x [N, B, H, W, I], w [N, h, w, I, O]) -> []."""
 
     def loss(x: Array, w: Array) -> Array:
         y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -188,14 +200,23 @@ def cnn(
 ) -> Model:
     """Convolutions with relu and max pooling, then dense layers: by default FedAvg's CNN (McMahan et al., 2017).
 
-    That is 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a linear
-    output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size.
+    The default has 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a
+    linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size. ``apply``
+    takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as flax's
+    (LeCun normal, zero biases), float32. There is no analytic kernel.
 
-    ``apply`` takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers an example. ``convolution`` is
-    ``"lax"``, ``"gemm"`` (see ``models.gemm_convolution``) or ``"auto"``, the faster one of them on this machine,
-    measured once. Weights start as flax's (LeCun normal, zero biases), float32. There is no analytic kernel.
+    Args:
+        input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
+        output_size: Number of outputs.
+        filters: Channels of the convolutions.
+        hidden: Widths of the dense layers.
+        window: Side of a convolution's window.
+        pool: Side of a pooling window.
+        convolution: ``"lax"``, ``"gemm"`` (see ``models.gemm_convolution``) or ``"auto"``, the faster one on this
+            machine, which is measured once.
 
-    Raises ``ValueError`` for impossible sizes and unknown names. ``input_shape`` (H, W) is short for (H, W, 1).
+    Raises:
+        ValueError: A size is impossible, or a name is unknown.
     """
     shape = image_shape(input_shape)
     filters, hidden = tuple(filters), tuple(hidden)

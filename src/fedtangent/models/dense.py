@@ -22,7 +22,7 @@ PARAMETERIZATIONS = ("ntk", "standard")
 
 @runtime_checkable
 class Sized(Protocol):
-    """Examples of one shape, and the outputs that a model of them has, as a ``Dataset`` has."""
+    """Shape of the examples of a data set and number of outputs of its models; a ``Dataset`` has both."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Sized(Protocol):
 
 
 class DenseLayer(NamedTuple):
-    """``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None where the layer has no bias."""
+    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None for a layer without bias."""
 
     weight_scale: float  # Python floats, so that they never decide the dtype
     bias_scale: float | None
@@ -54,7 +54,7 @@ class DenseStructure(NamedTuple):
 
 
 def flatten_inputs(x: Array, input_size: int) -> Array:
-    """``x`` [n, ...] as [n, input_size]; raises ``ValueError`` naming both sizes if they differ."""
+    """Reshapes ``x`` [n, ...] to [n, input_size]; raises ``ValueError`` with both sizes if they differ."""
     flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
     if flat.shape[1] != input_size:
         raise ValueError(f"x: got {x.shape}, {flat.shape[1]} numbers an example, must be {input_size} for this model")
@@ -62,7 +62,7 @@ def flatten_inputs(x: Array, input_size: int) -> Array:
 
 
 def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[Array], list[Array]]:
-    """Every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
+    """Computes every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
 
     Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
     """
@@ -81,7 +81,7 @@ def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[A
 
 
 class Activation(NamedTuple):
-    """An elementwise function, and the name and arguments of its layer in stax, which holds its analytic kernel."""
+    """An elementwise function, with name and arguments of the layer in stax that has its analytic kernel."""
 
     function: Callable[[Array], Array]
     stax_name: str
@@ -140,7 +140,7 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
 
 
 class WeightScales(TypedDict, total=False):
-    """How large the weights of ``mlp`` start."""
+    """Standard deviations of the initial weights and biases of ``mlp``."""
 
     w_std: float  # of the weights, sqrt(2) if not given
     b_std: float | None  # of the biases, 0.1 if not given; None: there are none
@@ -181,17 +181,28 @@ def mlp(
     ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model. ``mlp(data)`` has
     the inputs and outputs of a ``Dataset``.
 
-    Layer ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization, and
-    ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2) in the ``standard`` one, whose tangent kernel
-    grows with ``widths`` and is that of these very widths. ``b_std=None`` leaves the biases out; ``b_std=0`` in the
-    standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last layer: a
-    small value starts the network near zero.
+    A layer is ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization. In the
+    ``standard`` one it is ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2); its tangent kernel
+    grows with ``widths``, and ``kernel`` is the one for these widths. ``b_std=None`` leaves the biases out; ``b_std=0``
+    in the standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last
+    layer: a small value starts the network near zero.
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws in
     ``dtype``, the same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
     ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
 
-    Raises ``ValueError`` for sizes below 1, unknown names, negative scales and ``float64`` without 64-bit mode.
+    Args:
+        input_size: Numbers of an example, or a ``Dataset``.
+        output_size: Number of outputs; None with a ``Dataset``.
+        widths: Widths of the hidden layers.
+        activation: Name of the activation.
+        parameterization: "ntk" or "standard".
+        dtype: Type of the parameters.
+        **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
+
+    Raises:
+        ValueError: A size is below 1, a name is unknown, a scale is negative, or ``float64`` is used without 64-bit
+            mode.
 
     Example, a network of width 64, and the kernels of infinite width:
 
@@ -251,8 +262,8 @@ def logistic(
 ) -> Model:
     """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
 
-    With ``zero_init`` everything starts at zero, otherwise the weights are N(0, 1 / input_size). Its tangent kernel
-    does not depend on the parameters: ``x1 x2' + 1``.
+    With ``zero_init`` all parameters start at zero, otherwise the weights start as N(0, 1 / input_size). The tangent
+    kernel does not depend on the parameters: ``x1 x2' + 1``.
     """
     input_size, output_size = sizes_of(input_size, output_size)
     return mlp(

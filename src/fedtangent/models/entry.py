@@ -33,20 +33,25 @@ class ModelEntry(Entry):
     """For each loss a step size of clients at which it trains, measured at its own sizes."""
 
     def fitting_loss(self, is_regression: bool) -> str:
-        """The loss that it is trained with, if none is asked for."""
+        """Returns the loss that the model is trained with if the user names none."""
         return SQUARED_ERROR if is_regression else self.loss
 
 
 def build(
     name: str, input_shape: int | Sequence[int], output_size: int, kind: str | None = None, **options: Any
 ) -> Model:
-    """The model called ``name`` for examples of ``input_shape`` (one number: vectors) and ``output_size`` outputs.
+    """Builds the model called ``name``: ``build("mlp", 784, 10, widths=(256, 256))`` is ``mlp(784, 10, (256, 256))``.
 
-    ``build("mlp", 784, 10, widths=(256, 256))`` is ``mlp(784, 10, (256, 256))``.
+    Args:
+        name: Name of a model, or ``package.module:function`` of the user's own, as for ``entry_of_function``.
+        input_shape: Shape of an example; a number for vectors.
+        output_size: Number of outputs.
+        kind: Kind of the inputs, "image", "tokens" or "vector", to check that the model reads it; None for no check.
+        **options: Options of the model's entry, such as ``widths`` of ``mlp``.
 
-    ``name`` may be ``package.module:function`` of one's own, as ``entry_of_function`` describes it. ``options`` are
-    those of its entry, such as ``widths`` of ``mlp``. Raises ``ValueError`` with the allowed names for an unknown model
-    or option, and for a ``kind`` of input that the model does not read: "image", "tokens", "vector".
+    Raises:
+        ValueError: The model or an option is unknown (the message lists the allowed names), or the model does not read
+            this ``kind`` of input.
     """
     entry: ModelEntry = choose("models", name)
     check_kind(entry, kind)
@@ -56,11 +61,17 @@ def build(
 
 
 def entry_of_function(name: str, function: Callable[..., Any]) -> ModelEntry:
-    """The entry of a user's function ``(input_shape, output_size, **options)``, called ``package.module:function``.
+    """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
-    ``input_shape`` is that of an example, a tuple. It returns a ``Model``, or a flax module that maps examples
-    [n, *input_shape] (of floating numbers; of text return ``from_flax`` of the module) to [n, output_size]. Raises
-    ``ValueError`` as ``entries.own_options``.
+    The function returns a ``Model``, or a flax module that maps floating examples [n, *input_shape] to [n,
+    output_size]; for text it returns ``from_flax`` of its module.
+
+    Args:
+        name: ``package.module:function``.
+        function: The function; its ``input_shape`` is a tuple, the shape of one example.
+
+    Raises:
+        ValueError: As ``entries.own_options``.
     """
     options = own_options("model", name, function, (), ())
 
@@ -88,7 +99,7 @@ def entry_of_function(name: str, function: Callable[..., Any]) -> ModelEntry:
 
 
 def check_kind(entry: ModelEntry, kind: str | None) -> None:
-    """Raise ``ValueError`` unless the model reads this kind of input (None: not known)."""
+    """Raises ``ValueError`` unless the model reads this kind of input; None stands for an unknown kind and passes."""
     if kind is not None and kind not in entry.kinds:
         readers = [name for name, other in catalogue("models").items() if kind in other.kinds]
         raise ValueError(

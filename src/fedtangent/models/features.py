@@ -30,11 +30,17 @@ class LinearStructure(NamedTuple):
 def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any = jnp.float32) -> Model:
     """``f(x) = x W`` without a bias, inputs [n, ...] flattened to [n, d] (Local-GD paper, section 2; C = 1 there).
 
-    ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); sigma = 0 is the start at w = 0 of the paper's results.
-
+    ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); the paper's results start at w = 0, that is sigma = 0.
     The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
 
-    Raises ``ValueError`` for sizes below 1, ``sigma`` negative, inputs of another size.
+    Args:
+        input_size: Numbers d of an example.
+        output_size: Number of outputs C.
+        sigma: Standard deviation of the initial weights.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, ``sigma`` is negative, or inputs have another size.
     """
     for name, size in (("input_size", input_size), ("output_size", output_size)):
         whole(name, size)
@@ -53,13 +59,20 @@ def rbf_linear(
 ) -> Model:
     """``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x`` (FE-2024, section V-A).
 
-    ``num_features`` = 100 and ``bandwidth`` = b = 0.08 are the paper's; the centres v_p are drawn uniformly from
-    [-1, 1] by ``seed`` and stay fixed. The weights start as N(0, sigma^2): the paper leaves sigma open, we take 1.
-    Each of the ``output_size`` outputs has its own weights: ``params["weights"]`` is [num_features, C].
+    The defaults of ``num_features`` and ``bandwidth`` are the paper's; the paper does not state sigma, and we take 1.
+    Each output has its own weights: ``params["weights"]`` is [num_features, C]. The kernel is exact, not a limit:
+    ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
 
-    The kernel is exact, not a limit: ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
+    Args:
+        num_features: Number of basis functions.
+        bandwidth: Width b of each.
+        sigma: Standard deviation of the initial weights, which are N(0, sigma^2).
+        seed: Seed of the centres v_p, which are uniform in [-1, 1] and stay fixed.
+        output_size: Number of outputs C.
+        dtype: Type of the parameters.
 
-    Raises ``ValueError`` for sizes below 1, ``bandwidth`` not positive, ``sigma`` negative, inputs that are not scalar.
+    Raises:
+        ValueError: A size is below 1, ``bandwidth`` is not positive, ``sigma`` is negative, or inputs are not scalar.
     """
     for name, size in (("num_features", num_features), ("output_size", output_size)):
         whole(name, size)
@@ -78,7 +91,7 @@ def rbf_linear(
 def _of_features(
     name: str, features: Callable[[Array], Array], num_features: int, sigma: float, output_size: int, dtype: Any
 ) -> Model:
-    """``features(x) @ weights``, with weights from N(0, sigma^2)."""
+    """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
     check_dtype(dtype, needs_x64=False)
 
     def init(key: Key) -> PyTree:

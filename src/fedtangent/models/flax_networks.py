@@ -26,17 +26,22 @@ _CUSTOM = ("dot_general", "dot_general_cls", "conv_general_dilated_cls", "mask")
 
 
 def from_flax(module: Any, example_input: Any, output_size: int, name: str | None = None) -> Model:
-    """A ``flax.linen`` module as a ``Model``, for networks of one's own.
+    """Converts a user's ``flax.linen`` module to a ``Model``.
 
-    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` is that of a module for images with ten outputs.
+    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a network for images with ten outputs. Parameters
+    are the tree of the module's ``"params"`` collection. There is no analytic kernel.
 
-    ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
-    parameters. ``example_input`` is a batch (an array, or a ``jax.ShapeDtypeStruct``) that fixes the shape and type of
-    an example; unsigned whole numbers, such as the pixels of images, are real numbers in training, and float32 here.
-    Parameters are the tree of the module's ``"params"`` collection. There is no analytic kernel.
+    Args:
+        module: Module with ``module(x)`` from ``x`` [n, ...] to [n, output_size], without random numbers and without
+            state besides its parameters.
+        example_input: A batch (an array, or a ``jax.ShapeDtypeStruct``) with the shape and type of examples. Unsigned
+            whole numbers, such as the pixels of images, count as float32, which they are in training.
+        output_size: Number of outputs.
+        name: Name of the model; by default the name of the module's class.
 
-    Raises ``ValueError`` for a module that keeps other collections (batch statistics, say: a federated average of
-    them is not defined here) or whose output is not [n, output_size].
+    Raises:
+        ValueError: The module keeps other collections (such as batch statistics, whose federated average is not defined
+            here), or its output is not [n, output_size].
     """
     if not all(hasattr(module, name) for name in ("init", "apply")):
         raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
@@ -73,12 +78,12 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
 
 
 def flax_structure(apply: Apply) -> LayeredStructure:
-    """The structure of a network that flax layers compute: ``apply(params, x)`` in the parameters' dtype."""
+    """Returns the structure of a network of flax layers, given ``apply(params, x)`` in the parameters' dtype."""
     return LayeredStructure(functools.partial(_read_plan, apply), functools.partial(_run_layers, apply))
 
 
 def _in_their_dtype(params: PyTree, x: Array) -> Array:
-    """``x`` in the parameters' dtype, unless it is not floating."""
+    """Converts ``x`` to the parameters' dtype if it is floating."""
     return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
@@ -89,10 +94,9 @@ class _Uses(NamedTuple):
 
 
 def _read_plan(apply: Apply, params: PyTree, x: Any) -> Plan:
-    """How ``apply`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
+    """Determines how ``apply`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
 
-    A leaf belongs to layers if nothing but those layers' outputs depends on it. Leaves on which nothing depends are
-    neither theirs nor among the others.
+    A leaf belongs to layers if only those layers' outputs depend on it. Leaves that nothing depends on are left out.
     """
     one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
@@ -114,7 +118,7 @@ def _read_plan(apply: Apply, params: PyTree, x: Any) -> Plan:
 
 
 def _needed(jaxpr: Any) -> set[int]:
-    """Identities of the variables on which a jaxpr's results depend."""
+    """Returns the identities of the variables on which a jaxpr's results depend."""
     needed = {id(v) for v in jaxpr.outvars}
     for eqn in reversed(jaxpr.eqns):
         if needed & {id(v) for v in eqn.outvars}:
@@ -123,9 +127,9 @@ def _needed(jaxpr: Any) -> set[int]:
 
 
 def _run_layers(apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: Array) -> tuple[Array, list[Array]]:
-    """``LayeredStructure.run`` of a network that flax layers compute.
+    """Implements ``LayeredStructure.run`` for a network of flax layers.
 
-    Convolutions are ``gemm_convolution``'s, whose derivatives stay fast inside loops on a CPU.
+    Convolutions are computed by ``gemm_convolution``, whose derivatives stay fast inside loops on a CPU.
     """
     inputs: list[Array] = []
     own = {call.path for call in plan.calls}
@@ -145,7 +149,7 @@ def _run_layers(apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x
 
 
 def _convolve(layer: Any, call: Call, x: Array) -> Array:
-    """The output of a convolutional layer."""
+    """Computes the output of a convolutional layer."""
     images = x.reshape((-1, *x.shape[-len(call.window) - 1 :]))
     z = gemm_convolution(
         images, layer.get_variable("params", "kernel"), call.strides, call.padding, rhs_dilation=call.dilation,
@@ -165,7 +169,7 @@ def _intercept(interceptor: Callable[..., Any]) -> Iterator[None]:
 
 
 def _is_call(args: Any, kwargs: Any, context: Any) -> bool:
-    """Whether this is ``layer(x)`` of a plain dense or convolutional layer."""
+    """Tells whether the call is ``layer(x)`` of a plain dense or convolutional layer."""
     import flax.linen as nn
 
     return type(context.module) in (nn.Dense, nn.Conv) and context.method_name == "__call__" and (
@@ -174,7 +178,7 @@ def _is_call(args: Any, kwargs: Any, context: Any) -> bool:
 
 
 def _note(uses: _Uses, leaves: list[Any], next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    """Note a layer's call and return zeros in place of its output, which so depends on nothing."""
+    """Records a layer's call and returns zeros in place of its output, so that nothing depends on the layer."""
     output = next_fun(*args, **kwargs)
     if not _is_call(args, kwargs, context):
         return output
@@ -190,7 +194,7 @@ def _note(uses: _Uses, leaves: list[Any], next_fun: Any, args: Any, kwargs: Any,
 
 
 def _own_leaves(layer: Any, leaves: list[Any]) -> list[int] | None:
-    """Which leaves a layer's kernel and bias are; None if one is not, as inside lifted transformations."""
+    """Returns the indices of a layer's kernel and bias among the leaves; None if one of them is not a leaf."""
     names = ("kernel", "bias") if layer.use_bias else ("kernel",)
     held = [layer.get_variable("params", name) for name in names]
     found = [[i for i, leaf in enumerate(leaves) if leaf is value] for value in held]
@@ -198,7 +202,7 @@ def _own_leaves(layer: Any, leaves: list[Any]) -> list[int] | None:
 
 
 def _is_plain(layer: Any, kernel: Any, x: Any) -> bool:
-    """Whether the layer is ``patch W + b`` in the dtype of its kernel."""
+    """Tells whether the layer is ``patch W + b`` in the dtype of its kernel."""
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):
         return False
@@ -230,5 +234,5 @@ def _call(layer: Any, path: Path, kernel: tuple[int, ...], input_: tuple[int, ..
 
 
 def _each(value: Any, num_axes: int) -> tuple[int, ...]:
-    """flax's number, numbers or None for every spatial axis."""
+    """Expands flax's number, numbers or None to one number for every spatial axis."""
     return (1 if value is None else value,) * num_axes if value is None or isinstance(value, int) else tuple(value)

@@ -31,7 +31,7 @@ Convolution = Callable[..., Array]
 
 
 class Geometry(NamedTuple):
-    """What is fixed about a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O]."""
+    """Static settings of a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O]."""
 
     spatial: tuple[int, ...]
     window: tuple[int, ...]
@@ -53,7 +53,7 @@ class Geometry(NamedTuple):
 
 
 def channels_last(ndim: int) -> tuple[str, str, str]:
-    """The dimension numbers of arrays with ``ndim`` axes, channels last."""
+    """Returns the dimension numbers of arrays with ``ndim`` axes, channels last."""
     spatial = "DHW"[-(ndim - 2) :]
     return f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
 
@@ -66,7 +66,7 @@ def _library(x: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
-    """The input's gradient as a convolution of the dilated, padded cotangent with the turned kernel."""
+    """Computes the input's gradient as a convolution of the dilated, padded cotangent with the flipped kernel."""
     before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
     dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
     after = [n + e - 1 - d - b for n, e, d, b in zip(g.spatial, g.extent, dilated, before, strict=True)]
@@ -78,7 +78,7 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
-    """The kernel's gradient as a convolution whose window is the cotangent: channels and examples change places."""
+    """Computes the kernel's gradient as a convolution with the cotangent, with channels and examples swapped."""
     dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
     padding = [
         (low, e - 1 + d - n - low)
@@ -92,7 +92,7 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
 
 
 def _shifted(x: Array, g: Geometry) -> list[Array]:
-    """What each place of the window sees of ``x`` [B, *spatial, I], [B, *output, I] each."""
+    """Returns for each place of the window the entries of ``x`` [B, *spatial, I] under it, [B, *output, I] each."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
@@ -103,27 +103,27 @@ def _shifted(x: Array, g: Geometry) -> list[Array]:
 
 
 def patches(x: Array, g: Geometry) -> Array:
-    """What the window sees at each place of ``x`` [B, *spatial, I], as [B, *output, window * I] in a kernel's order."""
+    """Gathers the window's entries at each place of ``x`` [B, *spatial, I]: [B, *output, window * I], kernel order."""
     shifted = _shifted(x, g)
     return shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
 
 
 def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
-    """The convolution of each channel of ``x`` [B, *spatial, I] with kernels of its own, ``w`` [*window, 1, O]."""
+    """Convolves each channel of ``x`` [B, *spatial, I] with its own kernels, ``w`` [*window, 1, O]."""
     wide = jnp.repeat(x, w.shape[-1] // x.shape[-1], axis=-1)
     rows = w.reshape((-1, *(1,) * (x.ndim - 1), w.shape[-1]))
     return functools.reduce(jnp.add, (part * row for part, row in zip(_shifted(wide, g), rows, strict=True)))
 
 
 def _product(x: Array, w: Array, g: Geometry) -> Array:
-    """The convolution as one matrix product of patches [B * output, window * I] with the kernel."""
+    """Computes the convolution as one matrix product of patches [B * output, window * I] with the kernel."""
     seen = patches(x, g)
     flat = seen.reshape((-1, seen.shape[-1]))
     return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape((*seen.shape[:-1], w.shape[-1]))
 
 
 def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> Callable[..., Array]:
-    """The gradient of ``forward`` by its ``"input"`` or ``"kernel"``, as JAX transposes it."""
+    """Returns the gradient of ``forward`` by its ``"input"`` or ``"kernel"``, from JAX's transposition."""
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
         like = jax.ShapeDtypeStruct((y.shape[0], *g.spatial, w.shape[-2]), y.dtype)
@@ -137,7 +137,7 @@ def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> 
 
 
 class _Map(NamedTuple):
-    """One of the three bilinear maps: its forms, and where a batch axis of one operand alone can be folded."""
+    """One of the three bilinear maps: its implementations, and the axes for folding in a batch axis of one operand."""
 
     direct: Callable[..., Array]  # fast on a CPU
     library: Callable[..., Array]  # fast on an accelerator
@@ -163,12 +163,12 @@ _MAPS = {
 
 
 def _is_direct(a: Array, g: Geometry) -> bool:
-    """Whether XLA's fast CPU convolution takes it and beats a product: float32, and a window that gathers anything."""
+    """Tells whether XLA's fast CPU convolution applies and beats a product: float32, and a window larger than 1."""
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 
 def _batched(primitive: Primitive, rules: _Map, args: Sequence[Array], dims: Sequence[Any], g: Geometry) -> Any:
-    """``vmap``: one operand alone is folded into a larger map; both become batched products, or a loop on a CPU."""
+    """Implements ``vmap``: one batched operand is folded into a larger map, two become products, or a loop on a CPU."""
     if None in dims:
         i = 1 if dims[0] is None else 0
         axis, result_axis = (place % args[1 - i].ndim for place in rules.folds[i])
@@ -242,7 +242,7 @@ def _check(x: Array, w: Array, dimension_numbers: Any, groups: int) -> None:
 
 
 class ConvolutionOptions(TypedDict, total=False):
-    """What ``jax.lax.conv_general_dilated`` takes besides, with its defaults."""
+    """Further arguments of ``jax.lax.conv_general_dilated``, with its defaults."""
 
     lhs_dilation: Sequence[int] | None
     rhs_dilation: Sequence[int] | None
@@ -258,15 +258,24 @@ def gemm_convolution(
     padding: str | Sequence[tuple[int, int]],
     **options: Unpack[ConvolutionOptions],
 ) -> Array:
-    """``jax.lax.conv_general_dilated`` for channels-last inputs, fast within a loop and under ``vmap`` over kernels.
+    """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``. ``lhs`` ``[B, *spatial, I]`` with one to three
-    spatial axes and ``rhs`` ``[*window, I / groups, O]`` of one floating type give ``[B, *output, O]``, equal to
-    ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order. ``padding`` is
-    ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"`` or pairs (low, high), which may be negative.
+    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. The result equals
+    that of ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order.
 
-    Raises ``ValueError`` for other layouts, unequal dtypes, channels that do not fit, and padding by name where the
-    input is dilated.
+    Args:
+        lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.
+        rhs: Kernel ``[*window, I / groups, O]`` of the same floating type.
+        window_strides: Stride along each spatial axis.
+        padding: ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"`` or pairs (low, high), which may be negative.
+        **options: See ``ConvolutionOptions``.
+
+    Returns:
+        Array ``[B, *output, O]``.
+
+    Raises:
+        ValueError: The layout is another, dtypes differ, channels do not fit, or padding is given by name for a dilated
+            input.
     """
     lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
     groups = options.get("feature_group_count", 1)

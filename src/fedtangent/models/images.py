@@ -25,7 +25,7 @@ SMALLEST = 4  # side of the image that is left at the end, at least
 
 
 def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """``input_shape`` as (height, width, channels); (H, W) is short for (H, W, 1). Raises ``ValueError`` for others."""
+    """Returns ``input_shape`` as (height, width, channels), (H, W) as (H, W, 1); raises ``ValueError`` for others."""
     shape = tuple(int(n) for n in input_shape)
     shape = (*shape, 1) if len(shape) == 2 else shape
     if len(shape) != 3 or min(shape) < 1:
@@ -34,10 +34,16 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -> Model:
-    """A flax network of images ``shape`` as a model called ``name(shape, output_size)``.
+    """Converts a flax network of images to a model.
 
-    ``apply`` takes ``x`` [n, ...] of any shape that holds so many numbers an example, and computes in the parameters'
-    dtype; weights start as float32. There is no analytic kernel.
+    Its ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example, and computes in the
+    parameters' dtype; weights start as float32. There is no analytic kernel.
+
+    Args:
+        network: The flax module.
+        shape: (height, width, channels) of an image.
+        output_size: Number of outputs.
+        name: Name of the model.
     """
     flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
 
@@ -51,10 +57,10 @@ def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:
-    """A stride for each of the ``places`` where a published network halves its images, first place first.
+    """Returns a stride, 1 or 2, for each of the ``places`` at which a published network halves its images, in order.
 
-    Small images are not halved at the first places, so that 4 x 4 or more are left of them. For 32 x 32 that makes the
-    usual networks for CIFAR of those for ImageNet. Raises ``ValueError`` for images that are smaller than that.
+    Small images are not halved at the first places, so that at least 4 x 4 remain. For 32 x 32 this turns networks for
+    ImageNet into the usual ones for CIFAR. Raises ``ValueError`` for images below 4 x 4.
     """
     side = min(shape[:2])
     if side < SMALLEST:
@@ -64,7 +70,7 @@ def strides(shape: Sequence[int], places: int) -> list[int]:
 
 
 def check_groups(groups: Any, channels: Iterable[int]) -> int:
-    """``groups`` of a GroupNorm, which must divide the ``channels`` of every layer; raises ``ValueError``."""
+    """Returns ``groups`` of a GroupNorm; raises ``ValueError`` unless they divide the ``channels`` of every layer."""
     found, sizes = whole("groups", groups), sorted(set(channels))
     if any(size % found for size in sizes):
         raise ValueError(f"groups: got {groups}, must divide the channels of every layer, {', '.join(map(str, sizes))}")
@@ -72,14 +78,14 @@ def check_groups(groups: Any, channels: Iterable[int]) -> int:
 
 
 def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
-    """The number of blocks of each stage, of at most so many stages; raises ``ValueError``."""
+    """Returns the number of blocks of each stage; raises ``ValueError`` for no stage or more than ``most`` stages."""
     if not 1 <= len(blocks) <= most:
         raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
     return tuple(whole("blocks", number) for number in blocks)
 
 
 def image_entry(function: Callable[..., Model], options: type[Any], summary: str, *papers: str) -> ModelEntry:
-    """The entry of a network of images, ``function(input_shape, output_size, **options)``."""
+    """Builds the entry of a network of images, ``function(input_shape, output_size, **options)``."""
 
     def build(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
         return function(input_shape, output_size, **dataclasses.asdict(o))

@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 
 class Call(NamedTuple):
-    """One use of a layer on one example: static."""
+    """A use of a layer on one example: static."""
 
     path: Path  # of the layer in the tree of parameters
     window: tuple[int, ...]  # of a convolution; () for a dense layer
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which weights of a network belong to which layers: static, for one shape of an example."""
+    """Assignment of a network's weights to its layers: static, for one shape of an example."""
 
     calls: tuple[Call, ...]  # of layers all of whose uses are among these, in the order of the forward pass
     others: tuple[int, ...]  # leaves of the parameters that are used in any other way
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class LayeredStructure(NamedTuple):
-    """A network most of whose weights are those of layers."""
+    """Structure of a network most of whose weights belong to layers."""
 
     plan: Callable[[PyTree, Any], Plan]  # (params, x [n, ...]), arrays or their shapes -> what the weights are
     run: Callable[[Plan, PyTree, list[Array], Array], tuple[Array, list[Array]]]
@@ -55,7 +55,7 @@ class LayeredStructure(NamedTuple):
 
 
 def layer_patches(call: Call, inputs: Array) -> Array:
-    """What the layer's matrix multiplies: ``inputs`` [n, *call.input] as [n, P, fan_in]."""
+    """Gathers the rows that the layer's matrix multiplies: ``inputs`` [n, *call.input] as [n, P, fan_in]."""
     n = inputs.shape[0]
     if not call.window:
         return inputs.reshape((n, call.positions, call.fan_in))

@@ -33,14 +33,20 @@ def deep_linear(
 ) -> Model:
     """``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x``, entries N(0, 1), no bias (DeepLin, eq. 1).
 
-    ``width`` is m, ``depth`` L of at least 1. Parameters are as those of ``mlp``: ``params[2 l][0]`` is the transpose
-    of ``W^(l + 1)``, [fan_in, fan_out]. ``apply`` multiplies the matrices from the output's side before it meets the
-    examples, so that no intermediate of theirs is wider than C, nor its gradient's: a step costs ``O(n d C)`` and what
-    does not depend on n.
+    Parameters have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out].
+    ``apply`` multiplies the matrices from the output's side before the examples, so that no intermediate result of the
+    examples, or of its gradient, is wider than C: a step costs ``O(n d C)`` and terms that do not depend on n. The
+    kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L x1 x2' / C``.
 
-    The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L x1 x2' / C``.
+    Args:
+        input_size: Numbers d of an example, or a ``Dataset``.
+        output_size: Number of outputs C; None with a ``Dataset``.
+        width: Width m of the hidden layers.
+        depth: Number L of layers, at least 1.
+        dtype: Type of the parameters.
 
-    Raises ``ValueError`` for sizes below 1 and ``float64`` without 64-bit mode.
+    Raises:
+        ValueError: A size is below 1, or ``float64`` is used without 64-bit mode.
     """
     input_size, output_size = sizes_of(input_size, output_size)
     for name, size in (("input_size", input_size), ("output_size", output_size), ("width", width), ("depth", depth)):
@@ -102,12 +108,12 @@ TOGETHER = 5
 def _descended(
     weights: tuple[Array, ...], scale: float, loss: Callable[[Array], Array], rate: Array, steps: Array, together: int
 ) -> tuple[tuple[Array, ...], Array]:
-    """Gradient descent on a loss of ``scale`` times the weights' product, and the sum of the losses before each step.
+    """Runs gradient descent on a loss of ``scale`` times the weights' product; returns weights and summed losses.
 
-    Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is the
-    product of two such: of ``above``, what meets the weight, and ``below``, the gradient by what the two make. So
-    within ``together`` steps a weight is ``w - rate below' above`` with the rows of the steps so far, and is not
-    written.
+    Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is a
+    product of two of them: ``above``, the factor that multiplies the weight, and ``below``, the gradient by their
+    product. So within ``together`` steps a weight is ``w - rate below' above`` with the rows of the steps so far, and
+    is not written.
     """
     *hidden, last = weights
     outputs, dtype = last.shape[1], last.dtype

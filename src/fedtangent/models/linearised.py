@@ -9,7 +9,7 @@ from fedtangent.types import Array, Model, PyTree
 
 
 def linearised(model: Model, at: PyTree) -> Model:
-    """``model`` as a first-order polynomial in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
+    """Returns ``model`` linearised in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
 
     def apply(params: PyTree, x: Array) -> Array:
         return first_order(model, at, params, x)
@@ -20,7 +20,7 @@ def linearised(model: Model, at: PyTree) -> Model:
 
 
 def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:
-    """``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
+    """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
     at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
     value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
     return value + change

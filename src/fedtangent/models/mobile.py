@@ -41,7 +41,7 @@ SHUFFLED_STEM = 24
 
 
 def _parts(groups: int) -> tuple[Any, Any, Any]:
-    """A plain and a depthwise convolution of a 1x1 or 3x3 window, and the normalisation."""
+    """Returns a plain and a depthwise convolution of a 1x1 or 3x3 window, and the normalisation."""
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
     def conv(channels: int, window: int = 1, stride: int = 1, feature_groups: int = 1) -> Any:
@@ -62,7 +62,7 @@ def _parts(groups: int) -> tuple[Any, Any, Any]:
 
 
 def _eighths(channels: float) -> int:
-    """The nearest multiple of 8, not more than a tenth below, as in the authors' code."""
+    """Rounds to the nearest multiple of 8 that is not more than a tenth below, as in the authors' code."""
     found = max(8, int(channels + 4) // 8 * 8)
     return found + 8 if found < 0.9 * channels else found
 
@@ -70,7 +70,7 @@ def _eighths(channels: float) -> int:
 def _inverted_network(
     stem: tuple[int, int], stages: list[tuple[int, int, int, int]], head: int, groups: int, output_size: int
 ) -> Any:
-    """``stem`` is (channels, stride), ``stages`` are each (factor, channels, blocks, stride of the first block)."""
+    """Builds the network; ``stem`` is (channels, stride), a stage (factor, channels, blocks, first stride)."""
     import flax.linen as nn
 
     conv, depthwise, norm = _parts(groups)
@@ -110,16 +110,20 @@ def mobilenet_v2(
 ) -> Model:
     """MobileNetV2 (Sandler et al., 2018, table 2): inverted residual blocks with depthwise convolutions.
 
-    ``width`` multiplies the channels (rounded to multiples of 8; the last convolution's only if above 1); ``blocks``
-    are those of each stage (fewer numbers: fewer stages). By default 2,236,682 parameters for 32x32x3 images and 10
-    classes, 3,504,872 for 1000. The images are halved at up to five places, small ones at the last ones only
-    (``models.images.strides``). There is no dropout before the output: a model has no random numbers.
+    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. The images are halved
+    at up to five places, small ones only at the last places (``models.images.strides``). There is no dropout before the
+    output, since a model has no random numbers. GroupNorm replaces batch normalisation, whose statistics are not shared
+    (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
-    GroupNorm with ``groups`` groups stands for batch normalisation, whose statistics are not shared (see the module
-    ``models.images``).
-    ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    Args:
+        input_shape: (height, width, channels).
+        output_size: Number of outputs.
+        width: Factor of the channels, which are rounded to multiples of 8; the last convolution has no fewer than at 1.
+        blocks: Number of blocks of each stage; fewer numbers, fewer stages.
+        groups: Groups of GroupNorm.
 
-    Raises ``ValueError`` for images below 4x4, sizes below 1, groups that do not divide the channels.
+    Raises:
+        ValueError: Images are below 4x4, a size is below 1, or ``groups`` does not divide the channels.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     factor_of_all = number("width", width, above=0)
@@ -141,7 +145,7 @@ def mobilenet_v2(
 def _shuffled_network(
     strides: Sequence[int], stages: list[tuple[int, int, int]], head: int, groups: int, output_size: int
 ) -> Any:
-    """``strides`` of the two halvings before the stages, which are each (channels, units, stride of the first one)."""
+    """Builds the network; ``strides`` are the two before the stages, a stage is (channels, units, first stride)."""
     import flax.linen as nn
 
     conv, depthwise, norm = _parts(groups)
@@ -184,7 +188,7 @@ def _shuffled_network(
 
 
 def _in_turn(left: Array, right: Array) -> Array:
-    """The channels of both in turn, so that the halves of the next unit hold some of each."""
+    """Interleaves the channels of both, so that each half of the next unit's input holds channels of both."""
     return jnp.stack([left, right], axis=-1).reshape((*left.shape[:-1], -1))
 
 
@@ -197,15 +201,21 @@ def shufflenet_v2(
 ) -> Model:
     """ShuffleNetV2 (Ma et al., 2018, table 5): units of which half the channels pass, then all change places.
 
-    ``width`` is 0.5, 1, 1.5 or 2, as published; ``blocks`` are the units of each stage (fewer numbers: fewer stages).
-    By default 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved at up
-    to five places, small ones at the last ones only (``models.images.strides``).
+    By default it has 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved
+    at up to five places, small ones only at the last places (``models.images.strides``). GroupNorm replaces batch
+    normalisation, whose statistics are not shared (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
+    any shape that holds an example's numbers.
 
-    GroupNorm with ``groups`` groups stands for batch normalisation, whose statistics are not shared (see the module
-    ``models.images``).
-    ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    Args:
+        input_shape: (height, width, channels).
+        output_size: Number of outputs.
+        width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.
+        blocks: Number of units of each stage; fewer numbers, fewer stages.
+        groups: Groups of GroupNorm.
 
-    Raises ``ValueError`` for images below 4x4, other widths, sizes below 1, groups that do not divide the channels.
+    Raises:
+        ValueError: Images are below 4x4, the width is another, a size is below 1, or ``groups`` does not divide the
+            channels.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     if number("width", width, above=0) not in SHUFFLED:

@@ -30,13 +30,13 @@ Recurrence = Callable[[Array, Array], Array]  # (projected inputs [T, B, 4 H], r
 
 
 def _gates(z: Array) -> tuple[Array, Array]:
-    """Input, forget and output gates [B, 3 H] and the candidate [B, H] from ``z`` [B, 4 H]."""
+    """Computes input, forget and output gates [B, 3 H] and the candidate [B, H] from ``z`` [B, 4 H]."""
     size = z.shape[-1] // 4
     return jax.nn.sigmoid(z[:, : 3 * size]), jnp.tanh(z[:, 3 * size :])
 
 
 def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Hidden states [T, B, H] of one layer, and what its backward pass needs."""
+    """Computes the hidden states [T, B, H] of one layer, and the values that its backward pass needs."""
     start = jnp.zeros((z.shape[1], kernel.shape[0]), z.dtype)
 
     def step(carry: tuple[Array, Array], z_t: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
@@ -52,7 +52,7 @@ def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
 
 
 def _layer(z: Array, kernel: Array) -> Array:
-    """Hidden states [T, B, H] from projected inputs ``z`` [T, B, 4 H] and the recurrent kernel [H, 4 H]."""
+    """Computes hidden states [T, B, H] from projected inputs ``z`` [T, B, 4 H] and the recurrent kernel [H, 4 H]."""
     return _forward(z, kernel)[0]
 
 
@@ -66,7 +66,7 @@ def _previous(states: Array) -> Array:
 
 
 def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
-    """Gradients by ``z`` and by the kernel, the latter as one product over all steps of time."""
+    """Computes the gradients by ``z`` and by the kernel, the latter as one product over all steps of time."""
     (hidden, cell, gates, candidate), kernel = saved
     transposed = kernel.T
 
@@ -115,7 +115,7 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: Any, key: Key) -> 
 
 
 def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Array) -> tuple[list[Array], Array]:
-    """What enters each layer [T, B, ..], and the hidden states of the last one [T, B, H]."""
+    """Returns the inputs of each layer, [T, B, ..], and the hidden states of the last one, [T, B, H]."""
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
     characters = jax.nn.one_hot(x.T.astype(jnp.int32), table.shape[0], dtype=table.dtype)  # [T, B, V]
@@ -136,7 +136,7 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Ar
 
 
 def _plan(layers: int, params: PyTree, x: Any) -> Plan:
-    """A layer's cells see their input and their own last state, so that both kernels are one; the embedding is none."""
+    """Plans each LSTM layer as one matrix of its input and last state; the embedding belongs to no layer."""
     length, calls = x.shape[1], []
     for layer in range(layers):
         own = params[f"layer_{layer}"]
@@ -152,7 +152,7 @@ def _plan(layers: int, params: PyTree, x: Any) -> Plan:
 def _run(
     layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
 ) -> tuple[Array, list[Array]]:
-    """``LayeredStructure.run`` of the network that predicts the character after the last."""
+    """Implements ``LayeredStructure.run`` for the network that predicts the character after the last."""
     inputs: list[Array] = []
 
     def moved(z: Array, kernel: Array) -> Array:
@@ -179,18 +179,28 @@ def lstm(
 ) -> Model:
     """Embedding, LSTM layers and a linear output: the Shakespeare network of McMahan et al. (2017) and LEAF (2018).
 
-    Their sizes are the defaults: characters of 80 kinds in 8 dimensions, two layers of 256 units. ``apply`` takes
-    ``x`` [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and returns logits of the next
-    character: [n, C] after the last one (LEAF), or [n, T, C] after each with ``positions="all"``; C is
-    ``output_size``, by default ``vocabulary``.
+    Their sizes are the defaults: characters of 80 kinds in 8 dimensions, two layers of 256 units. ``apply`` takes ``x``
+    [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and returns logits of the next
+    character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
-    ``c = f c + i g``, ``h = o tanh(c)``. Kernels start as Keras' (Glorot uniform inputs, orthogonal recurrent,
-    forget bias 1), embeddings uniform in [-0.05, 0.05]. ``differentiation="reverse"`` has a backward pass written
-    out, about twice as fast on a CPU and good for reverse mode of any order; ``"any"`` leaves it to JAX and allows
-    forward mode as well (``jax.linearize``, as NTK-FL needs). There is no analytic kernel.
+    ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
+    kernels, forget bias 1), embeddings uniform in [-0.05, 0.05].
 
-    Raises ``ValueError`` for sizes below 1 and unknown names.
+    Args:
+        vocabulary: Number of characters.
+        output_size: Number of outputs C, by default ``vocabulary``.
+        embedding: Dimensions of an embedded character.
+        units: Units H of a layer.
+        layers: Number of LSTM layers.
+        positions: ``"last"`` for outputs [n, C] after the last character (LEAF), ``"all"`` for [n, T, C] after each.
+        differentiation: ``"reverse"`` uses an explicit backward pass, about twice as fast on a CPU, for reverse mode of
+            any order. ``"any"`` leaves differentiation to JAX and allows forward mode too (``jax.linearize``, which
+            NTK-FL needs).
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, or a name is unknown.
     """
     sizes = (vocabulary, embedding, units, layers, vocabulary if output_size is None else output_size)
     for name, size in zip(("vocabulary", "embedding", "units", "layers", "output_size"), sizes, strict=True):

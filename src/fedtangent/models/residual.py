@@ -18,7 +18,7 @@ STAGES = 4
 
 
 def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, convolution: Any) -> Any:
-    """``stages`` are each (channels, blocks, stride of the first block)."""
+    """Builds the network; a stage is (channels, blocks, stride of the first block)."""
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
     def conv(channels: int, window: int, stride: int = 1) -> Any:
@@ -64,16 +64,22 @@ def resnet18(
     """ResNet-18 as it is used for CIFAR: a 3x3 convolution, four stages of basic blocks, mean, linear output.
 
     He et al. (2016), table 1, for ImageNet begins with a 7x7 convolution and a max pooling instead, both of stride 2.
-    ``width`` are the channels of the first stage, which double from stage to stage; ``blocks`` are those of each stage
-    (fewer numbers: fewer stages). By default 11,173,962 parameters for 32x32x3 images and 10 classes. The stages halve
-    the image, on small images the last ones only (``models.images.strides``).
+    By default it has 11,173,962 parameters for 32x32x3 images and 10 classes. The stages halve the image, on small
+    images only the last ones (``models.images.strides``). GroupNorm replaces batch normalisation, whose statistics are
+    not shared (see the module ``models.images``); the federated ResNet-18 of Reddi et al. (2021) has two groups.
+    Weights start as in He et al. (2015). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
-    GroupNorm with ``groups`` groups stands for batch normalisation, whose statistics are not shared (see the module
-    ``models.images``); two groups are those of the federated ResNet-18 of Reddi et al. (2021). Weights start as
-    He et al. (2015). ``convolution`` is as in ``cnn``. ``apply`` takes ``x`` [n, ...] of any shape that holds an
-    example's numbers.
+    Args:
+        input_shape: (height, width, channels).
+        output_size: Number of outputs.
+        width: Channels of the first stage, which double from stage to stage.
+        blocks: Number of blocks of each stage; fewer numbers, fewer stages.
+        groups: Groups of GroupNorm.
+        convolution: As for ``cnn``.
 
-    Raises ``ValueError`` for images below 4x4, sizes below 1, groups that do not divide the channels, unknown names.
+    Raises:
+        ValueError: Images are below 4x4, a size is below 1, ``groups`` does not divide the channels, or a name is
+            unknown.
     """
     return _resnet("resnet18", input_shape, output_size, width, blocks, groups, convolution)
 

@@ -23,14 +23,22 @@ from fedtangent.types import Array, Key, Model, PyTree
 def two_layer_relu(
     input_size: int, width: int, alpha: float = 1.0, covariance: Any = None, seed: int = 0, dtype: Any = jnp.float32
 ) -> Model:
-    """``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of ``width`` = n neurons, one output; only v is trained.
+    """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
 
-    ``init(key)`` draws ``{"v": [n, input_size]}``, rows N(0, alpha^2 I), or N(0, covariance) (Assumption 1). The signs
-    c, +1 or -1 with equal probability, are drawn by ``seed`` (``output_signs``) and are no parameters. ``kernel``:
-    ``ntk`` is eq. (13), whatever the signs; ``nngp`` is the covariance of f at the start over random v and c.
+    ``init(key)`` draws ``{"v": [n, input_size]}`` (Assumption 1). ``kernel``: ``ntk`` is eq. (13), for any signs c;
+    ``nngp`` is the covariance of f at the start over random v and c.
 
-    Raises ``ValueError`` for sizes below 1, ``alpha`` not positive, a covariance that is not [input_size, input_size],
-    symmetric and positive definite, or one together with another alpha.
+    Args:
+        input_size: Numbers of an example.
+        width: Number n of neurons.
+        alpha: Standard deviation of v: rows are N(0, alpha^2 I).
+        covariance: Covariance of the rows instead, [input_size, input_size].
+        seed: Seed of the signs c, +1 or -1 with equal probability, which are no parameters (``output_signs``).
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
+            symmetric and positive definite, or it is given together with another alpha.
     """
     for name, size in (("input_size", input_size), ("width", width)):
         whole(name, size)
@@ -67,15 +75,20 @@ def two_layer_relu(
 
 
 def output_signs(width: int, seed: int = 0) -> np.ndarray:
-    """The fixed second layer c [width] float64, each +1 or -1 with equal probability."""
+    """Draws the fixed second layer c [width] float64, each +1 or -1 with equal probability."""
     return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
 
 
 def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
-    """``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A'), A = ``spread`` [d, d]; [n1, n2] each.
+    """Computes ``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
 
-    With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. Of NumPy arrays
-    in NumPy, of JAX arrays in JAX; ``x2`` None means ``x1``, and angle 0 along the diagonal.
+    With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. NumPy arrays are
+    computed in NumPy, JAX arrays in JAX.
+
+    Args:
+        x1: Inputs [n1, d].
+        x2: Inputs [n2, d]; None means ``x1``, with angle 0 along the diagonal.
+        spread: A [d, d].
     """
     xp: Any = np if isinstance(x1, np.ndarray) else jnp
     second = x1 if x2 is None else x2
@@ -93,7 +106,7 @@ def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
 
 
 def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
-    """A [d, d] with ``A A'`` the covariance of a row of v."""
+    """Returns A [d, d] with ``A A'`` the covariance of a row of v."""
     number("alpha", alpha, above=0)
     if covariance is None:
         return float(alpha) * np.eye(input_size)
@@ -103,7 +116,7 @@ def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
 
 
 def square_root(covariance: Any, input_size: int) -> np.ndarray:
-    """Lower Cholesky factor [d, d] float64; raises ``ValueError`` unless symmetric and positive definite."""
+    """Computes the lower Cholesky factor [d, d] float64; raises ``ValueError`` unless symmetric positive definite."""
     matrix = symmetric("covariance", covariance)
     if matrix.shape != (input_size, input_size):
         raise ValueError(f"covariance: got shape {matrix.shape}, must be {(input_size, input_size)}")

@@ -39,7 +39,7 @@ MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
 def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
-    """Every figure that applies to ``results``, written where ``figures`` says; returns their paths."""
+    """Draws every figure that applies to ``results`` into the folder of ``figures``, and returns their paths."""
 
     def of(result: Comparison, what: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{what}")
@@ -56,7 +56,7 @@ def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
 
 
 def bands(result: Comparison, path: Path) -> Path:
-    """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
+    """Draws networks, NTK-FL and theory on a scalar input: mean, 95 % band, single models and training data."""
     setting, theory = result.setting, result.theory
     x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
     evolved = [s for s in result.ntk_fl if s.width == setting.largest][:1]
@@ -84,7 +84,7 @@ def bands(result: Comparison, path: Path) -> Path:
 
 
 def width_errors(results: Sequence[Comparison], path: Path) -> Path:
-    """Relative error of each network to the flow against width, with the fitted slope beside theory's -1/2."""
+    """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2."""
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
         widths = np.array(result.setting.widths, float)
@@ -106,7 +106,7 @@ def width_errors(results: Sequence[Comparison], path: Path) -> Path:
 
 
 def residuals(results: Sequence[Comparison], path: Path) -> Path:
-    """Predicted and simulated training residual against the round."""
+    """Draws the predicted and the simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
         for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
@@ -117,7 +117,7 @@ def residuals(results: Sequence[Comparison], path: Path) -> Path:
 
 
 def beside(result: Comparison, path: Path) -> Path:
-    """A run's learning curve at every width beside the predicted one, and what is left at each client."""
+    """Draws learning curves at every width with the predicted one, and the residual of each client's examples."""
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
@@ -142,7 +142,7 @@ def beside(result: Comparison, path: Path) -> Path:
 
 
 def laziness(result: Comparison, path: Path) -> Path:
-    """The parts of the distance to the flow against width and against round, and the drift of the tangent kernels.
+    """Draws the parts of the distance to the flow against width and round, and the drift of the tangent kernels.
 
     Points are networks; lines go through their geometric means.
     """
@@ -177,12 +177,12 @@ def laziness(result: Comparison, path: Path) -> Path:
 
 
 def _geometric(values: np.ndarray) -> np.ndarray:
-    """Geometric means over the last axis."""
+    """Computes geometric means over the last axis."""
     return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
 def uncertainty(result: Comparison, path: Path) -> Path:
-    """Predicted against sampled mean and standard deviation, test point by test point, at the largest width."""
+    """Draws sampled against predicted mean and standard deviation at every test point, for the largest width."""
     seen, last = result.simulated[-1], result.theory.moments[-1]
     members = seen.test[-1]  # [K, E, m, C]
     variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
@@ -205,7 +205,10 @@ def uncertainty(result: Comparison, path: Path) -> Path:
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
-    """Mean and band, or mean scatter; variance and off-diagonal covariance against the predicted; coverage by level."""
+    """Draws sampled against predicted mean, variance and covariance of Theorem 2, and the coverage of its intervals.
+
+    The first panel shows mean and band over x for scalar inputs, and a scatter of the means otherwise.
+    """
     figure, axes = canvas(4, width=4.3, height=3.9)
     first, variance, covariance, cover = axes[0]
     found = [entries(t.samples, result.law) for t in result.trained]
@@ -236,10 +239,10 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
 
 
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
-    """Measured against predicted entries of each width, with bars of one standard error and the line of equality.
+    """Draws measured against predicted entries of each width, with bars of one standard error and the line of equality.
 
-    Variances and covariances, which all outputs share, are averaged over the outputs (so are their errors, which are
-    independent); of many, every so many one is drawn.
+    All outputs share variances and covariances, so these are averaged over the outputs, whose errors are independent.
+    If there are more than ``MOST_BARS`` entries, an evenly spaced subset is drawn.
     """
     outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
@@ -257,7 +260,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
-    """Share of values inside the law's central intervals of each level; of the networks before training, beside it."""
+    """Draws the share of values inside the law's central interval of each level, after and before training."""
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
     for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]

@@ -41,7 +41,7 @@ class Metric(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format of figures: its type for browsers, and how a file of it begins and ends."""
+    """A file format of figures: its MIME type, and the bytes with which a file begins and ends."""
 
     kind: str
     first: bytes
@@ -56,18 +56,18 @@ FORMATS = {
 
 
 class Figures(NamedTuple):
-    """Where figures go, and of which kind their files are, one of ``FORMATS``."""
+    """Folder and file format of a command's figures; ``kind`` is a key of ``FORMATS``."""
 
     folder: Path
     kind: str = "png"
 
     def path(self, name: str) -> Path:
-        """The file of the figure called ``name``."""
+        """Returns the path of the figure called ``name``."""
         return self.folder / f"{name}.{self.kind}"
 
 
 class Ended(NamedTuple):
-    """How a command's work ended: what result.json, the exit code and, where it failed, the last line say."""
+    """The outcome of a command: the status of result.json, the exit code, and the advice printed after a failure."""
 
     status: str = FINISHED
     code: int = 0
@@ -75,13 +75,13 @@ class Ended(NamedTuple):
 
 
 def ended(failures: Iterable[str], advice: str = "") -> Ended:
-    """The end of work in which ``failures`` happened, in words: one or more, or none."""
+    """Builds the outcome of a command: exit code 1 with all ``failures`` as its status, or success without failures."""
     status = "; ".join(failures)
     return Ended(status, 1, advice) if status else Ended()
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder at ``path``, made if need be; raises ``ValueError`` where that cannot be."""
+    """Returns the folder at ``path``, which it creates if need be; raises ``ValueError`` if that is impossible."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,13 +94,18 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: bool, can_go_on: bool) -> None:
-    """Refuse a ``folder`` that holds a run, unless the work ``goes_on`` and that run is the same.
+    """Raises ``ValueError`` if ``folder`` holds a run, unless the command continues that very run.
 
     Args:
-        command, options: of the run that is to be written there, those that tell it from another.
-        can_go_on: whether ``--resume`` would continue the run that is there, for the message.
+        folder: Output folder.
+        command: Name of the command that is to write there.
+        options: Options that tell the new run from other runs.
+        goes_on: Whether the command may continue the run in the folder.
+        can_go_on: Whether the error message should offer ``--resume``.
 
-    Raises ``ValueError`` naming what is there, and what differs.
+    Raises:
+        ValueError: The folder holds a run of another command, a run that is not to be continued, or a run with other
+            options. The message names the differences.
     """
     held = held_by(folder)
     if held is None:
@@ -122,7 +127,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
 
 
 def held_by(folder: Path) -> dict[str, Any] | None:
-    """The configuration of the run that a folder holds; None if it holds none."""
+    """Reads the configuration of the run in ``folder``; None if the folder holds no run."""
     path, found = folder / "config.json", None
     if not path.exists():
         return None
@@ -132,7 +137,7 @@ def held_by(folder: Path) -> dict[str, Any] | None:
 
 
 def clear(folder: Path, whole: bool = True) -> None:
-    """Remove the run that ``folder`` holds, or only what a kill left half written, and nothing else."""
+    """Removes the run in ``folder``; with ``whole=False`` only files that a killed process left half written."""
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
     for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
         if path.is_dir() and not path.is_symlink():
@@ -142,7 +147,7 @@ def clear(folder: Path, whole: bool = True) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader, or a kill, sees the old file or the new one, never a part."""
+    """Writes ``text`` to ``path`` so that readers, and a kill, find either the old file or the complete new one."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")  # no other writer's
     try:
         part.write_text(text, encoding="utf-8")
@@ -152,7 +157,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as what JSON knows; not-a-number becomes null."""
+    """Converts ``value`` to types that JSON has; numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if hasattr(value, "_asdict"):
@@ -171,19 +176,25 @@ def _plain(value: Any) -> Any:
 
 
 def _said(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with infinities as they are written on the command line: JSON has none."""
+    """Returns the options with infinities as text, since JSON has no infinities."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in options.items()}
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a dataclass, NamedTuple, dict or list as JSON, atomically."""
+    """Writes a dataclass, NamedTuple, dict or list as JSON, atomically."""
     write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
 
 
 def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
-    """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``.
+    """Writes config.json: the command, all its options, the environment and ``more``; enough to repeat the run.
 
-    It begins a run: result and figures of a shorter one, which this continues, go; its figures may be of another kind.
+    Removes result.json and the figures of an earlier, shorter run that this one continues.
+
+    Args:
+        folder: Output folder.
+        command: Name of the command.
+        config: Options, as a mapping or a dataclass.
+        **more: Further entries of the file.
     """
     drawn = [path for path in folder.glob("figures/*") if path.suffix[1:] in FORMATS]
     for path in (folder / "result.json", *drawn):
@@ -194,7 +205,7 @@ def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
 
 
 def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
-    """metrics.csv, whole, atomically."""
+    """Writes all ``metrics`` to metrics.csv, atomically."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(Metric._fields)
@@ -203,12 +214,12 @@ def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
 
 
 def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
-    """result.json: the final table as ``{"rows": [...]}``, and whatever else belongs to the result."""
+    """Writes result.json: the final table as ``{"rows": [...]}``, with the entries of ``more`` beside it."""
     write_json(folder / "result.json", {"rows": list(rows), **more})
 
 
 def write_end(folder: Path, ended: Ended) -> None:
-    """Status and exit code in result.json, where there is one: that of a run that did not come to its end has none."""
+    """Adds status and exit code to result.json; does nothing if the run ended before that file was written."""
     path = folder / "result.json"
     if path.exists():
         result = json.loads(path.read_text(encoding="utf-8"))

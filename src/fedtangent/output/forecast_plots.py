@@ -18,10 +18,11 @@ BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 
 
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
-    """Predicted loss and main metric against the round, and of many rounds the main metric on an axis of the last half.
+    """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
-    Of one run training and test at the rate that it is given, and test at its best rate; of several the test curves at
-    their own best rates. Bands go from the 5th to the 95th percentile of the initial functions.
+    Percentiles are over initial functions. For one forecast: training and test curves at the given rate, and the test
+    curve at the best rate. For several: each test curve at its own best rate. Runs of many rounds get a further panel,
+    with the axis of their last half.
     """
     first = forecasts[0].plan
     target = first.forecasting.target
@@ -73,7 +74,7 @@ def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
 
 
 def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
-    """Predicted test loss at the horizon against the clients' rate, with the best rate and the largest stable one."""
+    """Draws the predicted test loss at the last round against the client learning rate, with best and stable rates."""
     figure, axes = canvas(1, width=6.0, height=4.0)
     ax: Axes = axes[0][0]
     for i, found in enumerate(forecasts):

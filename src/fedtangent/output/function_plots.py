@@ -16,7 +16,7 @@ MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colo
 
 
 class PosteriorRow(NamedTuple):
-    """One family of models on a scalar input: the process, draws of it, and models trained from their own start."""
+    """Functions of one family of models on a scalar input: Gaussian process, draws from it, and trained models."""
 
     name: str
     x: np.ndarray  # [n] training inputs
@@ -30,7 +30,7 @@ class PosteriorRow(NamedTuple):
 
 
 class BandPanel(NamedTuple):
-    """A method's prediction on a scalar input."""
+    """Prediction of one method on a scalar input."""
 
     name: str
     mean: np.ndarray  # [m]
@@ -40,7 +40,7 @@ class BandPanel(NamedTuple):
 
 
 class UserCurve(NamedTuple):
-    """What one user measured of a scalar input, and what is predicted for it."""
+    """Measurements of one user on a scalar input, and the prediction for that user."""
 
     name: str
     grid: np.ndarray  # [m]
@@ -50,7 +50,17 @@ class UserCurve(NamedTuple):
 
 
 def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: str, path: Path) -> Path:
-    """A panel of each user on shared axes: dots of data, crosses of test data, the prediction as a line."""
+    """Draws a panel for each user: dots for training data, crosses for test data, a line for the prediction.
+
+    Args:
+        users: The panels, on shared axes.
+        names: Names of the horizontal and the vertical axis.
+        title: Title of the figure.
+        path: File to write; its ending sets the format.
+
+    Returns:
+        ``path``.
+    """
     columns = min(len(users), 3)
     figure, axes = canvas(columns, rows=-(-len(users) // columns), width=3.4, height=2.5, sharex=True, sharey=True)
     for ax, user, colour in zip(axes.ravel(), users, cycle(METHODS), strict=False):
@@ -69,9 +79,17 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
-    """For each family: the process and draws of it, the trained models in its band, the untrained ones.
+    """Draws three panels for each family, in the process's band: draws of the process, trained and untrained models.
 
-    The three panels of a row share their axes, which hold the band and the data; untrained models may leave them.
+    The panels of a row share axes that fit the band and the data; untrained models may leave them.
+
+    Args:
+        rows: One family of models each.
+        num_rounds: Rounds of training, for the titles.
+        path: File to write.
+
+    Returns:
+        ``path``.
     """
     figure, axes = canvas(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
     for line, row in zip(axes, rows, strict=True):
@@ -100,10 +118,19 @@ def bands_side_by_side(
     panels: Sequence[BandPanel], points: tuple[np.ndarray, np.ndarray], truth: tuple[np.ndarray, np.ndarray],
     edge: float, height: float, title: str, path: Path,
 ) -> Path:  # fmt: skip
-    """One panel for each method: mean, 95 % band, models, data and the true function, all on the same axes.
+    """Draws one panel for each method on shared axes: mean, 95 % band, models, data and the true function.
 
-    ``points`` are the training data, ``truth`` is the true function on the grid of the panels. Between ``-edge`` and
-    ``edge`` there are no data, which is shaded. The axes show [-height, height].
+    Args:
+        panels: The methods' predictions.
+        points: Training inputs and targets.
+        truth: Grid of the panels, and the true function on it.
+        edge: Half width of the shaded interval around 0 that holds no data.
+        height: The vertical axis shows [-height, height].
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
     """
     grid, columns = truth[0], min(len(panels), 3)
     figure, axes = canvas(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)

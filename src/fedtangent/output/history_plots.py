@@ -24,14 +24,14 @@ SPLITS = {"test": (1.8, 1.0), "train": (1.1, 0.55)}  # width and strength of a l
 
 
 def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
-    """Returns a figure of metrics along the rounds, a panel each: simulation solid, theory dashed, bands shaded.
+    """Returns a figure with a panel for each metric against the round: simulation solid, theory dashed, bands shaded.
 
     Args:
         history: History of a simulated run, of a forecast or of a comparison.
         metrics: Names such as "accuracy"; empty for accuracy and loss.
 
     Raises:
-        ValueError: The history has no numbers, or not those that are named.
+        ValueError: The history has no metrics, or lacks one of ``metrics``.
     """
     both = [history] if history.predicted is None else [history, history.predicted]
     curves = [one.curves() for one in both]
@@ -61,7 +61,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 
 
 def history_html(history: History) -> str:
-    """Returns a table of some evaluations, the last among them, and the figure, as HTML for a notebook."""
+    """Returns HTML for a notebook: a table of up to 8 evaluations, the last one included, and the figure."""
     curves = history.curves()
     if not curves:
         return f"<pre>{escape(repr(history))}</pre>"

@@ -17,7 +17,7 @@ DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
 
 
 class Shades(NamedTuple):
-    """One map: ``values`` [rows, columns] with their numbers; ``axes``: names and ticks, down and across."""
+    """A heat map: ``values`` [rows, columns], written in its cells too; ``axes`` maps names (down, across) to ticks."""
 
     values: np.ndarray
     axes: Mapping[str, list[str]]
@@ -28,12 +28,12 @@ class Shades(NamedTuple):
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
-    """One map; see ``Shades``."""
+    """Draws a single heat map; for the arguments see ``Shades``."""
     return heat_maps([[Shades(values, axes, label, title)]], path)
 
 
 def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> Path:
-    """Maps in rows and columns, each row of one shape; what is not a number has no shade."""
+    """Draws a grid of heat maps, in which every row has as many maps; values that are not finite have no shade."""
     rows, columns = (max(panel.values.shape[i] for row in grid for panel in row) for i in (0, 1))
     figure, axes = canvas(len(grid[0]), len(grid), width=1.4 + 0.75 * columns, height=1.3 + 0.45 * rows)
     for ax, panel in zip(axes.ravel(), (panel for row in grid for panel in row), strict=True):
@@ -57,7 +57,7 @@ def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> 
 
 
 class BoundedPanel(NamedTuple):
-    """One panel: measured curves in full lines, many of one name in dots, bounds dashed, wrong bounds dotted."""
+    """One panel: single measured curves solid, several of one name as points, bounds dashed, wrong bounds dotted."""
 
     title: str
     x: np.ndarray  # [T]
@@ -71,9 +71,18 @@ class BoundedPanel(NamedTuple):
 def bounded(
     panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path, log: str = "y"
 ) -> Path:
-    """Measured curves and their bounds, axes of ``log`` logarithmic; ``names`` are those of the axes, across and up.
+    """Draws measured curves and their bounds.
 
-    What is below ``lowest`` is cut off; with None, what is far below all that was measured or predicted.
+    Args:
+        panels: The panels, side by side.
+        title: Title of the figure.
+        names: Names of the horizontal and the vertical axis.
+        lowest: Lower end of the vertical axis; None for a third of the smallest measured or predicted value.
+        path: File to write.
+        log: Axes that are logarithmic: "x", "y", "xy" or "".
+
+    Returns:
+        ``path``.
     """
     figure, axes = canvas(len(panels), width=5.2, height=4.8)
     for ax, panel in zip(axes[0], panels, strict=True):
@@ -108,12 +117,12 @@ def _are_whole(values: np.ndarray) -> bool:
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
-    """A logarithmic axis has no place for 0."""
+    """Replaces values of 0 and below by NaN, since a logarithmic axis cannot show them."""
     return np.where(np.asarray(values) > 0, values, np.nan)
 
 
 class Points(NamedTuple):
-    """One series: by number of models, a value and its standard error."""
+    """A series: for each number of models a value and its standard error."""
 
     values: Mapping[int, tuple[float, float]]
     is_line: bool  # a prediction, drawn as a line; otherwise points with bars of one standard error
@@ -130,7 +139,18 @@ def _series(ax: Axes, place: int, label: str, points: Points) -> None:
 
 
 def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
-    """Log-log panels of several series, each with a line of slope -1 through the first value of its first series."""
+    """Draws log-log panels of variance against the number of models K, each with a line of slope -1.
+
+    The line goes through the first value of the panel's first series.
+
+    Args:
+        panels: For each panel's title its series by label.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
     figure, axes = canvas(len(panels), width=5.0, height=4.0)
     for ax, (name, series) in zip(axes[0], panels.items(), strict=True):
         for i, (label, points) in enumerate(series.items()):
@@ -150,7 +170,18 @@ def points_with_errors(
     series: Mapping[str, Mapping[int, tuple[float, float]]], ticks: Mapping[int, str], names: tuple[str, str],
     title: str, path: Path,
 ) -> Path:  # fmt: skip
-    """Values with bars of one standard error at places that have names; the last series is the published one."""
+    """Draws series of values with bars of one standard error over named ticks; the last series is the published one.
+
+    Args:
+        series: For each label the value and standard error at each place on the horizontal axis.
+        ticks: Name of each place.
+        names: Names of the horizontal and the vertical axis.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
     figure, axes = canvas(1, width=6.4, height=4.0)
     ax = axes[0][0]
     colours = (*METHODS[: len(series) - 1], DATA)

@@ -45,7 +45,7 @@ class ReportedRun(NamedTuple):
 
     @property
     def ended(self) -> str:
-        """How it ended, in a few words."""
+        """The outcome of the run in a few words: its status, or the round at which an unfinished run stands."""
         code = self.result.get("exit_code")
         if code is None:
             at = f", at round {self.last[0]['round']}" if self.last else ""
@@ -54,7 +54,7 @@ class ReportedRun(NamedTuple):
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The folders of runs: ``folder`` itself, or all below it. Raises ``ValueError`` where there is none."""
+    """Finds the folders of runs: ``folder`` itself, or all runs below it; raises ``ValueError`` if there is no run."""
     if not folder.is_dir():
         raise ValueError(f"runs: got {folder}, must be a folder")
     found = _below(folder)
@@ -64,7 +64,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The folders of runs, in order of their names; that of a report is none."""
+    """Finds the folders of runs, ordered by name; folders of reports are skipped."""
     path = folder / "config.json"
     if path.is_file() and _read(path).get("command", "report") != "report":
         return [folder]
@@ -73,7 +73,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; raises ``ValueError`` naming it where it is none that a run wrote."""
+    """Reads config.json or result.json; raises ``ValueError`` with the file's name if a run did not write it."""
     found = json_of("runs", path)
     if not isinstance(found, dict):
         raise ValueError(f"runs: {path} is no JSON that a run wrote")
@@ -84,9 +84,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """What is in the folder of a run; raises ``ValueError`` naming a file that cannot be read.
+    """Reads the files of a run's folder; raises ``ValueError`` with the name of a file that cannot be read.
 
-    A figure that was not written to its end is left out.
+    Figures that were not written to their end are left out.
     """
     config = _read(folder / "config.json")
     if config.get("command") is None or config.get("options") is None:
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> ReportedRun:
 
 
 def _last(path: Path) -> list[dict[str, str]]:
-    """The rows of the last round, in the file's order."""
+    """Reads the rows of the last round from metrics.csv, in the file's order."""
     if not path.exists():
         return []
     try:
@@ -117,9 +117,14 @@ def _is_whole(path: Path, content: bytes) -> bool:
 
 
 def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> str:
-    """The page: a table of the runs, then what each found, how it was configured, and the command that repeats it.
+    """Builds the HTML page: a table of all runs, then for each run its results, its options and its command line.
 
-    What UTF-8 has no letter for, as in the name of a folder that is none in UTF-8, is written as an escape.
+    Characters that UTF-8 cannot encode, as in some folders' names, are written as escapes.
+
+    Args:
+        runs: The runs, in the order of the page.
+        commands: For each run the command line that repeats it.
+        version: Version of fedtangent, for the footer.
     """
     style, script = (
         importlib.resources.files("fedtangent.output").joinpath(name).read_text(encoding="utf-8")
@@ -170,7 +175,7 @@ class _Link(NamedTuple):
 
 
 def _subject(run: ReportedRun) -> str:
-    """What the run is of."""
+    """Returns the subject of the run: algorithm, data set and model, or the name and scale of an experiment."""
     options = run.config["options"]
     if "algorithm" in options:
         parts = (_words(options["algorithm"]), _words(options.get("dataset")), _words(options.get("model")))
@@ -180,14 +185,14 @@ def _subject(run: ReportedRun) -> str:
 
 
 def _words(value: Any) -> str:
-    """A value of an option as text; none where there is no value."""
+    """Returns the value of an option as text; "" for None."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "" if value is None else str(value)
 
 
 def _in_short(run: ReportedRun) -> str:
-    """Verdicts counted; of a run the metrics of its test examples."""
+    """Returns the counts of verdicts, or if there are no verdicts the first two test metrics."""
     judged = _verdicts(run)
     if judged:
         counts = {word: sum(row["passed"] is mark for row in judged) for mark, word in PASSED.items()}
@@ -202,18 +207,18 @@ MARKS = ("holds", "control_fails", "passed")
 
 
 def _verdicts(run: ReportedRun) -> list[Mapping[str, Any]]:
-    """The verdicts, which of check-theory are the rows."""
+    """Returns the verdicts of a run; for check-theory these are the rows of its table."""
     found = run.result.get("verdicts") or run.result.get("rows") or []
     return [row for row in found if _is_verdict(row)]
 
 
 def _is_verdict(row: Any) -> bool:
-    """Whether a row of a table is a verdict, whose marks are yes, no or undecided."""
+    """Tells whether a row of a table is a verdict: each of its ``MARKS`` is True, False or None."""
     return isinstance(row, Mapping) and all(isinstance(row.get(mark, ""), bool | None) for mark in MARKS)
 
 
 def _article(place: int, run: ReportedRun, line: str) -> str:
-    """All of one run."""
+    """Builds the section of the page about one run."""
     result, config = run.result, run.config
     facts = {"command": run.command, "of": _subject(run), "ended": run.ended}
     facts |= {name: result[name] for name in ("rounds", "seconds") if isinstance(result.get(name), int | float)}
@@ -249,7 +254,7 @@ def _article(place: int, run: ReportedRun, line: str) -> str:
 
 
 def _unbroken(line: str) -> str:
-    """A command line that is broken before its options only, where it can be."""
+    """Returns the HTML of a command line that browsers break only in front of an option."""
     first, *options = line.split(" --")
     return " ".join([escape(first), *(f"<span>--{escape(option)}</span>" for option in options)])
 
@@ -259,7 +264,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _rows(value: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Rows of a table, of what may be something else; of a verdict in the words of the terminal's."""
+    """Converts a list to rows of a table, with verdicts in the words of the terminal's table."""
     return [_in_words(row) if isinstance(row, Mapping) else {"value": row} for row in value]
 
 
@@ -275,7 +280,7 @@ def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """The number that a text is, or what was given."""
+    """Converts a text to int or float; returns any other value unchanged."""
     try:
         return int(value) if isinstance(value, str) and value.isdecimal() else float(value)
     except (TypeError, ValueError):
@@ -283,7 +288,7 @@ def _number(value: Any) -> Any:
 
 
 def _figure(path: Path, content: bytes, run: ReportedRun) -> str:
-    """A figure within the page, of a PDF a link to it: a browser shows none among other things."""
+    """Embeds a figure in the page; a PDF becomes a link, since browsers do not show PDFs inline."""
     name, kind = _plain(path.stem), FORMATS[path.suffix[1:]].kind
     data = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
     if path.suffix == ".pdf":
@@ -294,19 +299,19 @@ def _figure(path: Path, content: bytes, run: ReportedRun) -> str:
 
 
 def _size(content: bytes) -> str:
-    """That of a PNG: no larger than it was drawn and no smaller than can be read. An SVG has its own."""
+    """Returns the HTML size of a PNG: at most as large as drawn, and at least legible. SVGs have their own size."""
     width, height = struct.unpack(">II", content[16:24])
     shown = round(width * SHOWN_PER_INCH / DRAWN_PER_INCH)
     return f' width="{width}" height="{height}" style="width:{shown}px;min-width:{round(LEGIBLE * shown)}px"'
 
 
 def _box(name: str, content: str, kind: str = "") -> str:
-    """What may be wider than the screen, in a box that scrolls, by the keys too."""
+    """Puts content that may be wider than the screen into a box that scrolls, also with the keyboard."""
     return f'<div class="scroll{kind}" role="region" tabindex="0" aria-label="{escape(_plain(name))}">{content}</div>'
 
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a table that can be sorted, with every column of which any row has something."""
+    """Builds a sortable HTML table with every column in which some row has a value."""
     columns = list(dict.fromkeys(column for row in rows for column in row if row[column] not in (None, "")))
     numeric = {c for c in columns if all(_is_number(row[c]) for row in rows if row.get(c) is not None)}
     lines = ["<table>", "<thead><tr>"]
@@ -335,7 +340,7 @@ def _cell(value: Any, numeric: bool) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as people read it."""
+    """Returns a value as readable text, with 4 digits of a float."""
     if value is None:
         return "-"
     if isinstance(value, _Link):
@@ -351,7 +356,7 @@ def _text(value: Any) -> str:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether it is numbers upon numbers, of which the first tell enough."""
+    """Tells whether a value is a list of numbers only, which can be cut after its first entries."""
     return isinstance(value, list) and all(isinstance(one, int | float | list) for one in value)
 
 

@@ -52,12 +52,22 @@ def curves(
     across: str = "round",
     late: bool = False,
 ) -> Path:
-    """A panel for each metric, a line for each label of it, values [seeds, len(x)]: the mean in its 95 % interval.
+    """Draws a panel for each metric and a line for each label: the mean over seeds and its 95 % interval.
 
-    The interval is Student's, point by point: a shade around the line, or a bar at each of few values of ``x``. Of one
-    seed there is none. Of many values of ``x`` the axis shows what the seeds measured, and the intervals as far as they
-    lie in it: those of two seeds may be as wide as ten times their distance. ``late``: it shows what they measured in
-    the last half; the first values may lie outside of it, which the title says.
+    The interval is Student's, point by point: a shaded band, or bars if ``x`` has at most 8 values. A single seed has
+    no interval. For more values of ``x`` the vertical axis fits the measured values, and may cut the intervals, since
+    an interval of two seeds can be ten times as wide as their distance.
+
+    Args:
+        panels: For each metric the values [seeds, len(x)] by label.
+        x: Places on the horizontal axis.
+        title: Title of the figure.
+        path: File to write.
+        across: Name of the horizontal axis.
+        late: Whether the vertical axis fits only the values of the last half, so that the first values may be cut.
+
+    Returns:
+        ``path``.
     """
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
@@ -72,7 +82,7 @@ def curves(
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:
-    """A line for each label, values [seeds, len(x)], in its interval; see ``curves``."""
+    """Draws a line for each label, the mean of values [seeds, len(x)], with its interval; see ``curves``."""
     few = len(x) <= FEW
     for i, (label, values) in enumerate(lines.items()):
         mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
@@ -93,7 +103,7 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:
-    """Ticks at every value of ``x`` where these are few, on a logarithmic axis if they are of many sizes."""
+    """Sets a tick at every value of ``x`` if there are few, on a logarithmic axis if they are of many sizes."""
     if len(x) <= FEW:
         if 0 < MANY_SIZES * x[0] <= x[-1]:
             ax.set_xscale("log")
@@ -102,9 +112,19 @@ def _mark(ax: Axes, x: Sequence[float]) -> None:
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
-    """Loss and, where there is one, accuracy of the runs of ``train`` by round, and the last of them by MiB sent up.
+    """Draws the metrics of a training run against the round, and the last of them against the MiB of uplink.
 
-    Lines and intervals as in ``curves``, a line for each split, of the rounds at which every seed was evaluated.
+    The metrics are the loss and, if it was measured, the accuracy. Each split has a line, as in ``curves``, over the
+    rounds at which every seed was evaluated.
+
+    Args:
+        metrics: Rows of metrics.csv.
+        loss: Name of the loss metric.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
     """
     shown = [name for name in dict.fromkeys((loss, "accuracy")) if any(m.metric == name for m in metrics)]
     seeds = sorted({m.seed for m in metrics})
@@ -129,17 +149,17 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
 def _by_split(
     metrics: Sequence[Metric], name: str, seeds: Sequence[int], rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """The metric's values [seeds, rounds] of each split that has them."""
+    """Collects the metric's values [seeds, rounds] by split."""
     found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == name}
     splits = dict.fromkeys(split for split, _, _ in found)
     return {s: np.array([[found[s, seed, r] for r in rounds] for seed in seeds]) for s in splits}
 
 
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
-    """Accuracy against confidence for each method, and below it the number of examples in each bin.
+    """Draws accuracy against confidence for each method, and below it the number of examples in each bin.
 
     A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
-    intervals (Wilson) of a bin's accuracy if its examples were independent.
+    intervals (Wilson) of a bin's accuracy, under the assumption that its examples are independent.
     """
     figure, axes = canvas(1, rows=2, width=5.0, height=2.9, sharex=True, height_ratios=(3, 1))
     upper, lower = axes[:, 0]
@@ -165,7 +185,7 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
 
 
 def _pooled(seeds: Sequence[Reliability]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Edges, and examples, confidence and accuracy of each bin over all seeds."""
+    """Pools the bins of all seeds: edges, number of examples, mean confidence and accuracy."""
     count = np.sum([np.asarray(s.examples) for s in seeds], axis=0)
     sums = [np.sum([np.asarray(s.examples) * np.asarray(part) for s, part in zip(seeds, parts, strict=True)], axis=0)
             for parts in ([s.confidence for s in seeds], [s.accuracy for s in seeds])]  # fmt: skip
@@ -180,11 +200,21 @@ def kernel_figure(
     title: str,
     path: Path,
 ) -> Path:
-    """Kernel diagnostics along a run, and the spectrum at its two ends.
+    """Draws kernel diagnostics against the round, and the spectrum of the kernels at the first and the last round.
 
-    ``series`` is ``{metric: {round: values}}``, a value for each model and seed: lines are means; the band of a panel's
-    first metric goes from the smallest to the largest. ``first`` and ``last`` are eigenvalues, largest first, of every
-    model: thin lines, with their geometric mean.
+    Lines are means over models and seeds; the band of a panel's first metric goes from the smallest to the largest
+    value.
+
+    Args:
+        series: ``{metric: {round: values}}`` with a value for each model and seed.
+        first: Eigenvalues at round 0, largest first, of every model: thin lines, with their geometric mean.
+        last: Eigenvalues at the last round.
+        last_round: Number of the last round, for the legend.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
     """
     figure, axes = canvas(3, rows=2, width=4.2, height=3.1)
     flat = axes.ravel()
@@ -205,10 +235,18 @@ def kernel_figure(
 
 
 def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path: Path) -> Path:
-    """The parts of the distance of networks to their prediction along a run, and their kernels' drift beside them.
+    """Draws the parts of the distance of networks to their prediction, and the drift of their kernels, by round.
 
-    ``series`` is ``{metric: {round: values}}``, a value for each model and seed: lines are means, bands go from the
-    smallest to the largest. Parts that there are not are left out, and round 0, at which nothing has moved.
+    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances are drawn from
+    round 1, since they are 0 at round 0, and parts that ``series`` lacks are left out.
+
+    Args:
+        series: ``{metric: {round: values}}`` with a value for each model and seed.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
     """
     figure, axes = canvas(2, width=4.8, height=3.6)
     distances, drift = axes[0]
@@ -224,7 +262,7 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
 
 
 def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label: str) -> None:
-    """Means by round, and a band of all values where there are several."""
+    """Draws means by round, and a band of all values if a round has several."""
     rounds = sorted(values)
     each = np.array([values[r] for r in rounds])
     if each.shape[1] > 1:

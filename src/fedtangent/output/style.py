@@ -32,7 +32,18 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
-    """A figure of ``rows`` by ``columns`` axes, [rows, columns], each so many inches large."""
+    """Creates a figure with a grid of axes.
+
+    Args:
+        columns: Number of columns.
+        rows: Number of rows.
+        width: Width of one panel in inches.
+        height: Height of one panel in inches.
+        **options: Further arguments of ``Figure.subplots``.
+
+    Returns:
+        The figure and its axes, an array [rows, columns].
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,9 +53,15 @@ def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4,
 
 
 def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", whole: bool = False) -> None:
-    """Name an axis' sides, and make those of ``log`` ("x", "y", "xy") logarithmic.
+    """Sets names, title and scales of an axis.
 
-    ``whole``: only whole numbers are marked across.
+    Args:
+        ax: The axis.
+        x: Name of the horizontal side; "" keeps the present name.
+        y: Name of the vertical side; "" keeps the present name.
+        title: Title of the panel.
+        log: Sides that become logarithmic: "x", "y", "xy" or "".
+        whole: Whether the horizontal ticks are whole numbers only.
     """
     from matplotlib.ticker import AutoLocator
 
@@ -62,16 +79,17 @@ def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", wh
 
 
 def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
-    """A mean over ``x`` [m] and the 95 % band of normal distributions around it."""
+    """Draws a mean over ``x`` [m] and the 95 % band of normal distributions around it."""
     ax.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
     ax.plot(x, mean, color=colour, lw=2, label=label)
 
 
 def save(figure: Figure, path: Path, title: str = "") -> Path:
-    """Write the figure under its ``title``, in the format that the path ends with, its folder too; returns ``path``.
+    """Finishes the figure, writes it to ``path``, whose ending sets the format, and returns ``path``.
 
-    What has a label gets a legend, off the curves; marks of an axis that would touch are left out. Equal figures are
-    equal files: none has the date in it. The letters of a PDF are TrueType fonts, as journals ask.
+    The folder is created if it does not exist. Labels get a legend outside the curves, and ticks of an axis that would
+    overlap are left out. Equal figures give equal files, since no date is written. PDFs embed TrueType fonts, which
+    journals ask for.
     """
     import matplotlib
 
@@ -95,7 +113,7 @@ def finish(figure: Figure, title: str = "") -> None:
 
 
 def _add_legends(figure: Figure) -> None:
-    """Below all panels one legend, where every label has one look, or one panel every label; else one below each."""
+    """Adds one legend below all panels if its labels mean the same in all of them, or else one below each panel."""
     told = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
     told = {ax: found for ax, found in told.items() if found}
     if not told:
@@ -119,21 +137,21 @@ def _add_legends(figure: Figure) -> None:
 
 
 def _look(handle: Any) -> str:
-    """Colour, dashes and marker of what a legend tells, or the colour of what is no line."""
+    """Returns colour, dashes and marker of a legend's entry, or the face colour of an entry that is no line."""
     first = handle[0] if isinstance(handle, tuple) else handle
     names = ("color", "linestyle", "marker") if hasattr(first, "get_marker") else ("facecolor",)
     return str([getattr(first, f"get_{name}")() for name in names])
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
-    """The style of a legend that is ``width`` inches wide, and how many lines it has."""
+    """Returns the style of a legend that is ``width`` inches wide, and its number of lines."""
     lengths = [len(label) for label in labels]
     columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))
     return {"ncols": columns, "fontsize": 8, "frameon": False}, -(-len(lengths) // columns)
 
 
 def _mark_logarithms(axis: Axis) -> None:
-    """Numbers in between, where few powers of ten are seen."""
+    """Adds ticks between the powers of ten if a logarithmic axis shows only a few of them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):
@@ -148,7 +166,7 @@ def _mark_logarithms(axis: Axis) -> None:
 
 
 def _part_ticks(figure: Figure) -> None:
-    """Leave out the text of ticks, of those that were named, that would touch the one before."""
+    """Hides the text of named ticks that would overlap the text before."""
     from matplotlib.ticker import FixedLocator
 
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
@@ -166,22 +184,22 @@ def _part_ticks(figure: Figure) -> None:
 
 
 def reach(values: np.ndarray) -> tuple[float, float] | None:
-    """What an axis shows of ``values``: those that are finite, and a margin; None where no two of them differ."""
+    """Computes the limits of an axis for the finite ``values``, with a margin; None if they are all equal."""
     finite = values[np.isfinite(values)]
     low, high = np.min(finite, initial=np.inf), np.max(finite, initial=-np.inf)
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
 
 
 def shades(count: int) -> list[str]:
-    """A blue for each of so many widths, the darkest the last."""
+    """Returns ``count`` shades of blue for the widths, the last one the darkest."""
     return [SHADES[-1 - (count - 1 - i) * (len(SHADES) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
 def in_words(metric: str) -> str:
-    """What an axis calls a metric."""
+    """Returns the name of a metric on an axis."""
     return METRICS.get(metric, metric)
 
 
 def slug(name: str) -> str:
-    """``name`` as part of a file's name."""
+    """Returns ``name`` in lower case, with underscores for other characters, for a file's name."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

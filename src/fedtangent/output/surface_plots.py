@@ -17,7 +17,7 @@ LEVELS = 24
 
 
 class SurfacePanel(NamedTuple):
-    """The loss on one plane."""
+    """Loss on a plane through three models."""
 
     name: str
     a: np.ndarray  # [A] coordinates along the first direction
@@ -28,10 +28,10 @@ class SurfacePanel(NamedTuple):
 
 
 def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Path:
-    """Contours of the logarithm of the loss on each plane, in one range of colours, with the models marked.
+    """Draws contours of the logarithm of the loss on each plane, with one range of colours and the models marked.
 
-    A cross is the mean of the three models; dotted lines are the segments between them. Raises ``ValueError`` for a
-    loss that is nowhere finite and positive.
+    A cross is the mean of the three models; dotted lines are the segments between them. Raises ``ValueError`` if a loss
+    is nowhere finite and positive.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -56,7 +56,7 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
 
 
 def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
-    """The loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
+    """Draws the loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
     figure, axes = canvas(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
     for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):
         for (pair, values), colour in zip(pairs.items(), METHODS, strict=False):
@@ -69,7 +69,7 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
 
 
 def _log10(loss: np.ndarray) -> np.ndarray:
-    """Base 10 logarithms, with not a number where there is none."""
+    """Computes base 10 logarithms; NaN for values that are not finite and positive."""
     usable = np.isfinite(loss) & (loss > 0)
     if not usable.any():
         raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")
@@ -77,7 +77,7 @@ def _log10(loss: np.ndarray) -> np.ndarray:
 
 
 def _mark(ax: Axes, panel: SurfacePanel) -> None:
-    """The models, each labelled away from the others, the segments between them and their mean."""
+    """Draws the models with labels that point outwards, the segments between the models, and their mean."""
     corners = np.concatenate([panel.models, panel.models[:1]])
     centre = panel.models.mean(axis=0)
     ax.plot(corners[:, 0], corners[:, 1], ":", color="white", lw=1.2)
@@ -95,7 +95,7 @@ def _mark(ax: Axes, panel: SurfacePanel) -> None:
 
 
 class Shown(NamedTuple):
-    """A reconstruction."""
+    """A reconstructed image and its similarity to the original."""
 
     image: np.ndarray  # [H, W] in [0, 1]
     ssim: float
@@ -104,7 +104,18 @@ class Shown(NamedTuple):
 def reconstructions(
     original: np.ndarray, rows: Mapping[str, Sequence[Shown]], columns: Sequence[str], title: str, path: Path
 ) -> Path:
-    """A row of images for each attack, a column for each sparsity, beside the original; SSIM below each."""
+    """Draws a row of reconstructions for each attack and a column for each sparsity, with the SSIM below each image.
+
+    Args:
+        original: Image [H, W] in [0, 1], the first of every row.
+        rows: For each attack its reconstructions, in the order of ``columns``.
+        columns: Names of the columns.
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
     figure, axes = canvas(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
     for line, (label, shown) in zip(axes, rows.items(), strict=True):
         line[0].imshow(original, cmap="gray", vmin=0, vmax=1)

@@ -22,7 +22,7 @@ EDGES, GAP = 2, 3  # columns of a screen at both ends of a table, and between tw
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
-    """A number as people read it; a dash for what does not apply."""
+    """Formats a number with ``digits`` decimals, or in scientific notation if very small or large; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, int):
@@ -33,7 +33,7 @@ def number(value: float | int | None, digits: int = 3) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """So many of something: ``1 run``, ``2 runs``."""
+    """Returns a number with its noun in the singular or plural: ``1 run``, ``2 runs``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -56,7 +56,7 @@ def _titled(title: str | None) -> Table:
 
 
 class TextTable(NamedTuple):
-    """A table of text, split into parts one below the other where the screen is too narrow for all columns.
+    """A table of text, which is split into parts one below the other if the screen is too narrow for all columns.
 
     Every part repeats the first column, which holds the names of the rows.
     """
@@ -66,7 +66,7 @@ class TextTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Its parts, at the width that there is."""
+        """Yields the parts of the table for the width of the screen."""
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)
 
@@ -92,7 +92,7 @@ class TextTable(NamedTuple):
         return longest if self._numeric(place) else min(longest, FOLDED)
 
     def _numeric(self, place: int) -> bool:
-        """Whether all that stands there begins as numbers do."""
+        """Tells whether all cells of a column begin as numbers do."""
         return all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in self.rows if row[place])
 
     def _table(self, title: str | None, part: list[int], width: int) -> Table:
@@ -110,7 +110,7 @@ class TextTable(NamedTuple):
 
 
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
-    """One setting's methods side by side."""
+    """Builds the table of one comparison, with a row for each method."""
     columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
     return TextTable(rows[0].setting, ("method", *columns), cells)
@@ -148,7 +148,14 @@ FAILS = {
 
 
 def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
-    """Print every verdict, one line of a table each, or a paragraph where the screen is narrow, and what words mean."""
+    """Prints all verdicts and the meaning of the columns: as a table, or as paragraphs if the screen is narrow.
+
+    Args:
+        screen: Console to print to.
+        verdicts: The verdicts, in order.
+        title: Title of the table.
+        *legends: Further lines of explanation.
+    """
     screen.print(_verdict_table(verdicts, title) if screen.width >= NARROW else _paragraphs(verdicts, title))
     screen.print("\n".join([VERDICT_LEGEND, *legends]), style="dim", highlight=False)
 
@@ -172,7 +179,7 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
-    """Under each subject its verdicts, the word that tells beside a few lines; sizes where they are others."""
+    """Builds a paragraph for each verdict, grouped by subject; sizes are repeated only if they change."""
     parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
     for v in verdicts:
         parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []
@@ -193,13 +200,13 @@ def _control(v: Verdict) -> Text:
 
 
 def console(stderr: bool = False) -> Console:
-    """The console; a redirected one is wide enough not to fold tables."""
+    """Returns a console for standard output or error; a redirected one is 200 columns wide, to keep tables unfolded."""
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=200)
 
 
 def clock(screen: Console) -> Callable[[str], None]:
-    """What prints lines of progress, each with the seconds since the clock was made."""
+    """Returns a function that prints lines of progress, each with the seconds since ``clock`` was called."""
     start = time.perf_counter()
 
     def say(line: str) -> None:

@@ -13,7 +13,7 @@ from fedtangent.output.files import Metric
 
 
 def check_tensorboard() -> None:
-    """Raise ``ValueError`` where tensorboardX is not installed."""
+    """Raises ``ValueError`` if tensorboardX is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(
             "log: got tensorboard, but tensorboardX is not installed: pip install 'fedtangent[tensorboard]'"
@@ -22,11 +22,12 @@ def check_tensorboard() -> None:
 
 @contextlib.contextmanager
 def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
-    """What writes the metrics of an evaluation below ``folder``/tensorboard, each seed's as a run of its own.
+    """Opens a writer of metrics for TensorBoard below ``folder``/tensorboard, with one TensorBoard run for each seed.
 
-    What is there is replaced, as a run that is resumed tells all its evaluations again. A metric is the scalar
-    ``split/metric`` at its round, and the bytes sent until then are ``bytes/uplink`` and ``bytes/downlink``. All is on
-    the disk when the writer returns (tensorboardX's ``SummaryWriter`` writes in a thread, which may come too late).
+    Yields a function that writes the metrics of an evaluation. Its first call removes earlier files, since a resumed
+    run writes all its evaluations again. A metric is the scalar ``split/metric`` at its round; the bytes sent until
+    then are ``bytes/uplink`` and ``bytes/downlink``. The function returns after everything is on disk; tensorboardX's
+    ``SummaryWriter`` writes in a thread, which may be too late.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event

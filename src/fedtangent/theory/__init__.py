@@ -1,7 +1,8 @@
-"""What theory says a federated run must do, computed without running one.
+"""Theory of federated runs: quantities that a run must match, computed without a simulation.
 
-Nothing here imports the simulation, so that one mistake cannot agree with itself. A shape that does not fit, a number
-that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before any work.
+Nothing here imports the simulation, so that theory and simulation cannot share a mistake. A shape that does not fit, a
+number that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before
+any work starts.
 
 Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, Local-GD's in
 ``theory.local_gd``, DeepLin's in ``theory.deep_linear``, the exact dynamics in ``theory.flow``; all are exported here.
@@ -18,7 +19,7 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
                             (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
-``expansion``               what an age (rounds in which each client trains the model once) does to the residual, by
+``expansion``               the map of an age (rounds in which each client trains the model once) on the residual, by
                             eq. (13)-(14), from ``age_operators``; ``condition_15`` is eq. (15)
 ``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
                             ``linearisation_gap`` its last bound, ``gap_from_drift`` one by a kernel's measured change
@@ -32,17 +33,17 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
                             rate (9); ``minimum_norm`` is the centralised model (7), ``local_theorem_1`` Theorem 1
 ``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): separable classification's global models;
                             ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
-                            certificate that Assumption 1 fails; ``exponential_models`` are those of eq. (12), Lemma 2
+                            certificate that Assumption 1 fails; ``exponential_models`` solves eq. (12), Lemma 2
 ``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg on deep linear networks, its conditions
-                            and the hypotheses A, B and C of its proof; ``deep_linear_spectrum`` is that of P(0), (14)
+                            and hypotheses A, B and C of its proof; ``deep_linear_spectrum``: P(0)'s spectrum, (14)
 ``residual_terms``          eq. (16) and (17) of DeepLin: the four terms of the residual after a round
-``deep_linear_limit``       every round of the same at infinite width, mode by mode
+``deep_linear_limit``       every round of FedAvg on these networks at infinite width, mode by mode
 ``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
                             behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
-``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
-``Flow.bias``               how far that is from Theorem 2, as with weight decay or labels that contradict each other
-``Flow.stability``          the step sizes for which they converge, whatever the schedule;
-                            ``Flow.largest_stable_learning_rate``: for this one
+``Flow.fixed_point``        the end of the dynamics, from their operator: Theorem 2 as a checkable statement
+``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
+``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
+                            ``Flow.largest_stable_learning_rate``: under the flow's schedule
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
 ==========================  ======================================================================================

@@ -1,4 +1,4 @@
-"""An assumption of a theorem, measured on given data: one kind for every theorem, and one way to report it."""
+"""An assumption of a theorem, measured on data: one record for every theorem, and one report of such records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROUNDING = 1e-12  # of inputs that were scaled to norm 1
 
 
 class Assumption(NamedTuple):
-    """One assumption: it holds if ``measured relation required``."""
+    """One assumption of a theorem; it holds if ``measured relation required``."""
 
     name: str
     statement: str
@@ -19,22 +19,30 @@ class Assumption(NamedTuple):
     required: float
 
     def __str__(self) -> str:
-        """One line of a report."""
+        """Returns the assumption as one line of a report."""
         word = "holds" if self.holds else "FAILS"
         return f"{self.name}: {word}, {self.measured:.3g} {self.relation} {self.required:.3g} ({self.statement})"
 
 
 def assumption(name: str, statement: str, measured: float, relation: str, required: float) -> Assumption:
-    """The comparison carried out; a measured value that is not a number fails."""
+    """Builds an assumption and compares its measured value with the required one; a measured NaN fails.
+
+    Args:
+        name: Short name of the assumption.
+        statement: Meaning of the measured value, for the report.
+        measured: Value on the data.
+        relation: "<", "<=" or ">".
+        required: Value that the theorem requires.
+    """
     holds = {"<": measured < required, "<=": measured <= required, ">": measured > required}[relation]
     return Assumption(name, statement, bool(holds), float(measured), relation, float(required))
 
 
 def failing(found: Sequence[Assumption]) -> tuple[str, ...]:
-    """Names of those that do not hold."""
+    """Returns the names of the assumptions that do not hold."""
     return tuple(a.name for a in found if not a.holds)
 
 
 def report(title: str, found: Sequence[Assumption]) -> str:
-    """``title`` and a line for each assumption: what is printed of a theorem on given data."""
+    """Returns ``title`` and one line for each assumption."""
     return "\n  ".join([title, *map(str, found)])

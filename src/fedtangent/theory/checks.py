@@ -1,4 +1,4 @@
-"""Checks of what the theory is given, before any work starts: one ValueError that names the argument."""
+"""Checks of the theory's arguments, before any work starts; each raises a ``ValueError`` that names the argument."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from fedtangent.types import Cohort, Partition
 
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """An array of this shape."""
+    """Raises ``ValueError`` unless ``value`` has the shape ``shape``."""
     if np.shape(value) != shape:
         raise ValueError(f"{name}: got shape {np.shape(value)}, must be {shape}")
 
 
 def check_known(name: str, *values: Any) -> None:
-    """Numbers whose values are known; those of traced arrays are not."""
+    """Raises ``ValueError`` if a value is traced, so that its number cannot be read."""
     if not is_concrete(*values):
         raise ValueError(f"{name}: got a traced value, must be known numbers")
 
 
 def check_rows(name: str, values: Any, axes: str) -> np.ndarray:
-    """A row of numbers for each example, as float64, finite and not empty; ``axes`` are their names, such as "n, C"."""
+    """Checks an array with one row per example and returns it as float64.
+
+    Args:
+        name: Name of the argument in the message.
+        values: Array to check.
+        axes: Names of its two axes in the message, such as "n, C".
+
+    Raises:
+        ValueError: The array is not two-dimensional, is empty, or is not finite.
+    """
     rows = real_array(name, values)
     if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(f"{name}: got shape {rows.shape}, must be [{axes}] with {axes} >= 1")
@@ -36,7 +45,17 @@ def check_rows(name: str, values: Any, axes: str) -> np.ndarray:
 
 
 def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
-    """The blocks as float64, their shapes agreeing with the targets [n, C] and with each other."""
+    """Checks kernel blocks and returns them as float64.
+
+    Args:
+        kernels: Kernel blocks to check.
+        target_shape: Shape (n, C) of the targets.
+        outputs: "shared" or "full".
+
+    Raises:
+        ValueError: Shapes that do not agree with the targets or each other, numbers that are not finite, or a kernel
+            that is not symmetric positive semidefinite.
+    """
     choice("outputs", outputs, ("shared", "full"))
     per_example = target_shape[1] if outputs == "full" else 1
     n = target_shape[0] * per_example
@@ -69,7 +88,14 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
 
 
 def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gradient_descent") -> LargeKernel:
-    """A large kernel of n training points, whose outputs share it, for steps that are taken one by one."""
+    """Checks a large kernel of ``n`` training points; it needs shared outputs and gradient descent.
+
+    Args:
+        kernels: Large kernel to check.
+        n: Number of training points.
+        outputs: Must be "shared".
+        dynamics: Must be "gradient_descent".
+    """
     choice("outputs", outputs, ("shared",))
     choice("dynamics", dynamics, ("gradient_descent",))
     if len(kernels) != n:
@@ -78,9 +104,13 @@ def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gra
 
 
 def check_partition(partition: Partition, n: int, *, exact: bool = False, occupied: bool = False) -> Partition:
-    """A well-formed partition of n training rows, as NumPy arrays.
+    """Checks a partition of n training rows and returns it as NumPy arrays.
 
-    With ``exact`` every row belongs to exactly one client, with ``occupied`` every client has a row.
+    Args:
+        partition: Partition to check.
+        n: Number of training rows.
+        exact: Whether every row must belong to exactly one client.
+        occupied: Whether every client must have a row.
     """
     validate(partition, n, exact)
     found = Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
@@ -91,9 +121,14 @@ def check_partition(partition: Partition, n: int, *, exact: bool = False, occupi
 
 
 def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) -> tuple[np.ndarray, np.ndarray, int]:
-    """Client and model of every slot [R, S] and the number of models, consistent with clients of these sizes.
+    """Checks cohorts and returns client and model of every slot [R, S] and the number of models.
 
-    Empty slots (weight 0) may hold anything; they come back as client 0 and model 0.
+    Empty slots (weight 0) may contain any number; they are returned as client 0 and model 0.
+
+    Args:
+        cohorts: Cohorts to check.
+        sizes: Number of examples of each client [N].
+        num_models: Number of models; None for one more than the largest model index in use.
     """
     client, model = np.asarray(cohorts.client), np.asarray(cohorts.model)
     shapes = client.shape, model.shape, np.shape(cohorts.weight)
@@ -121,7 +156,7 @@ def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) ->
 
 
 def present_slots(cohorts: Cohort) -> np.ndarray:
-    """Which slots hold a client, [R, S] bool; all of them where the weights are traced."""
+    """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced."""
     if not is_concrete(cohorts.weight):
         return np.ones(np.shape(cohorts.weight), bool)
     weight = real_array("cohorts.weight", cohorts.weight)
@@ -134,7 +169,7 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
 
 
 def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
-    """Local steps of every client, [N] int64."""
+    """Checks the local steps and returns them for every client, [N] int64."""
     steps = np.asarray(local_steps)
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
@@ -146,21 +181,27 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 
 
 def check_rate(name: str, rate: Any, num_rounds: int) -> None:
-    """Raises ``ValueError`` for a learning rate that is not above 0, or in some round below 0, or not finite."""
+    """Raises ``ValueError`` unless a learning rate is finite and above 0; a rate of one round may also be 0.
+
+    Args:
+        name: Name of the argument in the message.
+        rate: A number, or one per round [R]; a traced rate is not checked.
+        num_rounds: Number R of rounds.
+    """
     value = _each_round(name, rate, num_rounds)
     if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
         raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")
 
 
 def check_shares(name: str, share: Any, num_rounds: int) -> None:
-    """A share, a number or one per round, from 0 to 1 where its value is known."""
+    """Raises ``ValueError`` unless a share, a number or one per round, is from 0 to 1 or traced."""
     value = _each_round(name, share, num_rounds)
     if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
         raise ValueError(f"{name}: got {share}, must be from 0 to 1")
 
 
 def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
-    """A number or one per round; None where its value is not known."""
+    """Checks the shape of a number or of one number per round, and returns its value; None for a traced value."""
     value = real_array(name, given) if is_concrete(given) else None
     shape = np.shape(given) if value is None else value.shape
     if shape not in ((), (num_rounds,)):
@@ -182,7 +223,12 @@ def check_semidefinite(ntk_train: np.ndarray) -> None:
 
 
 def check_own_blocks(smallest: np.ndarray, largest: np.ndarray) -> None:
-    """No client's own block of Theta has an eigenvalue below 0 by more than rounding; all clients are looked at."""
+    """Raises ``ValueError`` if a client's block of Theta has an eigenvalue more negative than rounding can explain.
+
+    Args:
+        smallest: Least eigenvalue of each client's block [N], at most 0.
+        largest: Largest eigenvalue of each client's block [N].
+    """
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
         raise ValueError(f"ntk_train: got eigenvalue {smallest[i]:.3g} of client {i}'s block, must be positive "
                          "semidefinite")  # fmt: skip

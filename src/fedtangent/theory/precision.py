@@ -1,4 +1,4 @@
-"""Float64 for the theory, whatever precision the program trains in."""
+"""Float64 for the theory, in whatever precision the program trains."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Result = TypeVar("Result")
 
 
 def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
-    """Runs ``function`` with JAX's 64-bit types enabled.
+    """Wraps ``function`` so that it runs with JAX's 64-bit types enabled.
 
-    Where the program has enabled them (``jax_enable_x64``), it is called as it is: traceable, differentiable, returning
-    JAX arrays. Otherwise it runs eagerly in a 64-bit scope and its arrays come back as NumPy float64, which later
-    32-bit JAX code can read; inside someone's jit or grad that is impossible, and a ValueError says so.
+    If the program has enabled them (``jax_enable_x64``), the function is called directly: traceable, differentiable,
+    returning JAX arrays. Otherwise it runs eagerly in a 64-bit scope, and its arrays are returned as NumPy float64,
+    which later 32-bit JAX code can read. Inside a caller's jit or grad that is impossible, and the call raises a
+    ValueError.
     """
 
     @functools.wraps(function)
@@ -36,16 +37,16 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
 
 
 def require_float64(where: str = "") -> None:
-    """``ValueError`` unless the program has enabled JAX's 64-bit types."""
+    """Raises ``ValueError`` unless the program has enabled JAX's 64-bit types; ``where`` completes the message."""
     if jnp.result_type(float) != np.float64:
         raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether no leaf of the values is a tracer, so that their numbers can be looked at."""
+    """Returns whether no leaf of ``values`` is a tracer, so that their numbers can be read."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
 def on_device(array: np.ndarray) -> jax.Array:
-    """``array`` for JAX: without a copy where it is read-only (``kernels.gram.read_only``), and so cannot change."""
+    """Returns ``array`` as a JAX array, without a copy if it is read-only (``kernels.gram.read_only``)."""
     return jnp.asarray(array) if array.flags.writeable else jax.device_put(array)

@@ -1,4 +1,4 @@
-"""How lazy a run is at every evaluation: a measure of ``Evaluation``, for algorithms that predict with networks."""
+"""A measure for ``Evaluation`` of how lazy a run is, for algorithms that predict with networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite
 
 
 class LinearisedPaths(Protocol):
-    """Trains the linearisations of K networks."""
+    """A function that trains the linearisations of K networks."""
 
     def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
         """Returns outputs [r, K, m, C] along a run.
@@ -45,16 +45,20 @@ class LinearisedPaths(Protocol):
 def linearised_paths(
     algorithm_of: Callable[[Model], Algorithm], model: Model, data: FederatedData, x: Array, rounds: Sequence[int]
 ) -> LinearisedPaths:
-    """``(seed, init=None) -> outputs`` [r, K, m, C] at ``x`` of the linearisations of K networks after ``rounds``.
+    """Builds a function that trains the linearisations of K networks and returns their outputs along the run.
 
-    Each network is linearised at its own start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the
-    network itself is: any algorithm, also one of which theory has no rule. A weight is a weight to both, so that what
-    an algorithm draws, clips, quantises or decays is the same. A model cannot tell which of the K it is: each has a run
-    of its own, which takes two to three times that of the networks. All are one program; nothing is compiled anew for
-    another seed.
+    Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the network
+    itself is: any algorithm, also one that theory does not follow. Both have the same weights, so an algorithm draws,
+    clips, quantises or decays the same in both. A model does not know its number among the K, so each has a separate
+    run, which takes two to three times as long as the networks' run. All runs share one program; another seed compiles
+    nothing anew.
 
     Args:
-        rounds: ascending, from 0.
+        algorithm_of: Builds the algorithm for a model.
+        model: The network.
+        data: Training data.
+        x: Inputs at which outputs are computed, [m, ...].
+        rounds: Rounds after which outputs are computed, ascending from 0.
     """
     of_network = algorithm_of(model)
     params, num_clients = of_network.params, data.num_clients
@@ -84,7 +88,12 @@ def linearised_paths(
 
 
 def check_linearisable(model: Model, x: Array) -> None:
-    """Raise ``ValueError`` for a model that cannot be differentiated forwards."""
+    """Raises ``ValueError`` for a model that has no forward-mode derivatives (``jax.jvp``).
+
+    Args:
+        model: The model.
+        x: Some inputs.
+    """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
@@ -96,11 +105,11 @@ def check_linearisable(model: Model, x: Array) -> None:
 
 @dataclass(frozen=True)
 class LazinessDiagnostics:
-    """Measure of a run: ``(algorithm, state) -> {metric: value}``; made by ``laziness_diagnostics``.
+    """A measure of a run, ``(algorithm, state) -> {metric: value}``; built by ``laziness_diagnostics``.
 
-    Values are means over the K models; with several models those of each come too, as ``drift_model_0``. A metric is
-    not-a-number at a round that is none of ``rounds``, as the last good one of a run that diverged. Predictions are
-    computed when the first evaluation asks for them, from the seed alone: a resumed run has the same.
+    Values are means over the K models; if there are several models, the values of each are added, as ``drift_model_0``.
+    A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a run that diverged.
+    Predictions are computed at the first evaluation, from the seed, so that a resumed run has the same ones.
     """
 
     algorithm: Algorithm
@@ -114,7 +123,7 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """The metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
+        """Returns the metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
         found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         each = {name: values for name, values in found.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in each.items()}
@@ -123,7 +132,7 @@ class LazinessDiagnostics:
         return means
 
     def parts(self, state: PyTree) -> Parts:
-        """The parts of every model's distance, [K]."""
+        """Computes the parts of every model's distance, [K]."""
         network, round_ = np.asarray(predict(self.algorithm, state, self.x).members, np.float64), int(state.round)
         if round_ not in self.rounds:
             unknown = np.full(len(network), np.nan)
@@ -134,10 +143,11 @@ class LazinessDiagnostics:
 
     @functools.cached_property
     def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Initial functions at ``x`` [K, m, C], and how far they are moved after ``rounds``, [r, K, m, C].
+        """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
-        By training linearised networks, and by the flow of infinite width. Each from the start as it computes it: that
-        programs round differently is no distance.
+        The first prediction trains linearised networks; the second is the flow of infinite width (None without a
+        limit). Each is relative to the start as the same program computes it, so that different rounding does not count
+        as distance.
         """
         linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
         at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)
@@ -149,24 +159,36 @@ class LazinessDiagnostics:
         return at_x, linear - linear[0], infinite - at_x
 
     def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int) -> LazinessDiagnostics:
-        """The same for a run of another seed, from its own start; nothing is compiled anew."""
+        """Returns the diagnostics for a run of another seed and start; nothing is compiled anew.
+
+        Args:
+            algorithm: The algorithm.
+            num_clients: Number of clients.
+            seed: Seed of the other run.
+        """
         return dataclasses.replace(self, seed=seed, kernels=self.kernels.of_seed(algorithm, num_clients, seed))
 
 
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
-    """Watches how lazy a run of ``built.algorithm`` with ``evaluation=Evaluation(evaluate_every, watch)`` is.
+    """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
 
-    At every evaluation, for each of the K models, as ``laziness.parts`` explains: ``feature_learning``, the distance of
-    the network to its own linearisation, trained alike (``linearised_paths``); ``initial_kernel``, that of the
-    linearisation to the federated flow of infinite width from the same initial function, with the same cohorts,
-    minibatches and rates; ``total``, of the network to that flow; and the ``drift`` of its tangent kernel
-    (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured at the training examples
-    that the kernel is measured on and as many test examples, the first ones, together.
+    At every evaluation it measures each of the K models, as ``laziness.parts`` explains: ``feature_learning``, the
+    distance of the network from its linearisation, trained alike (``linearised_paths``); ``initial_kernel``, the
+    distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
+    minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
+    kernel (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured together at the
+    training examples of that kernel and the first ``num_examples`` test examples.
 
-    Where theory has no rule for the run, the network no limit, or there are more than 4000 training examples (the
+    If theory does not follow the run, the network has no limit, or there are more than 4000 training examples (the
     limit's kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
 
-    Raises ``ValueError`` as ``kernel_diagnostics`` does, and for a model that ``jax.jvp`` cannot differentiate.
+    Args:
+        built: The run.
+        evaluate_every: Rounds between evaluations.
+        num_examples: Largest number of training and of test examples.
+
+    Raises:
+        ValueError: As ``kernel_diagnostics`` raises, or ``jax.jvp`` cannot differentiate the model.
     """
     algorithm, run = built.algorithm, built.description.run
     check_linearisable(built.model, built.data.x[:2])
@@ -184,7 +206,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
 
 
 def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
-    """The federated flow of infinite width of a run with a seed; raises ``ValueError`` where there is none."""
+    """Returns a function that builds the flow of infinite width for a seed; raises ``ValueError`` without a limit."""
     run, examples, model = built.description.run, len(built.data.x), in_float64(built.model)
     if examples > MOST_EXAMPLES:
         raise ValueError(f"data: got {examples} training examples, must be at most {MOST_EXAMPLES} for their kernel")

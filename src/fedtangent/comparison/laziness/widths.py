@@ -16,21 +16,21 @@ from fedtangent.types import Model, PyTree
 
 
 class Laziness(NamedTuple):
-    """The split of some networks of one width, at every evaluated round; see ``laziness.parts``."""
+    """The parts of the distance of one width's networks from theory, at every evaluated round."""
 
     width: int
     parts: Parts  # each [r, K, e]
     drift: np.ndarray  # [r, K, e], see ``WatchedNetworks``
 
     def curves(self) -> dict[str, np.ndarray]:
-        """``METRICS`` by name, each [r, K, e]."""
+        """Returns the values of ``METRICS`` by name, each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
 
 def watched_draws(setting: Setting) -> int:
-    """How many draws of each width are watched: 1, or 2 where the ensemble has a single model.
+    """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
 
-    0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
+    It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
     """
     if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
         return 0
@@ -38,10 +38,15 @@ def watched_draws(setting: Setting) -> int:
 
 
 def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
-    """How lazy the networks of ``seen`` that were watched are, at the training and some test examples together.
+    """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
 
     The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
-    cheaper than its training. ``infinite`` [r, K, E, n + m, C] is the flow of infinite width, ``at_points``.
+    cheaper than training.
+
+    Args:
+        theory: Setting and cohorts.
+        seen: Networks of one width, some of them watched.
+        infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
     """
     assert seen.watched is not None
     setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.watched.starts)
@@ -55,14 +60,28 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
 
 
 def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Outputs [..., n, C] at the training examples and [..., m, C] at the test examples, at some of these, together."""
+    """Joins outputs at all training examples and at some test examples (``exact.some_points``).
+
+    Args:
+        setting: The setting.
+        train: Outputs at the training examples, [..., n, C].
+        test: Outputs at the test examples, [..., m, C].
+    """
     return np.concatenate([train, test[..., exact.some_points(setting), :]], axis=-2)
 
 
 def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.ndarray, k: int) -> np.ndarray:
-    """Outputs [r, n + m, C] of network ``k``, linearised at its initial weights ``params``, at the evaluated rounds.
+    """Computes the path of one network, linearised at its initial weights, at the points of ``at_points``.
 
-    ``start`` [n + m, C] is its initial function, ``at_points``.
+    Args:
+        theory: Setting and cohorts.
+        model: The network.
+        params: Its initial weights.
+        start: Its initial function, [p, C] at these points.
+        k: Number of the network among the K models.
+
+    Returns:
+        Outputs at the evaluated rounds, [r, p, C].
     """
     setting = theory.setting
     x = np.concatenate([setting.x_train, setting.x_test[exact.some_points(setting)]])

@@ -1,8 +1,8 @@
 """The theorems checked against simulation; every check also rejects a wrong theory, its negative control.
 
-Each file below checks one theorem, or some that belong together, and ends with its ``TheoremEntry``; the other files
-hold what these share. To add a theorem, write its function in ``theory/``, its check with an entry in a file here, and
-a test. The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
+Each file below checks one theorem, or a few related ones, and ends with its ``TheoremEntry``; the other files have the
+shared code. To add a theorem, write its function in ``theory/``, its check with an entry in a file here, and a test.
+The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class TheoremEntry(Entry):
 
 
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
-    """The entries that ``names`` selects: an entry's name, or a paper's (``ntk_fl``) for all of its; without any, all.
+    """Returns the entries that ``names`` selects, by name; without names, all entries.
 
-    Raises ``ValueError`` for an unknown name.
+    A name is an entry's, or a paper's (``ntk_fl``), which selects all entries of that paper. Raises ``ValueError`` for
+    an unknown name.
     """
     every = catalogue("theorems")
     papers = dict.fromkeys(name.split(".")[0] for name in every)
@@ -51,5 +52,5 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
 
 
 def of_scale(scale: str, default: Size, paper: Size) -> Size:
-    """``default`` or ``paper``, whichever ``scale`` names; raises ``ValueError`` for another scale."""
+    """Returns ``default`` or ``paper``, as ``scale`` says; raises ``ValueError`` for another scale."""
     return default if choice("scale", scale, SCALES) == "default" else paper

@@ -22,7 +22,7 @@ Tick = Callable[[int, int], None]  # is told how many images are done, and of ho
 
 
 class Features(NamedTuple):
-    """Features of images, and what they are."""
+    """Features of images, and a description of how they were computed."""
 
     values: np.ndarray  # [n, F] float32
     made_by: str  # describes how they were made, in full: equal texts mean equal features of the same images
@@ -31,13 +31,20 @@ class Features(NamedTuple):
 def in_blocks(
     images: Any, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """The features ``compute(batch)`` [b, h, w, c] -> [b, F] float32 of all images, one block of 1000 at a time.
+    """Computes the features ``compute(batch)`` [b, h, w, c] -> [b, F] float32 of all images in blocks of 1000.
 
-    ``images`` [n, h, w, c] are uint8, which are divided by 255, or floating within [0, 1]. Each block is kept in
-    ``folder`` (None: nowhere) under a digest of its images and of ``made_by``. So interrupted work goes on where it
-    stopped, and the first blocks of a data set serve for a larger part of it too.
+    Each block is kept in ``folder`` under a digest of its images and of ``made_by``. So interrupted work continues at
+    the block where it stopped, and the first blocks of a data set serve for a larger part of it too.
 
-    Raises ``ValueError`` for other images, a folder that cannot be written to, and kept features that were altered.
+    Args:
+        images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
+        made_by: Full description of the features: equal texts mean equal features of the same images.
+        compute: Function from a batch of images to features.
+        folder: Folder in which features are kept; None keeps nothing.
+        tick: Called with the number of finished images and the number of all images.
+
+    Raises:
+        ValueError: Images have another form, the folder cannot be written to, or kept features were altered.
     """
     x = checked_images(images)
     place = None if folder is None else checks.writable("folder", files.expanded("folder", folder), "features")
@@ -57,7 +64,7 @@ def in_blocks(
 
 
 def checked_images(images: Any) -> np.ndarray:
-    """``images`` as an array [n, h, w, c]; raises ``ValueError`` unless they are uint8 or floating within [0, 1]."""
+    """Returns ``images`` as an array [n, h, w, c]; raises ``ValueError`` unless uint8, or floating within [0, 1]."""
     x = np.asarray(images)
     if x.ndim != 4 or x.size == 0 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
         raise ValueError(
@@ -69,13 +76,19 @@ def checked_images(images: Any) -> np.ndarray:
 
 
 def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], standardise: bool = True) -> Dataset:
-    """The data set with features [n, F] float32 in the place of its images, of training and of test examples.
+    """Returns the data set with features [n, F] float32 in place of its training and test images.
 
-    ``features`` is such as ``functools.partial(random_convolution, num_features=1024)``. With ``standardise`` the mean
-    of each feature over the training images is subtracted, and it is divided by their standard deviation there (by 1
-    where that is 0). ``info.source`` says what the features are.
+    ``info.source`` of the result describes the features.
 
-    Raises ``ValueError`` for a data set that has no images.
+    Args:
+        dataset: A data set of images.
+        features: Function from images to features, such as ``functools.partial(random_convolution,
+            num_features=1024)``.
+        standardise: Whether to subtract the mean of each feature over the training images and divide by its standard
+            deviation there (by 1 if that is 0).
+
+    Raises:
+        ValueError: The data set has no images.
     """
     if dataset.kind != IMAGE:
         raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
@@ -97,7 +110,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def _computed(x: np.ndarray, compute: Callable[[np.ndarray], Array], done: Callable[[int], None]) -> np.ndarray:
-    """The features of one block; the last batch is filled up, so that all have one size and one program."""
+    """Computes the features of one block; the last batch is padded, so that all have one size and one program."""
     found = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):

@@ -28,23 +28,26 @@ def random_convolution(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Features [n, F] float32 of fixed random filters, after Coates, Ng and Lee (2011), whose filters are learned.
+    """Computes features [n, F] float32 of fixed random filters, after Coates, Ng and Lee (2011), who learn theirs.
 
-    Each patch p, ``filter_size`` wide and high, of all channels, at every place within an image, is normalised:
-    ``z = (p - mean p) / sqrt(var p + 1e-3)``, of D numbers. There are ``F / grid^2`` filters, each w [D] of N(0, 1)
-    less its own mean, and b of N(0, 1), from ``seed``; a patch responds by ``max(0, w'z / sqrt(D) - b)``. The responses
-    are averaged over the cells of a ``grid`` x ``grid``, whose sizes differ by one where they do not divide. Feature
-    ``(row * grid + column) * filters + j`` is that of filter j in that cell. Nothing depends on other images.
+    Each patch p, ``filter_size`` wide and high, of all channels, at every place within an image, is normalised: ``z =
+    (p - mean p) / sqrt(var p + 1e-3)``, of D numbers. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus its
+    mean, and b of N(0, 1), from ``seed``; a patch responds by ``max(0, w'z / sqrt(D) - b)``. The responses are averaged
+    over the cells of a ``grid`` x ``grid``, whose sizes differ by one if they do not divide evenly. Feature ``(row *
+    grid + column) * filters + j`` is that of filter j in that cell. Nothing depends on other images.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
         num_features: F, a multiple of ``grid**2``.
-        folder: where features are kept and found again, 1000 images in each file; None keeps nothing.
-        tick: is told how many images are done, and of how many.
+        seed: Seed of the filters.
+        filter_size: Side of a patch.
+        grid: Number of cells along each axis.
+        folder: Folder in which features are kept and found again, 1000 images in each file; None keeps nothing.
+        tick: Called with the number of finished images and the number of all images.
 
     Raises:
-        ValueError: other images, too small for a patch at each cell; an option out of range; a folder that cannot be
-            written to.
+        ValueError: Images have another form or are too small for a patch in each cell, an option is out of range, or
+            the folder cannot be written to.
     """
     x = checked_images(images)
     filter_size = checks.whole("filter_size", filter_size, 1, min(x.shape[1:3]))
@@ -63,7 +66,7 @@ def random_convolution(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
-    """[b, h, w, c] -> [b, grid^2 filters]: of a filter without mean, the patch's mean is nothing to it."""
+    """Maps [b, h, w, c] to [b, grid^2 filters]; filters have mean 0, so the patch's mean need not be subtracted."""
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)
     mean = _convolved(x, jnp.full((*filters.shape[:3], 1), 1 / size, x.dtype))
@@ -83,7 +86,7 @@ def _convolved(x: Array, kernel: Array) -> Array:
 
 
 def _cells(places: int, grid: int) -> np.ndarray:
-    """What averages over the cells of one axis, [grid, places]."""
+    """Returns the matrix [grid, places] that averages over the cells of one axis."""
     rows = np.zeros((grid, places), np.float32)
     for row, cell in zip(rows, np.array_split(np.arange(places), grid), strict=True):
         row[cell] = 1 / len(cell)

@@ -36,27 +36,27 @@ def resnet50_features(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """What ResNet-50 gives to its last linear layer: [n, 2048] float32.
+    """Computes the inputs of ResNet-50's last linear layer: [n, 2048] float32.
 
-    The network is that of He et al. (2016), as torchvision has it: the stride of a block is that of its 3 x 3
+    The network is that of He et al. (2016) in torchvision's version: the stride of a block is that of its 3 x 3
     convolution; batch normalisation uses the stored mean and variance, epsilon 1e-5; zero padding, 3 for the first
     convolution and 1 for the 3 x 3 ones; a 3 x 3 maximum of stride 2 after the first; the mean over all places last.
-    Images are made ``size`` x ``size`` bilinearly, as Pillow does it but for its rounding, and each colour is
-    standardised by ImageNet's mean and standard deviation. An image is taken whole (the weights' own evaluation makes
-    photographs 256 wide and takes the middle 224).
+    Images are resized to ``size`` x ``size`` bilinearly, as by Pillow but without its rounding, and each colour is
+    standardised by ImageNet's mean and standard deviation. An image is used whole (the weights' own evaluation resizes
+    photographs to 256 and takes the middle 224).
 
     Args:
         images: [n, height, width, 3], uint8 or floating within [0, 1].
-        weights: a safetensors file of torchvision's names (``conv1.weight``, ``layer1.0.bn1.running_mean``, ..);
-            the one to download is ``resnet50.URL``.
-        sha256: that of the file; by default the one that ``resnet50.URL`` had. What is returned says it.
-        size: width and height that the network sees, at least 32.
-        folder: where features are kept and found again, 1000 images in each file; None keeps nothing.
-        tick: is told how many images are done, and of how many.
+        weights: A safetensors file with torchvision's names (``conv1.weight``, ``layer1.0.bn1.running_mean``, ..), such
+            as the one at ``resnet50.URL``.
+        sha256: Checksum of that file, by default of the one at ``resnet50.URL``; ``made_by`` of the result contains it.
+        size: Width and height of the network's input, at least 32.
+        folder: Folder in which features are kept and found again, 1000 images in each file; None keeps nothing.
+        tick: Called with the number of finished images and the number of all images.
 
     Raises:
-        ValueError: other images, a size out of range; a file of weights that is missing, is not the one of
-            ``sha256``, is cut short, or lacks a tensor or has it in another shape; a folder that cannot be written to.
+        ValueError: Images have another form, the size is out of range, the folder cannot be written to, or the file of
+            weights is missing, has another checksum, is cut short, or lacks a tensor or has it in another shape.
     """
     size = checks.whole("size", size, 32)
     x = checked_images(images)
@@ -72,7 +72,7 @@ def resnet50_features(
 
 
 def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
-    """The tensors of the network without its last layer, by name; ``width`` is the number of first channels."""
+    """Returns the shapes of the network's tensors, without the last layer, by name; ``width`` is the first channels."""
     found: dict[str, tuple[int, ...]] = {}
 
     def layer(convolution: str, normalisation: str, shape: tuple[int, ...]) -> None:
@@ -96,7 +96,7 @@ def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
 
 
 def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The network's tensors as float32; the width is that of the file."""
+    """Checks the network's tensors and returns them as float32; the width is that of the file."""
     width = next((len(a) for name, a in tensors.items() if name == "conv1.weight" and a.ndim == 4), 64)
     found = {}
     for name, shape in shapes(width).items():
@@ -109,7 +109,7 @@ def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 @functools.partial(jax.jit, static_argnums=1)
 def _forward(network: dict[str, Array], size: int, images: Array) -> Array:
-    """[b, h, w, 3] within [0, 1] -> [b, 32 width], the width being 64."""
+    """Maps images [b, h, w, 3] within [0, 1] to features [b, 32 width], the width being 64."""
 
     def normalised(x: Array, name: str) -> Array:
         gain, bias, mean, variance = (network[f"{name}.{k}"] for k in ("weight", "bias", "running_mean", "running_var"))

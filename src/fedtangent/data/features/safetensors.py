@@ -21,21 +21,26 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Weights(NamedTuple):
-    """What a file of weights holds, and its sha256."""
+    """Tensors of a file of weights, and its sha256."""
 
     tensors: dict[str, np.ndarray]
     sha256: str
 
 
 def read(path: Path | str, sha256: str) -> Weights:
-    """The tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
+    """Reads the tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
 
     The format (github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header,
     JSON of ``{name: {"dtype", "shape", "data_offsets": [first, beyond]}}`` and perhaps ``"__metadata__"``; then the
     numbers, little-endian, without a gap.
 
-    Raises ``ValueError`` naming the file for one that cannot be read, whose sha256 is another, that is cut short or
-    too long, or is not of this format.
+    Args:
+        path: The file.
+        sha256: Checksum that the file must have.
+
+    Raises:
+        ValueError: The file cannot be read, has another checksum, is cut short or too long, or has another format. The
+            message names the file.
     """
     path = files.expanded("weights", path)
     raw = files.content("weights", path)
@@ -55,7 +60,7 @@ def read(path: Path | str, sha256: str) -> Weights:
 
 
 def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
-    """One tensor, a view of the file's bytes."""
+    """Returns one tensor, a view of the file's bytes."""
     if dtype not in DTYPES:
         raise ValueError(f"a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
     first, beyond = data_offsets

@@ -14,11 +14,20 @@ from fedtangent.types import Partition
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:
-    """Sort by label, cut into equal shards, deal them at random (McMahan et al., 2017, section 3).
+    """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
 
-    The ``num_clients * shards_per_client`` shards have equal sizes to within one, so that where classes differ in size
-    a shard can straddle a boundary and its client meet one class more than it has shards. ``classes`` never does that.
-    Raises ``ValueError`` for more shards than examples.
+    The ``num_clients * shards_per_client`` shards have equal sizes to within one. If classes differ in size, a shard
+    can straddle a boundary, so that a client has one class more than it has shards; with ``classes`` this cannot
+    happen.
+
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        shards_per_client: Number of shards of a client.
+        seed: Seed of the deal.
+
+    Raises:
+        ValueError: There are more shards than examples.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = checked_clients(num_clients, len(labels)), generator(seed)
@@ -34,13 +43,20 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
 
 
 def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -> Partition:
-    """Each client holds exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
+    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
 
     The ``num_clients * classes_per_client`` slots are divided equally among the classes present (to within one); a
     class's examples are divided equally, at random, among the clients that drew it.
 
-    Raises ``ValueError`` for more classes a client than there are, fewer slots than classes (some class would go to
-    nobody), or a class with fewer examples than clients that drew it.
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        classes_per_client: Number of classes of a client.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: A client would need more classes than there are, there are fewer slots than classes (a class would
+            go to nobody), or a class has fewer examples than clients that drew it.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = checked_clients(num_clients, len(labels)), generator(seed)
@@ -68,9 +84,10 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
 
 
 def _deal_classes(rng: np.random.Generator, slots: np.ndarray, num_clients: int, per_client: int) -> list[list[int]]:
-    """For each class its clients, ``slots[c]`` of them; every client gets ``per_client`` different classes.
+    """Deals classes to clients: ``slots[c]`` clients for class c, and ``per_client`` different classes for each client.
 
-    Always possible: no class has more slots left than clients remain, since one that has as many is taken at once.
+    Always possible: no class has more slots left than clients remain, since the next client takes every class that has
+    as many.
     """
     slots = slots.copy()
     holders: list[list[int]] = [[] for _ in slots]
@@ -86,15 +103,23 @@ def _deal_classes(rng: np.random.Generator, slots: np.ndarray, num_clients: int,
 
 
 def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
-    """Each client has a main class, with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
+    """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
 
     With C classes in ascending order, the main class of client i is number ``i mod C``. All clients hold equally many
-    examples m: ``share * m`` of the main class, rounded to the nearest whole number, and the rest evenly of all other
-    classes, to within one (the classes that follow the main one get the one more). m is the largest number for which
-    each class has enough examples. What is left belongs to no client: next to nothing where classes are equally large
-    and N is a multiple of C, otherwise more.
+    examples m: ``share * m`` of the main class, rounded to the nearest whole number, and the rest evenly from all other
+    classes, to within one (the classes after the main one come first). m is the largest number for which each class has
+    enough examples. The other examples belong to no client; they are few if classes are equally large and N is a
+    multiple of C.
 
-    Raises ``ValueError`` for a share outside (0, 1], fewer than two classes, and classes too small for one example.
+    Args:
+        labels: Class labels [n].
+        num_clients: Number N of clients.
+        share: Share of the main class, in (0, 1].
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: The share is out of range, there are fewer than two classes, or classes are too small for one
+            example.
     """
     labels = checks.class_labels("labels", labels)
     checks.number("share", share, above=0, at_most=1)
@@ -107,7 +132,7 @@ def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -
 
 
 def _majority_counts(pool: np.ndarray, num_clients: int, share: float) -> np.ndarray:
-    """How many examples of each class a client gets, [N, C]: the most that ``pool`` [C] has room for."""
+    """Computes the number of a client's examples of each class, [N, C]: the most that ``pool`` [C] has room for."""
     others = len(pool) - 1
     if others == 0:
         raise ValueError("labels: got one class, must be of two or more")

@@ -38,25 +38,25 @@ class SkewOptions(ClientsOptions):
 
 
 def generator(seed: int) -> np.random.Generator:
-    """The generator of ``seed``, from 0 to 2^32 - 1; raises ``ValueError``."""
+    """Creates the random generator of ``seed``, from 0 to 2^32 - 1; raises ``ValueError`` for other seeds."""
     return np.random.Generator(np.random.PCG64(checks.seed(seed)))
 
 
 def checked_clients(num_clients: int, num_examples: int) -> int:
-    """``num_clients``, if it is from 1 to the number of examples; raises ``ValueError``."""
+    """Returns ``num_clients``; raises ``ValueError`` unless it is from 1 to the number of examples."""
     checks.whole("num_examples", num_examples)
     return checks.whole("num_clients", num_clients, 1, num_examples)
 
 
 def assemble(parts: Sequence[np.ndarray]) -> Partition:
-    """The partition of the given clients, each client's indices in ascending order."""
+    """Builds the partition from each client's indices, which it sorts."""
     sizes = [len(p) for p in parts]
     indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)
     return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
 def apportion(total: int, shares: np.ndarray) -> np.ndarray:
-    """``total`` divided into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
+    """Divides ``total`` into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)
     rest = total - int(whole.sum())
@@ -65,7 +65,7 @@ def apportion(total: int, shares: np.ndarray) -> np.ndarray:
 
 
 def of_labels(function: Callable[..., Partition]) -> Callable[[Any, Dataset, int], Partition]:
-    """``build`` for an entry whose options are the arguments of a partitioner by labels."""
+    """Returns the ``build`` of an entry whose options are the arguments of a partitioner by labels."""
     return lambda options, dataset, seed: function(_labels(dataset), seed=seed, **vars(options))
 
 

@@ -15,10 +15,14 @@ from fedtangent.types import Partition
 
 
 def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
-    """One client for each distinct user (writer, speaker, device), in ascending order of their ids.
+    """Builds one client for each distinct user (writer, speaker, device), in ascending order of their ids.
 
-    ``user_ids`` [n] are all whole numbers or all strings, such as a column of a pandas table. Raises ``ValueError`` for
-    other things, among them None and NaN: an example without a user. ``name`` is what the error calls them.
+    Args:
+        user_ids: User of each example [n], all whole numbers or all strings, such as a column of a pandas table.
+        name: Name of the ids in error messages.
+
+    Raises:
+        ValueError: An id is anything else, such as None or NaN: an example without a user.
 
     Example:
 
@@ -48,11 +52,16 @@ def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
 
 
 def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
-    """The partition in which each client holds the examples that ``clients`` lists for it, in that order.
+    """Builds the partition in which each client holds the examples that ``clients`` lists for it, in that order.
 
-    ``clients`` is a ``Partition``, a sequence of index arrays, or a mapping from each client's name to them, whose
-    order is that of the clients. Clients may overlap, and may be empty. Raises ``ValueError`` for anything else, and
-    for indices that are not among ``num_examples``; ``name`` is what the error calls them.
+    Args:
+        clients: A ``Partition``, a sequence of index arrays, or a mapping from each client's name to one, in the order
+            of the clients. Clients may overlap, and may be empty.
+        num_examples: Number of examples, which indices must lie below.
+        name: Name of the clients in error messages.
+
+    Raises:
+        ValueError: ``clients`` is anything else, or an index is out of range.
     """
     if not isinstance(clients, Partition):
         clients = _of_lists(clients, name)
@@ -61,7 +70,7 @@ def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partitio
 
 
 def _array(given: Any) -> np.ndarray:
-    """What is given as an array; one object where it is none, as rows of different lengths."""
+    """Converts a value to an array; to an object array of shape () if NumPy cannot, as for rows of unequal lengths."""
     try:
         return np.asarray(given)
     except ValueError:
@@ -71,7 +80,7 @@ def _array(given: Any) -> np.ndarray:
 
 
 def consecutive(sizes: Sequence[int]) -> Partition:
-    """The partition in which client i holds the next ``sizes[i]`` examples, in the order of the data."""
+    """Builds the partition in which client i holds the next ``sizes[i]`` examples, in the order of the data."""
     return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
 
 
@@ -90,11 +99,16 @@ def _of_lists(clients: Any, name: str) -> Partition:
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
-    """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+    """Raises ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
 
     There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
-    Clients may be empty and may share examples, but for ``exact``: every example belongs to exactly one client.
-    ``name`` is what the error calls the partition.
+    Clients may be empty and may share examples.
+
+    Args:
+        partition: The partition.
+        num_examples: Number of examples.
+        exact: Whether every example must belong to exactly one client.
+        name: Name of the partition in error messages.
     """
     num_examples = checks.whole("num_examples", num_examples)
     if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):

@@ -31,9 +31,9 @@ def dirichlet(
     min_client_size: int = 1,
     dirichlet_method: str = "per_client",
 ) -> Partition:
-    """Label proportions drawn from a Dirichlet distribution; a smaller ``alpha`` makes clients less alike.
+    """Draws the clients' label proportions from a Dirichlet distribution; a smaller ``alpha`` makes clients less alike.
 
-    With C classes in shares p (``alpha C p`` is ``(alpha, .., alpha)`` when classes are equally common):
+    The methods, with C classes in shares p (``alpha C p`` is ``(alpha, .., alpha)`` if classes are equally common):
 
     - ``"per_client"``: client i draws ``q_i ~ Dir(alpha C p)`` and its labels from ``q_i`` without replacement, ``q_i``
       being renormalised whenever a class is used up (Hsu et al., 2019). Sizes are equal to within one. This is the
@@ -43,9 +43,18 @@ def dirichlet(
     - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
       al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
 
-    What is left for a client depends on those before it, so clients draw in random order.
+    The examples left for a client depend on the clients before it, so clients draw in random order.
 
-    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9] and ``min_client_size`` beyond what the examples allow.
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        alpha: Concentration, within [1e-9, 1e9].
+        seed: Seed of the draw.
+        min_client_size: Fewest examples of a client.
+        dirichlet_method: One of the methods above.
+
+    Raises:
+        ValueError: ``alpha`` is out of range, or ``min_client_size`` exceeds the examples of an average client.
 
     Example:
 
@@ -72,7 +81,7 @@ def dirichlet(
 def _split_clients(
     rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, concentration: np.ndarray
 ) -> list[np.ndarray]:
-    """Equal clients, one after another in random order, each drawing its label shares and then its examples."""
+    """Fills clients of equal size in random order: each draws its label shares and then its examples."""
     num_examples = sum(len(p) for p in pools)
     base, extra = divmod(num_examples, num_clients)
     used, parts = np.zeros(len(pools), np.int64), [np.empty(0, np.int64)] * num_clients
@@ -85,11 +94,11 @@ def _split_clients(
 
 
 def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """How many examples of each class a client draws, [C]: ``size`` draws from ``shares``, without replacement.
+    """Draws the number of a client's examples of each class, [C]: ``size`` draws from ``shares``, without replacement.
 
-    The same law as drawing one label at a time and renormalising ``shares`` when a class is used up: what a
-    multinomial draw takes beyond the pool is drawn again from the other classes. If no class that is left has any
-    share, the rest comes from what the pool holds.
+    The law is the same as when labels are drawn one at a time and ``shares`` is renormalised when a class is used up:
+    draws beyond the pool are repeated among the other classes. If no remaining class has a share, the rest is drawn
+    from the pool.
     """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
@@ -104,7 +113,7 @@ def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: 
 def _split_classes(
     rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, alpha: float
 ) -> list[np.ndarray]:
-    """Each class divided among all clients in its own Dirichlet shares."""
+    """Divides each class among all clients in its own Dirichlet shares."""
     pieces = []
     for pool in pools:
         sizes = apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
@@ -113,7 +122,7 @@ def _split_classes(
 
 
 def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_client_size: int) -> list[np.ndarray]:
-    """Move random examples, one at a time, from the largest client to the smallest until all have enough."""
+    """Moves random examples, one at a time, from the largest client to the smallest until all have enough."""
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
     while sizes.min() < min_client_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

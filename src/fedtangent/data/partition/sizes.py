@@ -23,16 +23,16 @@ from fedtangent.types import Partition
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
-    """Examples dealt at random, sizes equal to within one (the first clients hold the one more)."""
+    """Deals the examples at random; sizes are equal to within one (the first clients are the larger ones)."""
     num_clients, rng = checked_clients(num_clients, num_examples), generator(seed)
     return assemble(np.array_split(rng.permutation(num_examples), num_clients))
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
-    """Clients of unequal sizes, drawn from a Dirichlet distribution, with random examples: labels are alike.
+    """Draws clients' sizes from a Dirichlet distribution and deals random examples: only sizes differ, not labels.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
-    rounded to whole examples by largest remainder. Raises ``ValueError`` as ``dirichlet``.
+    rounded to whole examples by largest remainder. Arguments and errors are those of ``dirichlet``.
     """
     checks.number("alpha", alpha, **ALPHA)
     num_clients, rng = checked_clients(num_clients, num_examples), generator(seed)

@@ -14,7 +14,7 @@ MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
 class Heterogeneity(NamedTuple):
-    """How unlike the clients of a partition are. The means are over clients that hold anything."""
+    """Heterogeneity of the clients of a partition; means are over clients that hold examples."""
 
     label_distribution: np.ndarray  # [N, C] float64, share of each class among a client's examples (0 if it has none)
     total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|
@@ -22,10 +22,10 @@ class Heterogeneity(NamedTuple):
 
 
 def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
-    """Statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
+    """Computes statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
 
-    Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that
-    the table [N, C] would exceed 2**26 entries.
+    Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that the
+    table [N, C] would exceed 2**26 entries.
     """
     labels = checks.class_labels("labels", labels)
     validate(partition, len(labels))

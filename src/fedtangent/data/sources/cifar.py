@@ -30,11 +30,12 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Colour images [n, 32, 32, 3] in [0, 1], and the fine labels of CIFAR-100; nothing is random.
+    """Loads colour images [n, 32, 32, 3] in [0, 1], and the fine labels of CIFAR-100; nothing is random.
 
     They are read from the original binary version, in the order of its files: the published archive, or the folder that
-    it unpacks to. For CIFAR-10 a file ``cifar10*.npz`` will do too, of ``train_images`` [n, 32, 32, 3] uint8 and
-    ``train_labels`` [n], and optionally the same for ``test``; without these the last fifth of the images tests.
+    it unpacks to. CIFAR-10 can also be a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and
+    ``train_labels`` [n], and optionally the same for ``test``; without these the last fifth of the images is the test
+    set.
     """
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
@@ -53,7 +54,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """Images and labels of both splits from the user's archive, as ``_load`` describes it."""
+    """Reads images and labels of both splits from the user's archive, which ``_load`` describes."""
     held = archive.read(name, path, ("train_images", "train_labels"))
     x, y = archive.images(name, path, held, "train", SIZE)
     kept = len(y) if "test_images" in held else len(y) - len(y) // 5
@@ -62,7 +63,7 @@ def _part(name: str, path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Images and labels of both splits from the published archive."""
+    """Reads images and labels of both splits from the published archive."""
     name, path = published.name, paths["archive"]
     raw = contents(published, "archive", path)
     with reading(name, path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
@@ -73,7 +74,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
-    """Images uint8 [n, 32, 32, 3] and labels uint8 [n] of both splits, from the bytes of each file."""
+    """Returns images uint8 [n, 32, 32, 3] and labels uint8 [n] of both splits, from the bytes of each file."""
     arrays: Arrays = {}
     for split, names in FILES[name].items():
         parts = [_parsed(name, path / file, files[file], split) for file in names]
@@ -82,7 +83,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file; raises ``ValueError`` for another size or a label out of range."""
+    """Parses images and labels of one file; raises ``ValueError`` for another size or a label out of range."""
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

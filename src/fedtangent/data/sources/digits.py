@@ -23,7 +23,7 @@ class DigitsOptions(ImageOptions):
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
+    """Loads images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     from sklearn.datasets import load_digits as bundled
@@ -40,7 +40,7 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a training and a test set, both in random order; every class is divided in the same proportion."""
+    """Draws the indices of a training and a test set, both in random order, dividing every class in one proportion."""
     train, test = [], []
     for c in np.unique(labels):
         own = rng.permutation(np.flatnonzero(labels == c))

@@ -31,7 +31,7 @@ class EmnistOptions(StoredImageOptions):
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
+    """Loads images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
 
     The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are those of the
     files, except that those of ``letters``, 1 to 26 there, start from 0.
@@ -42,7 +42,7 @@ def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def of_part(part: str) -> Published:
-    """The data set ``part`` of the archive; each has a folder of its own in the cache."""
+    """Returns the description of the data set ``part`` of the archive; each part has its own folder in the cache."""
     return EMNIST._replace(name=f"emnist_{part}", num_classes=NUM_CLASSES[part])
 
 

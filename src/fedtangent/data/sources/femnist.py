@@ -32,7 +32,7 @@ class WritersOptions(StoredImageOptions):
 
 
 def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each; nothing is random.
+    """Loads images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each; nothing is random.
 
     Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
     ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255
@@ -80,7 +80,7 @@ def _of_archive(path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """TensorFlow Federated's images, writer after writer in the order of their names."""
+    """Reads TensorFlow Federated's images, writer after writer in the order of their names."""
     path = paths["database"]
 
     def writers(split: str) -> Iterator[leaf.User]:
@@ -93,10 +93,10 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 28, 28], in which 255 is ink, and labels uint8 [n].
+    """Converts a writer's examples to images uint8 [n, 28, 28], in which 255 is ink, and labels uint8 [n].
 
-    The files have shades [n, 784] from 0 (ink) to 1 (paper), in steps of 1/255. Raises ``ValueError`` for others, and
-    for labels that are not classes.
+    The files have shades [n, 784] from 0 (ink) to 1 (paper), in steps of 1/255. Raises ``ValueError`` for other shades,
+    and for labels that are not classes.
     """
     given = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
     shades = np.rint(given * 255)

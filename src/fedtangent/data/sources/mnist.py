@@ -16,17 +16,24 @@ from fedtangent.data.stored import obtain
 def load_images(
     published: Published, options: StoredImageOptions, data_dir: Path | None = None, seed: int = 0
 ) -> Dataset:
-    """Images [n, 28, 28, 1] in [0, 1] and labels [n], in the original order; nothing is random.
+    """Loads images [n, 28, 28, 1] in [0, 1] and labels [n], in the original order; nothing is random.
 
-    ``data_dir`` is the folder with the four original idx files, by default $FEDTANGENT_DATA; without either they are
-    taken from the cache, or downloaded. Raises ``ValueError`` for missing or altered files, a corrupted cache, no
-    network, or an option out of range.
+    Args:
+        published: Description of MNIST or Fashion-MNIST.
+        options: Options of the data set.
+        data_dir: Folder with the four original idx files, by default $FEDTANGENT_DATA; without either they are taken
+            from the cache, or downloaded.
+        seed: Not used.
+
+    Raises:
+        ValueError: Files are missing or altered, the cache is corrupted, there is no network, or an option is out of
+            range.
     """
     return dataset(published, obtain(published, options, data_dir), options, (28, 28))
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Images uint8 [n, 28, 28] and labels uint8 [n]; each file's role is the name of its array."""
+    """Reads images uint8 [n, 28, 28] and labels uint8 [n]; each file's role is the name of its array."""
     return {role: idx.read(published, role, path) for role, path in paths.items()}
 
 
@@ -39,7 +46,7 @@ FILENAMES = {
 
 
 def _files(**described: tuple[int, str, str]) -> dict[str, PublishedFile]:
-    """The four files by role, from the size and sha256 of each, and the sha256 of what it unpacks to."""
+    """Describes the four files by role, given size, sha256 and sha256 of the unpacked content of each."""
     return {role: PublishedFile(FILENAMES[role], *file) for role, file in described.items()}
 
 

@@ -34,7 +34,7 @@ class OpenImageOptions(ImageOptions):
 
 
 class Row(NamedTuple):
-    """One image: a line of ``client_data_mapping/*.csv``."""
+    """An image: a line of ``client_data_mapping/*.csv``."""
 
     client: str
     path: Path
@@ -42,12 +42,12 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Photographs [n, s, s, 3] in [0, 1], with the uploader of each (FedScale, Lai et al., 2022).
+    """Loads photographs [n, s, s, 3] in [0, 1], with the uploader of each (FedScale, Lai et al., 2022).
 
     The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
     downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
     label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is given only if all
+    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is None unless all
     users of the test set also train. Nothing is random.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
@@ -76,7 +76,7 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
 
 
 def _place(client: str) -> tuple[int, str]:
-    """Sort key of a client's name: by its number, as FedScale counts; names that are no numbers come last."""
+    """Returns the sort key of a client's name: its number, as FedScale counts; names that are no numbers come last."""
     return (int(client), "") if client.isdigit() else (checks.MAX_INDEX, client)
 
 
@@ -96,7 +96,7 @@ def _folder(data_dir: Path | None) -> Path:
 
 
 def _rows(folder: Path, split: str) -> list[Row]:
-    """The images of one table, in its order; raises ``ValueError`` for a malformed line."""
+    """Reads the images of one table, in its order; raises ``ValueError`` for a malformed line."""
     path = folder / MAPPING / f"{split}.csv"
     with reading(NAME, path), path.open(encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file)
@@ -111,7 +111,7 @@ def _rows(folder: Path, split: str) -> list[Row]:
 
 
 def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
-    """Images uint8 [n, size, size, 3], scaled as FedScale scales them (bilinear)."""
+    """Reads images uint8 [n, size, size, 3], scaled as FedScale scales them (bilinear)."""
     found = np.empty((len(rows), size, size, 3), np.uint8)
     with progress_of(len(rows), f"{NAME}: {split}", "image") as shown:
         for i, row in enumerate(rows):

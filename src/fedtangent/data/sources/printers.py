@@ -33,12 +33,12 @@ class PrintersOptions(StoredOptions):
 
 
 def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Speed and label of a printer, and its acceleration (Fed-ensemble, IEEE TASE 2024, section V-I and Table VIII).
+    """Loads speed, label and acceleration of printers (Fed-ensemble, IEEE TASE 2024, section V-I and Table VIII).
 
     ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot
     vector. ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the
-    authors state no units. The test set is what was printed at the commanded speed 30, 15 rows of each printer; the
-    other eleven speeds train, 165 rows of each. The user is the printer. Nothing is random.
+    authors state no units. The test set is the prints at the commanded speed 30, 15 rows of each printer; the other
+    eleven speeds train, 165 rows of each printer. The user is the printer. Nothing is random.
 
     The data folder has the 72 original files ``FL_Dataset_Printer<1..6>_Speed<10..120>.csv``, or an archive
     ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row, and the three numbers of a row. The files have no
@@ -58,7 +58,7 @@ def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """The examples of the 72 files."""
+    """Reads the examples of the 72 files."""
     data = np.empty((PRINTERS, len(SPEEDS), ROWS, 3))
     for role, path in paths.items():
         verify(published, role, path)
@@ -86,7 +86,7 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Both splits, printer after printer, of ``data`` [printer, speed, row, column]; raises ``ValueError`` for NaN."""
+    """Builds both splits, printer after printer, of ``data`` [printer, speed, row, 3]; NaN raises ``ValueError``."""
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)
@@ -100,7 +100,7 @@ def _examples(data: np.ndarray, where: str) -> Arrays:
 
 
 def _files() -> dict[str, PublishedFile]:
-    """The files of ``printers.csv`` in its order; a role is the printer and the commanded speed, such as ``"1 10"``."""
+    """Reads the files listed in ``printers.csv``; a role is the printer and the commanded speed, such as ``"1 10"``."""
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as table:
         rows = list(csv.DictReader(table))
     files = (PublishedFile(row["filename"], int(row["size"]), row["sha256"]) for row in rows)

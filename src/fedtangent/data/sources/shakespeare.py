@@ -42,16 +42,16 @@ class RolesOptions(TextOptions):
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Predict the character that follows 80 of a speaking role; each role is a user (LEAF, Caldas et al., 2018).
+    """Loads windows of 80 characters and the character that follows; each speaking role is a user (LEAF, 2018).
 
     ``x`` [n, 80] int32 are indices into LEAF's 80 characters (any other character is read as a space), ``y`` [n] the
-    index of the next one. A role's speeches are joined, and windows start every ``stride`` characters of that text. Its
-    end is the test set, so that no test character was seen in training; roles too short for a window in both are left
-    out. Nothing is random.
+    index of the next one (Caldas et al., 2018). A role's speeches are joined, and windows start every ``stride``
+    characters of that text. Its end is the test set, so that no test character was seen in training; roles too short
+    for a window in both are left out. Nothing is random.
 
-    The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, whose test set is its own; LEAF's
-    ``by_play_and_character/*.txt``, a file a role; LEAF's JSON, whose windows and test set are used as they are; or an
-    archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
+    The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, with its own test set; LEAF's
+    ``by_play_and_character/*.txt``, a file for each role; LEAF's JSON, whose windows and test set are used unchanged;
+    or an archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
     """
     stride = checks.whole("stride", options.stride)
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
@@ -61,14 +61,14 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
-    """The data set of windows in ``parts``, uint8, as int32."""
+    """Builds the data set of the uint8 windows in ``parts``, as int32."""
     info = SourceInfo(published.homepage, published.licence, str(read_from))
     arrays: dict[str, Any] = {"user_train": None} | {name: np.asarray(a, np.int32) for name, a in parts.items()}
     return Dataset(name=published.name, num_classes=len(characters), info=info, kind=TOKENS, **arrays)
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
-    """The texts or windows in ``directory`` in one of the other forms that ``_load`` names, or None."""
+    """Reads the texts or windows in ``directory`` in one of the other forms that ``_load`` names; else returns None."""
     for kind in (_archived, _texts):
         found = kind(directory, share)
         if found is not None:
@@ -92,7 +92,7 @@ def _archived(directory: Path, share: float) -> Found | None:
 
 
 def _texts(directory: Path, share: float) -> Found | None:
-    """The texts of LEAF's ``by_play_and_character/*.txt``, one a role, in the order of the files' names; or None."""
+    """Reads LEAF's ``by_play_and_character/*.txt``, one text per role, in the order of the files' names; or None."""
     for place in places(directory, NAME):
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
@@ -103,7 +103,7 @@ def _texts(directory: Path, share: float) -> Found | None:
 
 
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
-    """Each role's text in two: the last ``share`` of it is to test on."""
+    """Divides each role's text in two: the last ``share`` of it is for the test set."""
     cuts = [round((1 - share) * len(text)) for text in texts]
     both = {
         "train": [text[:cut] for text, cut in zip(texts, cuts, strict=True)],
@@ -117,7 +117,7 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(found: Found, stride: int) -> Arrays:
-    """Windows of each role that has at least one to train on and one to test on; raises ``ValueError`` if none has."""
+    """Cuts windows of each role that has one in both splits; raises ``ValueError`` if there is no such role."""
     texts = {}
     for split in ("train", "test"):
         text, offsets = (found.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -137,7 +137,7 @@ def _by_role(found: Found, stride: int) -> Arrays:
 
 
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of LEAF's windows, uint8 [n, 80], and of the next characters, [n]. Raises ``ValueError`` for others."""
+    """Encodes LEAF's windows, uint8 [n, 80], and the next characters, [n]; raises ``ValueError`` for malformed ones."""
     for window, following in zip(role.x, role.y, strict=True):
         is_text = isinstance(window, str) and isinstance(following, str)
         if not is_text or (len(window), len(following)) != (WINDOW, 1):
@@ -149,13 +149,13 @@ def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bytes(text: str) -> np.ndarray:
-    """The Latin-1 byte of each character; 0 for one that has none (LEAF's texts have no such character)."""
+    """Returns the Latin-1 byte of each character; 0 for a character without one (LEAF's texts have none)."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")  # JSON may have half a pair
     return np.where(codes < 256, codes, 0).astype(np.uint8)
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Each role's text of both splits: its snippets, joined by line breaks."""
+    """Reads each role's text of both splits: its snippets, joined by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, held in roles.items():
         for row in tff.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
@@ -171,7 +171,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Predict the character that follows 80 of Karpathy's Tiny Shakespeare, a million characters of the plays.
+    """Loads windows of 80 characters and the next one from Karpathy's Tiny Shakespeare, a million characters.
 
     As in TFDS the first 90 % train and the last 5 % test; its validation set, between them, is not used. ``x`` [n, 80]
     int32 are indices into the text's 65 characters, sorted; windows start every ``stride`` characters. No users.

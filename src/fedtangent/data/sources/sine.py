@@ -29,7 +29,7 @@ class SineOptions:
 
 
 def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Noisy sine functions, one amplitude for each user (Fed-ensemble, IEEE TASE 2024, section V-A).
+    """Draws noisy sine functions, one amplitude for each user (Fed-ensemble, IEEE TASE 2024, section V-A).
 
     User i holds ``y = a_i sin(2 pi x) + eps`` with ``a_i ~ N(1, 0.2^2)``, ``eps ~ N(0, 0.2^2)`` at points uniform in
     [-1, 1]; with ``gap``, uniform in [-1, -0.5] and [0.5, 1]. The test set is the expectation ``sin(2 pi x)``, without

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: complete, written atomically, verified when read, refused when they are another run's."""
+"""Checkpoints of a run: complete, written atomically, verified when read; another run's checkpoint is refused."""
 
 from fedtangent.engine.checkpoints.options import CheckpointError, Checkpoints
 from fedtangent.engine.checkpoints.store import has_checkpoint

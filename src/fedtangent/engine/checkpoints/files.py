@@ -22,11 +22,11 @@ from fedtangent.types import PyTree
 
 
 class DamagedError(CheckpointError):
-    """A file that is missing, torn or altered."""
+    """An error for a file that is missing, torn or altered."""
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` survive a power failure."""
+    """Syncs ``folder``, so that the names of its files survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -35,7 +35,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write ``content`` to a temporary file, sync, rename: a kill at any instant leaves the old file or the new one."""
+    """Writes ``content`` to ``path`` atomically: a kill at any moment leaves the old file or the new one.
+
+    Args:
+        path: Path of the file.
+        content: The new content.
+    """
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         file.write(content)
@@ -46,12 +51,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sha256(content: bytes) -> str:
-    """The SHA-256 of ``content``, hexadecimal."""
+    """Returns the SHA-256 of ``content`` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below ``folder``, by its path relative to it."""
+    """Returns the SHA-256 of every file below ``folder``, by the file's path relative to ``folder``."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
@@ -60,7 +65,12 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def check_digests(folder: Path, expected: dict[str, str]) -> None:
-    """Raise ``DamagedError`` naming the first file that is not what was written."""
+    """Raises ``DamagedError`` with the name of the first file below ``folder`` that is missing or altered.
+
+    Args:
+        folder: The folder.
+        expected: SHA-256 of each file when it was written, by relative path.
+    """
     found = digests(folder)
     for name, digest in expected.items():
         if found.get(name) != digest:
@@ -68,7 +78,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """The content of ``path``; raises ``DamagedError`` unless its SHA-256 is ``digest``."""
+    """Returns the content of the file at ``path``; raises ``DamagedError`` unless its SHA-256 is ``digest``."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -83,13 +93,13 @@ def _canonical(value: Any) -> bytes:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a record as JSON that holds its own SHA-256."""
+    """Writes ``record`` to ``path`` as JSON, with its SHA-256."""
     whole = {"sha256": sha256(_canonical(record)), "record": record}
     write_durably(path, json.dumps(whole, indent=1).encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record at ``path``; raises ``DamagedError`` unless it is the one that was written."""
+    """Returns the record in the file at ``path``; raises ``DamagedError`` if the file is unreadable or altered."""
     try:
         whole = json_of("checkpoint", path)
     except ValueError as error:
@@ -104,7 +114,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def layout(state: PyTree) -> dict[str, str]:
-    """Path to dtype and shape of every leaf: ``{".server.params['W']": "float32[5,64,10]"}``."""
+    """Returns the dtype and shape of every leaf by its path: ``{".server.params['W']": "float32[5,64,10]"}``."""
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return {
         jax.tree_util.keystr(path) or "state": f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
@@ -123,9 +133,10 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def on_host(state: PyTree) -> dict[str, np.ndarray]:
-    """The leaves as NumPy arrays by their paths, typed keys as their data; leaves of no elements are left out.
+    """Returns the leaves of ``state`` as NumPy arrays by their paths.
 
-    Every process of a run must call it: arrays spread over hosts are gathered.
+    Typed keys are returned as their data, and leaves without elements are left out. Every process of a run must call
+    this function, because it gathers arrays that are spread over hosts.
     """
     leaves = jax.tree.leaves(state)
     arrays = {path: _on_host(leaf) for path, leaf in zip(layout(state), leaves, strict=True)}
@@ -147,7 +158,7 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Within, orbax logs no tracebacks for errors that it also raises."""
+    """Silences orbax's log inside the block: it logs tracebacks of errors that it also raises."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -158,7 +169,7 @@ def _quiet() -> Iterator[None]:
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write the arrays below ``folder``, which must not exist yet."""
+    """Writes the arrays below ``folder``, which must not exist yet."""
     import orbax.checkpoint as ocp
 
     with _quiet(), _checkpointer() as writer:
@@ -166,7 +177,12 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_state(folder: Path, like: PyTree) -> PyTree:
-    """The state written to ``folder``, as ``like`` in structure, dtypes and key types; equal ``layout`` is presumed."""
+    """Returns the state written to ``folder``.
+
+    Args:
+        folder: Folder that ``write_arrays`` wrote.
+        like: A state with the same structure, dtypes and key types; its ``layout`` must equal the written one.
+    """
     with _quiet(), _checkpointer() as reader:
         arrays = reader.restore(folder.absolute())
     leaves, structure = jax.tree.flatten(like)

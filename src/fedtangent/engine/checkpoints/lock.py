@@ -1,4 +1,4 @@
-"""A lock on a folder: the process that writes in it holds a file there, which the system frees when it ends."""
+"""A lock on a folder: the process that writes in it keeps a locked file there, which the system releases at its end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ _TIMES = 20  # attempts, while other processes remove the file and make it again
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.warn) -> Iterator[None]:
-    """Hold ``folder``, created if need be, until the block ends in whatever way; ``name`` is what errors call it.
+    """Locks ``folder``, created if it does not exist, until the block ends, normally or by an exception.
 
-    The system releases it when the process is killed. At the end the file ``.lock`` is removed, and so are folders that
-    were created and stayed empty. On a file system without locks nothing is held, and ``notify`` is called.
+    The system releases the lock if the process is killed. At the end the file ``.lock`` is removed, together with
+    folders that were created here and stayed empty. On a file system without locks, ``notify`` is called and nothing is
+    locked.
 
-    Raises ``CheckpointError`` if another process holds it, or if it cannot be written.
+    Args:
+        folder: The folder.
+        name: Name of the folder in error messages.
+        notify: Called with a line of text if the file system has no locks.
+
+    Raises:
+        CheckpointError: Another process holds the lock, or the folder cannot be written to.
     """
     made = list[Path]()
     try:
@@ -47,7 +54,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """The lock file of ``folder``, locked. Its last owner may remove it meanwhile: then it is made again."""
+    """Returns the locked file of ``folder``; makes it again if its last owner removes it meanwhile."""
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,5 +72,5 @@ def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
 
 
 def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether the open ``file`` is the one at ``path``."""
+    """Returns whether the open ``file`` is the file at ``path``."""
     return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -1,4 +1,4 @@
-"""Options of checkpoints, and what identifies a run, so that only the same run can be resumed."""
+"""Options of checkpoints, and the values that identify a run, so that only the same run can be resumed."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any 
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be continued from: absent, another run's, or damaged."""
+    """An error for a checkpoint from which a run cannot continue: absent, another run's, or damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where, how often and of what run checkpoints are written.
+    """The folder, the interval and the identity of a run's checkpoints.
 
-    A run that starts without ``resume`` leaves what ``folder`` holds untouched until its own first checkpoint is
+    A run that starts without ``resume`` leaves older checkpoints in ``folder`` untouched until its first checkpoint is
     written; only then are older runs' checkpoints removed.
 
     Args:
-        folder: made if need be. Several processes of one run must see the same folder; the first writes.
-        every: rounds between checkpoints. None: as soon as ten seconds, and twenty times what the last checkpoint
-            took, have passed since it, so that they cost at most about 5 % of a long run. Either way one is written
-            at the end and on SIGTERM or SIGINT.
-        config: identifies the run; a checkpoint of another config is refused, naming the fields. Strings, numbers,
-            booleans, None, paths, and lists, tuples and mappings of them. Leave out what may differ (where results go,
-            how long to run). Without a config, a digest of the traced round is compared: it detects another algorithm,
-            rate or number of steps, but cannot name it (and may change with the version of JAX).
-        keep: how many checkpoints stay, the newest ones; the older serve when the newest is damaged.
-        resume: continue from the newest good checkpoint in ``folder``.
-        notify: called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
+        folder: Folder of the checkpoints, made if it does not exist. Several processes of one run must see the same
+            folder; the first process writes.
+        every: Rounds between checkpoints. None: a checkpoint is due once ten seconds, and twenty times the duration of
+            the last checkpoint, have passed since that checkpoint, so that checkpoints take at most about 5 % of a long
+            run. In both cases one is written at the end and on SIGTERM or SIGINT.
+        config: Values that identify the run; a checkpoint with another config is refused, and the error names the
+            fields. Strings, numbers, booleans, None, paths, and lists, tuples and mappings of them. Leave out what may
+            differ, such as the folder of results or the number of rounds. Without a config, a digest of the traced
+            round is compared. It detects another algorithm, rate or number of steps, but cannot name the difference,
+            and it may change with the version of JAX.
+        keep: Number of checkpoints that stay, the newest ones; older ones are used when the newest is damaged.
+        resume: Whether to continue from the newest good checkpoint in ``folder``.
+        notify: Called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
     """
 
     folder: str | os.PathLike[str]
@@ -54,7 +56,7 @@ class Checkpoints:
     notify: Callable[[str], None] = warnings.warn
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a number out of range or a config that cannot be written down."""
+        """Raises ``ValueError`` for a number out of range or a config that JSON cannot hold."""
         for name, value in (("every", self.every), ("keep", self.keep)):
             if value is not None:
                 whole(f"checkpoint {name}", value)
@@ -62,7 +64,15 @@ class Checkpoints:
 
 
 def plain(value: Any, where: str) -> Any:
-    """``value`` as JSON holds it; raises ``ValueError`` naming ``where`` for what JSON cannot hold exactly."""
+    """Returns ``value`` with lists, dictionaries and strings in place of tuples, mappings and paths, as JSON holds it.
+
+    Args:
+        value: The value.
+        where: Name of the value, for the error message.
+
+    Raises:
+        ValueError: ``value`` contains something that JSON cannot hold exactly.
+    """
     if isinstance(value, Mapping):
         return {str(k): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -75,7 +85,13 @@ def plain(value: Any, where: str) -> Any:
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """The fields in which two plain values differ, as ``name (before in the checkpoint, now now)``."""
+    """Returns the fields in which two plain values differ, as ``name (before in the checkpoint, now now)``.
+
+    Args:
+        before: The value in the checkpoint.
+        now: The value of this run.
+        name: Name of the value; empty for a dictionary of fields.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         found = []
         for key in (*before, *(k for k in now if k not in before)):
@@ -87,7 +103,7 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 def fingerprint(data: FederatedData) -> dict[str, str]:
-    """Dtype, shape and a digest of up to 4096 evenly spaced rows of each array of ``data``."""
+    """Returns the dtype, shape and digest of each array of ``data``; a digest covers up to 4096 evenly spaced rows."""
     found = {}
     for name, array in data._asdict().items():
         rows = np.ascontiguousarray(np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))]))
@@ -97,14 +113,17 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
 
 
 def key_text(key: int | Key | None) -> str | None:
-    """A seed or a typed key as text; the key of a seed is not the seed's text, though it draws the same."""
+    """Returns a seed or a typed key as text, or None for None.
+
+    A seed and the typed key of that seed have different texts, although they draw the same numbers.
+    """
     if isinstance(key, jax.Array):
         return f"{key.dtype} {np.asarray(jax.random.key_data(key)).tolist()}"
     return None if key is None else f"seed {int(key)}"
 
 
 def start_text(start: Key | PyTree | None) -> str | None:
-    """Returns the beginning of the models as text: a key, or the SHA-256 of parameters."""
+    """Returns the argument ``start`` of a run as text: a key, the SHA-256 of parameters, or None for None."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
     digest = hashlib.sha256()
@@ -116,7 +135,15 @@ def start_text(start: Key | PyTree | None) -> str | None:
 def identity(
     algorithm: str, data: FederatedData, seed: int | Key, start: Key | PyTree | None, evaluate_every: int | None
 ) -> dict[str, Any]:
-    """What a resumed run must share with the one that it continues, besides the caller's own config."""
+    """Returns the values that a resumed run must share with the run that it continues, besides the user's config.
+
+    Args:
+        algorithm: Name of the algorithm.
+        data: Training examples of all clients.
+        seed: Seed or key of the run.
+        start: Beginning of the models, as in ``simulate``.
+        evaluate_every: Rounds between evaluations.
+    """
     return {
         "algorithm": algorithm,
         "seed": key_text(seed),

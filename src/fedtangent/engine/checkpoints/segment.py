@@ -1,7 +1,8 @@
-"""Segments of a history: the rounds and evaluations between two checkpoints, one file each.
+"""Segments of a history: the rounds and evaluations between two checkpoints, in one file each.
 
 If every checkpoint held all of a run's history, old parts would be written over and over. Instead each checkpoint
-writes what is new, and a segment names the one before it with its SHA-256, so that the last one vouches for all.
+writes only the new part. A segment names the previous segment with its SHA-256, so that the last one verifies all of
+them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Link(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rounds ``start`` to ``stop`` (exclusive) and the evaluations made between the two checkpoints.
+    """The rounds ``start`` to ``stop`` (exclusive), and the evaluations between two checkpoints.
 
-    ``seconds``: how long the run had taken by then, from its beginning.
+    ``seconds`` is the run time from the beginning of the run to the end of the segment.
     """
 
     start: int
@@ -43,7 +44,7 @@ class Segment(NamedTuple):
 
 
 def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
-    """``value`` as JSON, its arrays put into ``arrays``."""
+    """Returns ``value`` as JSON, and puts its arrays into ``arrays``."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         array, name = np.asarray(value), f"metric {len(arrays)}"
         if array.dtype.hasobject or array.dtype.names:
@@ -63,7 +64,7 @@ def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
 
 
 def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """The inverse of ``_lower``."""
+    """Returns the value that ``_lower`` turned into JSON."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -76,15 +77,20 @@ def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _layout(infos: PyTree) -> list[list[Any]]:
-    """Path, dtype and shape of one round, of every leaf."""
+    """Returns the path, dtype and shape of every leaf of one round's infos."""
     leaves = jax.tree_util.tree_flatten_with_path(infos)[0]
     return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
 
 
 def encode(segment: Segment, shapes: PyTree) -> bytes:
-    """The segment as the bytes of an .npz; ``shapes`` are those of one round's infos.
+    """Returns a segment as the bytes of an .npz file.
 
-    Raises ``ValueError`` for an evaluation's metric that is neither number, string, array nor a container of them.
+    Args:
+        segment: The segment.
+        shapes: Shapes of one round's infos.
+
+    Raises:
+        ValueError: A metric that is not a number, a string, a boolean, None, an array or a container of them.
     """
     arrays: dict[str, np.ndarray] = {}
     told = [
@@ -112,7 +118,15 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
 
 
 def decode(content: bytes, shapes: PyTree) -> Segment:
-    """The segment in ``content``; raises ``DamagedError`` if that is none, or one of other infos than ``shapes``."""
+    """Returns the segment in the bytes of an .npz file.
+
+    Args:
+        content: The bytes.
+        shapes: Shapes of one round's infos.
+
+    Raises:
+        DamagedError: The bytes are not a segment, or its infos have other shapes.
+    """
     try:
         arrays = unpacked(io.BytesIO(content))
         header = json.loads(arrays.pop("header").tobytes())

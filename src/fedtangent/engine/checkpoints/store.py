@@ -1,11 +1,11 @@
 """Checkpoints in a folder::
 
     checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history
-    checkpoints/run-0001/history-again/..                 the same once more, as every later checkpoint relies on it
+    checkpoints/run-0001/history-again/..                 a second copy, because all later checkpoints need it
     checkpoints/run-0001/round-00000005/state/...         the state, written by orbax
-    checkpoints/run-0001/round-00000005/record.json       what it is, and the SHA-256 of all it relies on
+    checkpoints/run-0001/round-00000005/record.json       a description, with the SHA-256 of each file that is needed
 
-A segment is in place before the round that relies on it, and a round appears by one rename.
+A segment is written before the round that needs it, and a round appears by one rename.
 """
 
 from __future__ import annotations
@@ -58,49 +58,50 @@ _SECONDS, _TIMES = 10.0, 20
 
 
 class Store(NamedTuple):
-    """Where a run's checkpoints go, and what identifies it."""
+    """The place of a run's checkpoints, and the values that identify the run."""
 
     options: Checkpoints
-    folder: Path  # this run's own
-    identity: PyTree = None  # what a checkpoint must share with the run that continues from it
-    circumstances: PyTree = None  # what is only reported where it differs
-    shapes: PyTree = None  # of one round's infos
+    folder: Path  # folder of this run, below ``options.folder``
+    identity: PyTree = None  # values that a resumed run must share with the run that it continues
+    circumstances: PyTree = None  # values whose differences are only reported, such as versions
+    shapes: PyTree = None  # shapes of one round's infos
 
 
 class Saved(NamedTuple):
-    """The last checkpoint: its round, the end of its history, and what it cost."""
+    """The last checkpoint of a run: its round, the end of its history, and the time that it took."""
 
     round: int
     link: Link | None
-    at: float  # time.monotonic()
+    at: float  # time.monotonic() when it was written
     seconds: float
 
 
 class RestoredRun(NamedTuple):
-    """What a run continues from."""
+    """A run as a checkpoint holds it, from which another run continues."""
 
     state: PyTree
     infos: list[PyTree]  # chunk after chunk
     evaluations: list[Measurement]
     saved: Saved
-    seconds: float  # it had taken by then
+    seconds: float  # run time up to the checkpoint
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    """What is called ``kind`` (``run-`` or ``round-``) and a number in a folder, newest first."""
+    """Returns the entries of a folder that are called ``kind`` (``run-`` or ``round-``) and a number, newest first."""
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(((int(p.name[len(kind) :]), p) for p in found if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
 
 
 def _rounds(run: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a run's folder, newest first."""
+    """Returns the checkpoints in a run's folder, newest first."""
     return _numbered(run, "round-")
 
 
 def open_store(options: Checkpoints) -> Store:
-    """The place of a new run, or, to resume, of the newest run that has a checkpoint; nothing is written yet.
+    """Returns the place of a new run's checkpoints or, to resume, of the newest run with a checkpoint; writes nothing.
 
-    Raises ``CheckpointError`` where there is nothing to resume, or ``folder`` is a file.
+    Raises:
+        CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
     """
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
@@ -116,9 +117,10 @@ def open_store(options: Checkpoints) -> Store:
 
 @contextlib.contextmanager
 def claimed(store: Store | None) -> Iterator[None]:
-    """Hold the checkpoint folder for this run alone, until it ends in whatever way.
+    """Locks the checkpoint folder for this run until the block ends, normally or by an exception.
 
-    Raises ``CheckpointError`` if another run holds it.
+    Raises:
+        CheckpointError: Another run holds the lock.
     """
     if store is None or jax.process_index() != 0:
         yield
@@ -128,19 +130,29 @@ def claimed(store: Store | None) -> Iterator[None]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to resume in ``folder``."""
+    """Returns whether ``folder`` has a checkpoint from which a run can be resumed."""
     return any(_rounds(run) for _, run in _numbered(folder, "run-"))
 
 
 def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
-    """``store`` for one run: what identifies it, its resolved mapping, the shapes of one round's infos."""
+    """Returns ``store`` with the values of one run.
+
+    Args:
+        store: The place of the checkpoints.
+        identity: Values that a resumed run must share with the run that it continues.
+        mapping: Name of the run's mapping.
+        shapes: Shapes of one round's infos.
+    """
     whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
     circumstances = {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
     return store._replace(identity=whole, circumstances=circumstances, shapes=shapes)
 
 
 def mapping_of(store: Store) -> str | None:
-    """The mapping of the run that is resumed, if it ran on the same device: ``auto`` must not choose another."""
+    """Returns the mapping of the run that is resumed, so that ``auto`` does not choose another one.
+
+    The result is None without a run to resume, or if that run was on another device.
+    """
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
             found = _record(path)["circumstances"]
@@ -151,7 +163,7 @@ def mapping_of(store: Store) -> str | None:
 
 
 def due(store: Store, saved: Saved) -> bool:
-    """Whether a checkpoint is due by the clock, for ``every`` None; see ``Checkpoints``."""
+    """Returns whether a checkpoint is due by the clock if ``every`` is None; see ``Checkpoints``."""
     waited = time.monotonic() - saved.at
     return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
 
@@ -165,10 +177,22 @@ def save(
     evaluations: list[Measurement],
     seconds: float,
 ) -> Saved:
-    """Write a checkpoint after ``round_`` rounds that took ``seconds``; infos, evaluations: those since ``saved``.
+    """Writes a checkpoint and returns the new ``Saved``.
 
-    Every process calls it, the first writes. Returns the new ``Saved``. Raises ``CheckpointError`` where the disk does
-    not let it, ``ValueError`` for metrics that a checkpoint cannot hold.
+    Every process must call it; the first process writes.
+
+    Args:
+        store: The place of the checkpoints.
+        saved: The previous checkpoint.
+        round_: Rounds done.
+        state: State after these rounds.
+        infos: Infos of the rounds since ``saved``.
+        evaluations: Evaluations since ``saved``.
+        seconds: Run time so far.
+
+    Raises:
+        CheckpointError: The disk is full or cannot be written to.
+        ValueError: A metric that a checkpoint cannot hold.
     """
     start = time.monotonic()
     arrays, shape, link = on_host(state), layout(state), None
@@ -219,7 +243,7 @@ def _write_round(store: Store, round_: int, arrays: dict[str, Any], shape: dict[
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder so that a kill on the way leaves nothing that looks like a checkpoint."""
+    """Removes a folder so that a kill at any moment leaves nothing that looks like a checkpoint."""
     gone = folder.with_name(folder.name.removesuffix(".gone") + ".gone")
     if gone != folder:
         if gone.exists():
@@ -229,7 +253,7 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Keep the newest checkpoints up to ``round_``; remove later ones, which were damaged, and older runs."""
+    """Keeps the newest checkpoints up to ``round_``; removes later ones, which were damaged, and older runs."""
     kept = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in kept]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -237,13 +261,19 @@ def _tidy(store: Store, round_: int) -> None:
 
 
 def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
-    """The newest good checkpoint, verified whole; ``like`` is a fresh state of the same run.
+    """Returns the run in the newest good checkpoint, after verifying the whole checkpoint.
 
-    Instead of a damaged checkpoint the one before it is read. ``notify`` is called with a line about every damaged
+    A damaged checkpoint is skipped for the one before it. ``notify`` is called with a line about every damaged
     checkpoint, and about circumstances that differ, such as versions.
 
-    Raises ``CheckpointError`` if the checkpoint is another run's (naming the fields), is beyond ``num_rounds``, or if
-    none is good.
+    Args:
+        store: The place of the checkpoints, with the values of this run.
+        num_rounds: Rounds of this run.
+        like: A fresh state of this run.
+
+    Raises:
+        CheckpointError: The checkpoint is another run's (the message names the fields) or is beyond ``num_rounds``, or
+            no checkpoint is good.
     """
     tell = store.options.notify if jax.process_index() == 0 else (lambda line: None)
     checked, damage = False, []
@@ -266,7 +296,10 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
 
 
 def _record(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint is; raises ``CheckpointError`` for one of another version, ``DamagedError`` for half of one."""
+    """Returns the record of a checkpoint.
+
+    Raises ``CheckpointError`` for a checkpoint of another format, and ``DamagedError`` for an incomplete record.
+    """
     record = read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
@@ -306,9 +339,9 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 
 
 def _content(store: Store, link: Link) -> bytes:
-    """A segment, from whichever of its two files is good; the other one is written again.
+    """Returns a segment from the copy that is good, and writes the other copy again if it is damaged.
 
-    Raises ``DamagedError`` where neither is.
+    Raises ``DamagedError`` if both copies are damaged.
     """
     places = [store.folder / history / link.name for history in HISTORIES]
     found, damaged = None, []

@@ -57,19 +57,19 @@ class CurveSettings:
     dtype: str = within("float64", of=("float32", "float64"))  # of training
 
     def runs(self) -> list[Setting]:
-        """N and K of each of the figure's runs."""
+        """Returns N and K of each of the figure's runs."""
         raise NotImplementedError
 
 
 class Setting(NamedTuple):
-    """The number of clients and of their local steps."""
+    """Numbers of clients and of their local steps."""
 
     num_clients: int  # N
     local_steps: int  # K
 
     @property
     def ratio(self) -> Fraction:
-        """K / N, on which the theorem's rate depends."""
+        """Ratio K / N, on which the theorem's rate depends."""
         return Fraction(self.local_steps, self.num_clients)
 
     def __str__(self) -> str:
@@ -84,9 +84,13 @@ IMAGES: dict[str, Any] = {"num_train": 10_000, "num_rounds": 100, "learning_rate
 def figure_scales(
     kind: Callable[..., CurveSettings], few: Any, more: Any, **digits_smoke: Any
 ) -> dict[str, dict[str, CurveSettings]]:
-    """A figure's settings by data set and scale.
+    """Returns a figure's settings by data set and scale.
 
-    ``few`` and ``more`` are ``num_clients`` below the paper's scale; ``digits_smoke`` changes the digits' smoke scale.
+    Args:
+        kind: The figure's class of settings.
+        few: ``num_clients`` of the smoke scale, and of the digits' default scale.
+        more: ``num_clients`` of the images' default scale.
+        **digits_smoke: Changes of the digits' smoke scale.
     """
     images = by_scale(
         kind(**{**SMOKE, "num_train": 2000}, num_clients=few),
@@ -99,7 +103,7 @@ def figure_scales(
 
 
 class Curve(NamedTuple):
-    """One run: losses are per example, after 0, .., R rounds."""
+    """Losses of one run, per example, after 0, .., R rounds."""
 
     seed: int
     classes: int  # of a client; 0: dealt at random
@@ -129,12 +133,12 @@ class Curve(NamedTuple):
 
 
 def apart(values: np.ndarray, other: np.ndarray) -> float:
-    """The largest ``|ln - ln'|`` of two curves [T]."""
+    """Computes the largest ``|ln - ln'|`` of two curves [T]."""
     return float(np.abs(np.log(values / other)).max())
 
 
 def rounds_to(excess: np.ndarray, level: float) -> float:
-    """Rounds until a curve first falls to ``level`` times its start, its logarithm interpolated; inf if never."""
+    """Computes the rounds until a curve first falls to ``level`` times its start, log-interpolated; inf if never."""
     gone = np.log(excess / excess[0])
     below = np.flatnonzero(gone <= math.log(level))
     if not len(below):
@@ -147,18 +151,18 @@ def rounds_to(excess: np.ndarray, level: float) -> float:
 
 
 def problem(study: Study, seed: int) -> Problem:
-    """The data of one seed."""
+    """Loads the data of one seed."""
     s = study.settings
     return load(study.dataset, study.data_dir, seed, s.num_train, s.directions, bool(s.centred))
 
 
 def work_of(given: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """The clients' work in a round, as theory takes it."""
+    """Builds the clients' work in a round, in the form of ``theory``."""
     return theory.full_batch_work(given.x, given.y, partition, learning_rate, local_steps)
 
 
 def check(study: Study) -> None:
-    """Refuse data that cannot be divided among the clients, and a rate at which a client's descent diverges."""
+    """Raises ``ValueError`` for data that cannot be divided among the clients, or a rate at which a client diverges."""
     s = study.settings
     for seed in study.seeds:
         given = problem(study, seed)
@@ -172,17 +176,17 @@ def check(study: Study) -> None:
 
 
 def _client_counts(s: CurveSettings) -> list[int]:
-    """Every N of the runs."""
+    """Returns every N of the runs."""
     return sorted({setting.num_clients for setting in s.runs()})
 
 
 def _limit_of(s: CurveSettings, given: Problem, squared_norm: float) -> float:
-    """The largest stable rate of a client whose inputs have that squared spectral norm."""
+    """Computes the largest stable rate of a client whose inputs have that squared spectral norm."""
     return 2 * given.y.shape[1] / (s.depth * squared_norm)
 
 
 def refuse(s: CurveSettings, limit: float) -> None:
-    """Raise ``ValueError`` for a rate above the limit."""
+    """Raises ``ValueError`` for a rate above the limit."""
     if s.learning_rate > limit:
         raise ValueError(
             f"learning_rate: got {s.learning_rate:g}, at which local descent diverges, must be at most {limit:.4g}, "
@@ -191,7 +195,7 @@ def refuse(s: CurveSettings, limit: float) -> None:
 
 
 def stable_rate(study: Study) -> float:
-    """The largest rate at which no client of any run diverges at infinite width."""
+    """Computes the largest rate at which no client of any run diverges at infinite width."""
     s = study.settings
     return min(
         stable_learning_rate(work_of(given, dealt(given.labels, count, classes, seed), 1.0, 1), s.depth)
@@ -203,7 +207,7 @@ def stable_rate(study: Study) -> float:
 
 
 def rate_of(study: Study) -> float:
-    """The learning rate of all runs: the setting's, or ``share`` of the largest stable one, cut to two digits."""
+    """Returns the rate of all runs: the setting's, or ``share`` of the largest stable rate, cut to two digits."""
     s = study.settings
     if s.learning_rate:
         return float(s.learning_rate)
@@ -214,7 +218,7 @@ def rate_of(study: Study) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate: float) -> tuple[Model, Algorithm]:
-    """The network and its algorithm, cached so that all seeds share one compiled program."""
+    """Builds the network and its algorithm, cached so that all seeds share one compiled program."""
     model = deep_linear(*sizes, s.width, s.depth, dtype=jnp.dtype(s.dtype))
     return model, algorithms.fed_avg(
         model, schedule.all_clients(setting.num_clients), client_learning_rate=rate, loss="squared_error_sum",
@@ -224,12 +228,12 @@ def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate:
 
 @functools.partial(jax.jit, static_argnames=("model", "size"))
 def _product(model: Model, size: int, params: PyTree) -> jax.Array:
-    """The network as one matrix M [d, C], ``f(x) = M' x``, in float64."""
+    """Computes the network as one matrix M [d, C], ``f(x) = M' x``, in float64."""
     return model.apply(jax.tree.map(lambda leaf: leaf[0].astype(jnp.float64), params), jnp.eye(size))
 
 
 class Trained(NamedTuple):
-    """The networks that the engine trained."""
+    """Networks that the engine trained."""
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
@@ -238,7 +242,7 @@ class Trained(NamedTuple):
 def trained(
     given: Problem, held: Partition, s: CurveSettings, setting: Setting, rate: float, seed: int, mapping: str = "auto"
 ) -> Trained:
-    """FedAvg on the deep linear network. Needs 64-bit types."""
+    """Trains the deep linear network with FedAvg. Needs 64-bit types."""
     sizes = given.x.shape[1], given.y.shape[1]
     model, algorithm = _algorithm(sizes, s, setting, rate)
     read, initial = algorithm.params, list[np.ndarray]()
@@ -263,7 +267,7 @@ def trained(
 
 
 def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """The curves of all runs and seeds, and the flows of wrong theories for the first seed's."""
+    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories."""
     s, found, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         given, spectrum = problem(study, seed), None
@@ -291,7 +295,7 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
 def _constants(
     given: Problem, s: CurveSettings, setting: Setting, rate: float, spectrum: tuple[float, float], start: np.ndarray
 ) -> DeepLinearConstants:
-    """The theorem's constants if the targets were W* X, as it assumes; ``spectrum`` is that of P(0)."""
+    """Computes the theorem's constants for targets W* X, as it assumes; ``spectrum`` is that of P(0)."""
     truth = float(np.linalg.norm(given.best, 2))
     residual = math.sqrt(2 * len(given.y) * float(given.excess(start)))
     return DeepLinearConstants(
@@ -301,7 +305,7 @@ def _constants(
 
 
 def _keep(study: Study, curve: Curve) -> None:
-    """Keep the metrics of a run."""
+    """Writes the metrics of a run."""
     name = f"fed_avg {scheme_name(curve.classes)} {curve.setting}"
     study.keep([
         Metric(r, name, curve.seed, "train", metric, float(value), 0, 0)
@@ -314,7 +318,7 @@ def _keep(study: Study, curve: Curve) -> None:
 
 
 class Wrong(NamedTuple):
-    """The excess of flows of wrong theories, [R + 1] each."""
+    """Excess of flows under wrong theories, [R + 1] each."""
 
     one_step: np.ndarray | None  # K forgotten; None if K = 1
     summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut off where it diverges
@@ -335,7 +339,7 @@ def _wrong(
 
 
 def verdict(found: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Every curve is nearer to its own flow than half the distance from there to the nearest flow of another K / N.
+    """Checks that every curve is near its own flow: nearer than half the distance to the nearest flow of another K / N.
 
     Controls: the flows with K forgotten and with N forgotten; the one that is nearest to its curve counts.
     """

@@ -29,24 +29,31 @@ class ClientsSettings(CurveSettings):
     local_steps: int = 5
 
     def runs(self) -> list[Setting]:
-        """Every N."""
+        """Returns a setting for every N."""
         return [Setting(n, self.local_steps) for n in self.num_clients]
 
 
 def run(study: Study) -> Outcome:
-    """Train with every N on every seed, with clients of every kind."""
+    """Trains with every N on every seed, with clients of every kind."""
     s = study.settings
     title = f"Fig. 2: rounds grow with N, K = {s.local_steps}"
     return report.outcome(study, title, lambda found: claims(found, s.level))
 
 
 def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
-    """Rounds to the level grow with N, and in proportion to it."""
+    """Judges whether rounds to the level grow with N, and in proportion to it."""
     return by_power(found, level, "N", 1.0)
 
 
 def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
-    """Whether rounds to a level grow (``power`` 1) or fall (-1) with ``of``, N or K, and in proportion to its power."""
+    """Judges whether rounds to a level grow or fall with N or K, and in proportion to its power.
+
+    Args:
+        found: Curves of all runs.
+        level: Share of the initial excess to which rounds are counted.
+        of: "N" or "K".
+        power: 1 if rounds should grow, -1 if they should fall.
+    """
     said, grow = list[Claim](), "grow" if power > 0 else "fall"
     for (classes,), same in grouped(found, "classes").items():
         steps, powers = list[float](), list[float]()

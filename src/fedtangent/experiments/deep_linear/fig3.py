@@ -25,19 +25,19 @@ class StepsSettings(CurveSettings):
     local_steps: tuple[int, ...] = within((1, 5, 10), count=2, increasing=True)
 
     def runs(self) -> list[Setting]:
-        """Every K."""
+        """Returns a setting for every K."""
         return [Setting(self.num_clients, k) for k in self.local_steps]
 
 
 def run(study: Study) -> Outcome:
-    """Train with every K on every seed, with clients of every kind."""
+    """Trains with every K on every seed, with clients of every kind."""
     s = study.settings
     title = f"Fig. 3: rounds fall with K, N = {s.num_clients}"
     return report.outcome(study, title, lambda found: claims(found, s.level))
 
 
 def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
-    """Rounds to the level fall with K, and in proportion to 1 / K."""
+    """Judges whether rounds to the level fall with K, and in proportion to 1 / K."""
     return by_power(found, level, "K", -1.0)
 
 

@@ -36,13 +36,13 @@ class RatioSettings(CurveSettings):
     local_steps: int = 5
 
     def runs(self) -> list[Setting]:
-        """Both of every pair, each once."""
+        """Returns both settings of every pair, without repetitions."""
         both = (Setting(times * n, times * self.local_steps) for n in self.num_clients for times in (1, 2))
         return list(dict.fromkeys(both))
 
 
 class Pair(NamedTuple):
-    """Two curves of one K / N, and one of another K / N, which shows what distance is small."""
+    """Two curves of one K / N, and a curve of another K / N, as a scale for distances."""
 
     one: Curve
     twice: Curve  # twice the N and K
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance of the flows' limits."""
+        """Distance of the flows' limits, in logarithms."""
         return abs(math.log(self.one.limit / self.twice.limit))
 
     @property
@@ -75,13 +75,13 @@ class Pair(NamedTuple):
 
     @property
     def until(self) -> int:
-        """The last round until which the curves are within ``SAME`` of each other."""
+        """The last round up to which the curves are within ``SAME`` of each other."""
         off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
 
 def run(study: Study) -> Outcome:
-    """Train every pair on every seed, with clients of every kind."""
+    """Trains every pair on every seed, with clients of every kind."""
     s = study.settings
     outcome = report.outcome(
         study, "Fig. 4: equal K/N", lambda found: claims(pairs(found, s)), lambda found: (sheet(pairs(found, s)),)
@@ -93,7 +93,7 @@ def run(study: Study) -> Outcome:
 
 
 def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
-    """Curves of equal K / N, seed by seed."""
+    """Pairs the curves of equal K / N, seed by seed."""
     at = {(c.classes, c.setting, c.seed): c for c in found}
     made = []
     for classes in s.classes_per_client:
@@ -106,7 +106,7 @@ def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
 
 
 def sheet(found: Sequence[Pair]) -> Sheet:
-    """Distances of the pairs, means over seeds and their intervals."""
+    """Builds the table of the pairs' distances, with means and intervals over seeds."""
     rows = []
     for (classes, one, twice), own in grouped(found, *ALIKE).items():
         rows.append({
@@ -124,7 +124,7 @@ def sheet(found: Sequence[Pair]) -> Sheet:
 
 
 def claims(found: Sequence[Pair]) -> tuple[Claim, ...]:
-    """That equal K / N gives one curve; and, beyond the paper, the less so the more unlike the clients are."""
+    """Judges whether equal K / N gives one curve, and, beyond the paper, less so for more heterogeneous clients."""
     said = list[Claim]()
     for (classes, one, twice), own in grouped(found, *ALIKE).items():
         name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"

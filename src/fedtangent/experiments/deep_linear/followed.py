@@ -35,7 +35,7 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 
 
 class Look(NamedTuple):
-    """The quantities of the proof after one round."""
+    """Quantities of the proof after one round."""
 
     round: int
     hypotheses: tuple[Assumption, ...]
@@ -45,7 +45,7 @@ class Look(NamedTuple):
 
 
 class FollowedNetwork(NamedTuple):
-    """One network; residuals are in the eigenbasis of P(0), least eigenvalue first, relative to the initial norm."""
+    """A network and its flows; residuals are in the eigenbasis of P(0), least eigenvalue first, over the first norm."""
 
     seed: int
     draw: int
@@ -62,7 +62,7 @@ class FollowedNetwork(NamedTuple):
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """The largest distance of a flow's residual from the network's in any round."""
+        """Computes the largest distance of a flow's residual from the network's in any round."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
@@ -71,7 +71,7 @@ class FollowedNetwork(NamedTuple):
         return 2 * (1 - self.theorem.constants.rate())
 
     def bounds(self) -> dict[str, np.ndarray]:
-        """The bound (18), the one that its proof shows, and the control, [R + 1] each."""
+        """Returns the bound (18), the bound in its proof, and the control, [R + 1] each."""
         rounds = np.arange(len(self.modes))
         c = self.theorem.constants
         wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
@@ -79,7 +79,15 @@ class FollowedNetwork(NamedTuple):
 
 
 def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> FollowedNetwork:
-    """Train one network, ``which`` is (seed, draw), and compute its flows; for draw 0 also so many ``looks``."""
+    """Trains one network and computes its flows.
+
+    Args:
+        size: Sizes of the run.
+        work: The clients' work in a round.
+        which: Seed and draw of the network.
+        looks: Number of rounds at which draw 0 computes the quantities of the proof.
+        delta: Probability with which the theorem may fail.
+    """
     (seed, draw), rounds = which, size.rounds
     seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
     theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
@@ -110,7 +118,7 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Refuse a width below both dimensions of the map, at which P(0) is singular and rho is 1."""
+    """Raises ``ValueError`` for a width below both dimensions of the map, where P(0) is singular and rho is 1."""
     if width < min(outputs, dimension):
         raise ValueError(
             f"{name}: got {width}, must be at least {min(outputs, dimension)}, else lambda_min of P(0) is 0"
@@ -118,7 +126,7 @@ def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
 
 
 def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
-    """A function of kernel [n C, n C], local steps and rate: the exact flow from outputs ``start``, [R + 1, n, C]."""
+    """Returns a function of kernel [n C, n C], local steps and rate: the exact flow from ``start``, [R + 1, n, C]."""
     plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)
 
     def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
@@ -131,7 +139,7 @@ def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable
 
 
 def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
-    """The quantities of the proof at the server's weights after t rounds."""
+    """Computes the quantities of the proof at the server's weights after t rounds."""
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
@@ -143,7 +151,7 @@ def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.nda
 
 
 def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """How far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
+    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
 
     Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     """

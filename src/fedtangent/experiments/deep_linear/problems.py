@@ -36,16 +36,22 @@ class Problem(NamedTuple):
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Loss per example, less ``floor``, of models [.., r, C]: [..]; not finite where a model has diverged."""
+        """Computes the loss per example minus ``floor`` of models [.., r, C]: [..]; not finite for diverged models."""
         with np.errstate(over="ignore", invalid="ignore"):
             away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
 def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """The problem of a data set's training examples in their first principal ``directions``; 0: in all.
+    """Builds the problem of a data set's training examples.
 
-    Raises ``ValueError`` for more directions than the rank.
+    Args:
+        loaded: The data set.
+        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
+        centred: Whether 1 / C is subtracted from the one-hot targets.
+
+    Raises:
+        ValueError: There are more directions than the rank of the inputs.
     """
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
@@ -61,7 +67,7 @@ def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> P
 
 
 def principal_directions(x: np.ndarray) -> np.ndarray:
-    """Right singular vectors of x [n, d] as columns [d, r], by a QR decomposition, which avoids an n x n matrix."""
+    """Computes right singular vectors of x [n, d] as columns [d, r], by a QR decomposition to avoid an n x n matrix."""
     _, singular, right = np.linalg.svd(np.linalg.qr(x, mode="r"), full_matrices=False)
     known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
     return np.asarray(right[known].T)
@@ -69,6 +75,9 @@ def principal_directions(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
-    """The problem of a data set by name; ``num_train`` 0: all."""
+    """Builds the problem of a data set by name.
+
+    ``num_train`` and ``directions`` may be 0 for all; other arguments are those of ``problem_of``.
+    """
     given = {"num_train": num_train} if num_train else {}
     return problem_of(data.load(dataset, folder, seed, **given), directions, centred)

@@ -75,7 +75,10 @@ class RegimeSettings:
     num_rounds: int = within(60, least=20)
 
     def size(self, depth: int, width: int, times: int = 1, rounds: int | None = None) -> Size:
-        """The size of a run with ``times`` as many clients and local steps, and so many times fewer examples each."""
+        """Returns the size of a run with ``times`` as many clients and local steps.
+
+        Each client then has ``held // times`` examples.
+        """
         return Size(times * self.num_clients, self.held // times, self.dimension, self.outputs, width,
                     times * self.local_steps, rounds or self.num_rounds, depth)  # fmt: skip
 
@@ -85,12 +88,12 @@ class RegimeSettings:
         return self.widths[len(self.widths) // 2]
 
     def networks(self) -> list[tuple[int, int]]:
-        """Depth and width of all cells."""
+        """Returns depth and width of all cells."""
         return list(dict.fromkeys(place for _, _, places in maps(self) for place in places))
 
 
 class Cell(NamedTuple):
-    """One seed's networks of one depth, width and scale; losses [T] are relative to the initial one."""
+    """Networks of one seed, depth, width and scale; losses [T] are relative to the initial one."""
 
     seed: int
     depth: int
@@ -114,13 +117,13 @@ class Cell(NamedTuple):
         return not (np.isfinite(self.loss).all() and np.isfinite(self.doubled).all())
 
     def late(self, loss: np.ndarray) -> float:
-        """The fall of ln ``loss`` in a round, over the network's late rounds."""
+        """Computes the fall of ln ``loss`` in a round, over the network's late rounds."""
         count = alive(self.loss)
         first, last = count // 2, count - 1
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """The values of NUMBERS; NaN if the cell diverged."""
+        """Computes the values of NUMBERS; NaN if the cell diverged."""
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
@@ -129,25 +132,25 @@ class Cell(NamedTuple):
         return dict(zip(NUMBERS, map(float, (*found, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
-        """The largest loss over ``rho^t`` of any round."""
+        """Computes the largest loss over ``rho^t`` of any round."""
         return float(np.max(self.loss[1:] / rho ** self.rounds[1:]))
 
 
 def alive(loss: np.ndarray) -> int:
-    """The number of values before the first below FLOOR, but 3 at least."""
+    """Counts the values before the first below FLOOR, at least 3."""
     below = ~(loss > FLOOR)
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
 def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Mean distance of the logarithms of two curves, relative to the mean logarithm of the first."""
+    """Computes the mean distance of the logarithms of two curves, relative to the mean logarithm of the first."""
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
 
 
 def check(study: Study) -> None:
-    """Refuse singular kernels, clients of odd size, fewer examples than dimensions, and no scale below 1."""
+    """Raises ``ValueError`` for singular kernels, clients of odd size, too few examples, or no scale below 1."""
     s = study.settings
     check_width("widths", s.widths[0], s.outputs, s.dimension)
     if s.held % 2:
@@ -159,13 +162,13 @@ def check(study: Study) -> None:
 
 
 def scaled(s: RegimeSettings, seed: int, size: Size, scale: float) -> FullBatchWork:
-    """The work at which the paper's network is equivalent to one of this initial scale."""
+    """Builds the work for which the paper's network is equivalent to a network of this initial scale."""
     x, y = problem(size, seed, s.spread, s.truth)
     return work_of(size, x, y / scale**size.depth, s.step_factor * 2 * s.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> Outcome:
-    """Compute all cells of every seed."""
+    """Computes all cells of every seed."""
     s, found = study.settings, list[Cell]()
     for seed in study.each_seed():
         own = [cell(s, seed, depth, width, scale) for depth, width in s.networks() for scale in s.scales]
@@ -179,7 +182,7 @@ def run(study: Study) -> Outcome:
 
 
 def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Train both networks of a cell, and compute their flows."""
+    """Trains both networks of a cell, and computes their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = s.size(depth, width, times)
@@ -207,14 +210,14 @@ def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> 
 
 
 def relative(residuals: np.ndarray) -> np.ndarray:
-    """Squared norms of residuals [T, n, C], relative to the first: [T]."""
+    """Computes squared norms of residuals [T, n, C], relative to the first: [T]."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(residuals**2, axis=(1, 2))
     return np.asarray(squares / squares[0])
 
 
 def transcribed(s: RegimeSettings, seed: int) -> Verdict:
-    """Eqs. (6) to (8) from weights s N(0, 1), written out, beside the engine's equivalent run."""
+    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run."""
     scale, depth, count = s.scales[0], s.depth, 2
     size = s.size(depth, s.middle, rounds=count)
     paper = scaled(s, seed, size, scale)
@@ -242,7 +245,7 @@ def transcribed(s: RegimeSettings, seed: int) -> Verdict:
 
 
 def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
-    """The tables and figure of both maps, claims and verdicts."""
+    """Builds tables, figure, claims and verdicts of both maps."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
     for (depth, width, scale), own in grouped(found, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in own] for name in NUMBERS}
@@ -266,25 +269,25 @@ def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
 
 
 def maps(s: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    """The maps of widths and of depths: what varies down the map, what is fixed, and (depth, width) of each line."""
+    """Returns the maps of widths and of depths: varying quantity, fixed quantity, and (depth, width) of each line."""
     by_width = "width", f"depth {s.depth}", [(s.depth, w) for w in s.widths]
     return [by_width, ("depth", f"width {s.middle}", [(d, s.middle) for d in s.depths])]
 
 
 def _mean(values: list[float]) -> float | None:
-    """The mean of the finite values; None if there is none."""
+    """Computes the mean of the finite values; None if no value is finite."""
     finite = [v for v in values if np.isfinite(v)]
     return float(np.mean(finite)) if finite else None
 
 
 def at_corner(s: RegimeSettings, found: list[Cell], lazy: bool) -> list[Cell]:
-    """The cells with the largest width and scale of the map of widths (lazy), or the smallest of both."""
+    """Selects the cells with the largest width and scale of the map of widths (lazy), or the smallest of both."""
     place = -1 if lazy else 0
     return [c for c in found if (c.depth, c.width, c.scale) == (s.depth, s.widths[place], s.scales[place])]
 
 
 def slope(s: RegimeSettings, found: list[Cell], name: str) -> MeanInterval:
-    """The slope of the logarithm of ``moved`` or ``apart`` against ln width at the largest scale, over seeds."""
+    """Computes the slope of ln ``moved`` or ln ``apart`` against ln width at the largest scale, over seeds."""
     own = {(c.seed, c.width): getattr(c, name) for c in found if (c.depth, c.scale) == (s.depth, s.scales[-1])}
     seeds = sorted({c.seed for c in found})
     return interval([log_slope(s.widths, [own[seed, width] for width in s.widths]) for seed in seeds])
@@ -338,7 +341,7 @@ def _verdicts(s: RegimeSettings, found: list[Cell]) -> tuple[Verdict, ...]:
 
 
 def _draw(study: Study, shown: list[dict[str, Any]]) -> None:
-    """Draw four of NUMBERS on both maps."""
+    """Draws four of NUMBERS on both maps."""
     s, grid = study.settings, []
     kept = {(r["depth"], r["width"], r["scale"]): r for r in shown}
     for down, title, places in maps(s):

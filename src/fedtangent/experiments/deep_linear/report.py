@@ -30,7 +30,14 @@ More = Callable[[Sequence[Curve]], tuple[Sheet, ...]]
 
 
 def outcome(study: Study, title: str, judge: Judge, more: More | None = None) -> Outcome:
-    """A figure's outcome: ``judge`` makes the claims from all curves, ``more`` further sheets."""
+    """Computes a figure's outcome.
+
+    Args:
+        study: The study.
+        title: Title of the table.
+        judge: Function from all curves to the claims.
+        more: Function from all curves to further sheets.
+    """
     s, rate = study.settings, rate_of(study)
     found, wrong = every_curve(study, rate)
     remarks = remarks_on(study, found, rate)
@@ -47,7 +54,7 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
 
 
 def row(curve: Curve, level: float) -> dict[str, Any]:
-    """A row of result.json."""
+    """Builds a row of result.json."""
     to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
     return {
         "seed": curve.seed,
@@ -72,7 +79,7 @@ def row(curve: Curve, level: float) -> dict[str, Any]:
 
 
 def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
-    """The table: means over seeds of each run."""
+    """Builds the table: means over seeds of each run."""
     level, means = study.settings.level, list[dict[str, Any]]()
     for own in grouped([row(c, level) for c in found], "clients", "num_clients", "local_steps").values():
         mean = {
@@ -90,7 +97,7 @@ def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
 
 
 def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
-    """Two figures of the first seed: the excess with flow and bound, and the loss with that of least squares."""
+    """Draws two figures of the first seed: the excess with flow and bound, and the loss with that of least squares."""
     own = [c for c in found if c.seed == study.seeds[0]]
     at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
     lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in own)
@@ -116,7 +123,7 @@ def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
 
 
 def remarks_on(study: Study, found: Sequence[Curve], rate: float) -> tuple[str, ...]:
-    """What the paper leaves open, and which of its conditions do not hold."""
+    """Returns remarks on choices that the paper leaves open, and on its conditions that do not hold."""
     s, given = study.settings, problem(study, study.seeds[0])
     limit = stable_rate(study)
     constants = [c.constants for c in found]

@@ -80,25 +80,25 @@ class TheoremSettings:
     control_factor: float = within(100.0, above=1)  # times the step, for a network outside the theorem
 
     def size(self, width: int, rounds: int | None = None) -> Size:
-        """The size of a run, with as many dimensions as examples."""
+        """Returns the size of a run, with as many dimensions as examples."""
         examples = self.num_clients * self.held
         return Size(self.num_clients, self.held, examples, self.outputs, width, self.local_steps,
                     rounds or self.num_rounds, self.depth)  # fmt: skip
 
     def most_factor(self) -> float:
-        """The multiple of the theorem's step at which a client with all examples diverges."""
+        """Computes the multiple of the theorem's step at which a client with all examples diverges."""
         return 2 * STEP * self.local_steps / self.spread**2
 
 
 def task(s: TheoremSettings, seed: int, factor: float) -> FullBatchWork:
-    """The clients' work at ``factor`` times the theorem's step, which is the same for all seeds as |X| is 1."""
+    """Builds the clients' work at ``factor`` times the theorem's step, which is the same for all seeds as |X| is 1."""
     size = s.size(s.widths[0])
     drawn = problem(size, seed, s.spread, s.truth)
     return work_of(size, *drawn, factor * s.outputs * s.spread**2 / (STEP * s.depth * s.local_steps))
 
 
 def check(study: Study) -> None:
-    """Refuse networks whose kernel is singular, and steps at which local work diverges."""
+    """Raises ``ValueError`` for networks whose kernel is singular, and steps at which local work diverges."""
     s, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", s.widths[0]), ("control_width", s.control_width)):
         check_width(name, width, s.outputs, s.num_clients * s.held)
@@ -109,7 +109,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Follow every network, and for each seed the control: a narrow network at a step far too large."""
+    """Follows every network, and for each seed the control: a narrow network at a step far too large."""
     s, found, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = task(s, seed, s.step_factor)
@@ -131,19 +131,19 @@ def run(study: Study) -> Outcome:
 
 
 def slope(s: TheoremSettings, found: list[FollowedNetwork], name: str) -> MeanInterval:
-    """The slope of ln error against ln width of the flow ``name``: its interval over seeds and draws."""
+    """Computes the slope of ln error against ln width of the flow ``name``: its interval over seeds and draws."""
     own = {(f.seed, f.draw, f.width): f.error(name) for f in found}
     places = sorted({(f.seed, f.draw) for f in found})
     return interval([log_slope(s.widths, [own[*place, width] for width in s.widths]) for place in places])
 
 
 def fallen(loss: np.ndarray) -> float:
-    """The fall of ln ``loss`` over the second half of the rounds."""
+    """Computes the fall of ln ``loss`` over the second half of the rounds."""
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
 def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> Outcome:
-    """Tables, claims and verdicts."""
+    """Builds tables, figures, claims and verdicts."""
     s = study.settings
     widest = [f for f in found if f.width == s.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
@@ -173,7 +173,7 @@ def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNet
 
 
 def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[dict[str, Any]]:
-    """Rows of each term over its share, the worst of all looks and seeds, and the same of its control."""
+    """Computes each term over its share, the largest over all looks and seeds, and the same for its control."""
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
         seen = [look.terms[name] for look in f.looks]
@@ -195,7 +195,7 @@ def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> l
 def _error_rows(
     s: TheoremSettings, found: list[FollowedNetwork], rates: dict[str, MeanInterval]
 ) -> list[dict[str, Any]]:
-    """Mean error of every flow by width, and its slope."""
+    """Computes the mean error of every flow by width, and its slope."""
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in found if f.width == w])) for w in s.widths}
@@ -204,7 +204,7 @@ def _error_rows(
 
 
 def _rounds_sheet(f: FollowedNetwork) -> Sheet:
-    """The loss of one network by round, beside its bounds and flows."""
+    """Builds the table of one network's loss by round, with its bounds and flows."""
     squares = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
     rows = [
@@ -219,7 +219,7 @@ def _rounds_sheet(f: FollowedNetwork) -> Sheet:
 
 
 def _hypotheses_sheet(found: list[FollowedNetwork]) -> Sheet:
-    """Each hypothesis at the round where it is nearest to failing, or fails most."""
+    """Builds the table of hypotheses, each at the round where it is nearest to failing, or fails most."""
     rows = []
     for i, first in enumerate(found[0].looks[0].hypotheses):
         told = [look.hypotheses[i] for f in found for look in f.looks]
@@ -239,7 +239,7 @@ def _terms_sheet(terms: list[dict[str, Any]]) -> Sheet:
 
 
 def _modes_sheet(f: FollowedNetwork) -> Sheet:
-    """How much of every mode of one network the last round leaves."""
+    """Builds the table of the share of every mode of one network that remains after the last round."""
     left = {name: values[-1] / values[0] for name, values in (("network", f.modes), *f.flows.items())}
     rows = [
         {"value": value, **{name: np.abs(values[j]) for name, values in left.items()}}
@@ -300,7 +300,7 @@ def _verdicts(
 
 
 def _draw(study: Study, f: FollowedNetwork) -> None:
-    """Two figures of the first seed and largest width: decay, and the quantities of the proof."""
+    """Draws two figures of the first seed and largest width: decay, and the quantities of the proof."""
     s = study.settings
     at = np.unique(np.linspace(0, len(f.modes) - 1, 21).round().astype(int))
     bounds = {name: values[at] for name, values in f.bounds().items()}

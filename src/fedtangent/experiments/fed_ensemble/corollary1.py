@@ -42,7 +42,7 @@ class EnsembleSizeSettings:
 
 
 class Series(NamedTuple):
-    """One kind of model for every K: closed form and simulation, and Corollary 1's limit."""
+    """Results for one kind of model and every K: closed form, simulation, and Corollary 1's limit."""
 
     name: str
     num_rounds: int
@@ -51,21 +51,21 @@ class Series(NamedTuple):
     runs: int  # independent runs of each K
 
     def slope(self, seen: bool) -> Slope:
-        """The slope of log variance in log K, simulated if ``seen``, else in closed form."""
+        """Computes the slope of log variance in log K, simulated if ``seen``, else in closed form."""
         return power_law({k: pair[seen].variance for k, pair in self.both.items()})
 
     def limit_of(self, num_models: int) -> float | None:
-        """Corollary 1's k(x, x) / K, mean over x; None if Theta has no inverse."""
+        """Computes Corollary 1's k(x, x) / K, mean over x; None if Theta has no inverse."""
         return None if self.limit.limit is None else float(self.limit.limit.mean()) / num_models
 
 
 def check(study: Study) -> None:
-    """Draw the networks' data; raises ``ValueError``."""
+    """Draws the networks' data; raises ``ValueError``."""
     _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 
 def _network_problem(s: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
-    """Erf networks of one hidden layer; the kernel is that of infinite width."""
+    """Builds the problem of erf networks of one hidden layer; the kernel is that of infinite width."""
     held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
     model = sine.network(width)
     assert model.kernel is not None
@@ -76,7 +76,7 @@ def _network_problem(s: EnsembleSizeSettings, seed: int, width: int) -> ToyProbl
 
 
 def run(study: Study) -> Outcome:
-    """Decompose the variance of the linear toy and of networks of every width, on the first seed's data."""
+    """Decomposes the variance of the linear toy and of networks of every width, on the first seed's data."""
     s, seed = study.settings, study.seeds[0]
     clients = {"num_clients": s.num_clients, "points_per_client": s.points_per_client}
     linear = repeated_runs.sine_problem(seed, local_steps=s.local_steps, gap=True, **clients)
@@ -123,7 +123,7 @@ def _series(
 
 
 def _variances(linear: Series) -> Verdict:
-    """The linear toy's variance is that of its closed form at every K; control: a variance not divided by K."""
+    """Checks that the linear toy's variance is the closed form's at every K; control: variance not divided by K."""
     allowed, most = sine.allowed(linear.runs, len(linear.both)), max(linear.both)
     worst = max(abs(sine.apart(seen.variance, exact.variance)) for exact, seen in linear.both.values())
     exact, seen = (d.variance for d in linear.both[most])
@@ -134,7 +134,7 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """A slope is that of its closed form, which is -1 for independent, equally trained models; control: 0."""
+    """Checks that the slope is the closed form's, -1 for independent, equally trained models; control: slope 0."""
     exact, seen, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
     away, wrong = (abs(seen.slope - slope) / seen.standard_error for slope in (exact.slope, 0.0))
     found = f"{seen.slope:.3f} +- {seen.standard_error:.3f}", f"{exact.slope:.3f} +- {allowed:.1f} SE", away <= allowed

@@ -49,7 +49,7 @@ class PosteriorSettings:
 
 
 class Distance(NamedTuple):
-    """How far functions are from being draws of a Gaussian process, each [K]."""
+    """Distances of functions from a Gaussian process, each [K]."""
 
     largest: np.ndarray  # the largest |f - m| / sd
     inside: np.ndarray  # share of points in the 95 % band
@@ -72,7 +72,7 @@ class Law(NamedTuple):
 
 
 class PosteriorCase(NamedTuple):
-    """One model family under one seed."""
+    """Results of one model family under one seed."""
 
     seed: int
     held: sine.SineData
@@ -83,7 +83,7 @@ class PosteriorCase(NamedTuple):
 
 
 def law_of(process: Gaussian) -> Law:
-    """Standard deviations and leading directions of a process of one output."""
+    """Computes standard deviations and leading directions of a process of one output."""
     values, vectors = np.linalg.eigh(np.asarray(process.cov))
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
     rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))
@@ -93,7 +93,7 @@ def law_of(process: Gaussian) -> Law:
 
 
 def distance(law: Law, functions: np.ndarray) -> Distance:
-    """Distances of ``functions`` [K, m] from the process."""
+    """Computes the distances of ``functions`` [K, m] from the process."""
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
@@ -107,7 +107,7 @@ def draws(law: Law, count: int, seed: int) -> np.ndarray:
 
 
 def run(study: Study) -> Outcome:
-    """Train both kinds of model on every seed's data, and test whether they are draws of their processes."""
+    """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
     s, cases = study.settings, dict[str, list[PosteriorCase]]()
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
@@ -162,10 +162,10 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:
-    """All models of all seeds against their processes: mean squared distance / rank, expected to be 1, and the band.
+    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
 
-    The range of the ratio is that of a chi-square variable at the level of three standard errors. The ranges of the
-    share in the band and of the largest distance are at the same level, by draws of the processes.
+    The ratio is expected to be 1. Its range is that of a chi-square variable at the level of three standard errors. The
+    ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
     """
     of = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
@@ -182,7 +182,7 @@ def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, An
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """The range of the share of points in the band, and the upper limit of the largest distance, over draws."""
+    """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
     inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
     for i, case in enumerate(cases):
         found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
@@ -193,7 +193,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:
-    """Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
+    """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
     found = []
     for name, label in MODELS.items():
         of = {p["when"]: p for p in pools if p["model"] == name}

@@ -61,7 +61,7 @@ class GapSettings:
 
 
 class Band(NamedTuple):
-    """A prediction and its standard deviation at m points."""
+    """A prediction with its standard deviation at m points."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -69,7 +69,7 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """The results of one seed."""
+    """Results of one seed."""
 
     seed: int
     held: sine.SineData
@@ -81,9 +81,10 @@ class GapCase(NamedTuple):
 
 
 def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
-    """The mean of models [K, m, 1] with ``uncertainty.predictive_interval``: their variance plus ``noise_variance``.
+    """Computes the band of models [K, m, 1]: their mean, and their variance plus ``noise_variance``.
 
-    With one model the band is that of the noise alone, constant over inputs.
+    The band is computed by ``uncertainty.predictive_interval``. With one model its width comes from ``noise_variance``
+    only, and is constant over inputs.
     """
     found = uncertainty.predictive_interval(jnp.asarray(members), noise_variance=noise_variance)
     half = 0.5 * np.asarray(found.high - found.low)[:, 0]
@@ -91,17 +92,17 @@ def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
 
 
 def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
-    """The band of a model drawn at random from K Gaussian processes with means [K, m, 1], covariances [K, m, m]."""
+    """Computes the band of a model drawn at random from K processes with means [K, m, 1], covariances [K, m, m]."""
     variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means[:, :, 0].var(axis=0)
     return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
 
 
 def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Coverage of the true function [m, 1], mean width and mean NLL of an observation, in each region.
+    """Computes the coverage of the true function [m, 1], mean width, and mean NLL of an observation, in each region.
 
-    The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client,
-    ``a sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite
-    where the band has no width at some point of the region.
+    The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
+    sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if the
+    band has no width at some point of the region.
     """
     found, outside = {}, np.abs(x[:, 0]) >= EDGE - 1e-9
     low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
@@ -120,7 +121,7 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def summary(name: str, values: Any) -> MeanInterval:
-    """The mean over seeds with Student's interval; for a coverage Wilson's, for a ratio the geometric mean's.
+    """Computes the mean over seeds with Student's interval; Wilson's for a coverage, the geometric mean's for a ratio.
 
     Wilson's interval counts each seed as one point, as the points of one seed share its models.
     """
@@ -137,7 +138,7 @@ def summary(name: str, values: Any) -> MeanInterval:
 
 
 def run(study: Study) -> Outcome:
-    """Compute the bands of both methods, the flow and the limit on every seed's data."""
+    """Computes the bands of both methods, the flow and the limit on every seed's data."""
     s, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if s.model == "linear" else sine.network(s.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -194,12 +195,12 @@ def _case(
 
 
 def _residual(trained: sine.TrainedOutputs, held: sine.SineData) -> float:
-    """Mean squared residual of the (mean) prediction on the training data: the paper's residual fitting error."""
+    """Computes the mean squared residual of the mean prediction on the training data: the paper's fitting error."""
     return float(np.mean((trained.train.mean(axis=0) - held.y) ** 2))
 
 
 def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]:
-    """Theorem 2's band, None if Theta is singular, and what is wrong with it, if anything."""
+    """Computes Theorem 2's band, None if Theta is singular, and a description of its numerical trouble, or ""."""
     try:
         limit = gp_limit(blocks, held.y)
     except SingularKernelError as error:
@@ -211,7 +212,7 @@ def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]
 
 
 def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
-    """The claims of section V-B: Fed-ensemble's band is wide where there are no data."""
+    """Judges the claims of section V-B: Fed-ensemble's band is wide in the gap without data."""
     ratio, own, single = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"], found[AVERAGE]["coverage.gap"]
     return (
         Claim("Fed-ensemble's band is wider in the gap than on the data",
@@ -224,7 +225,7 @@ def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """Linear models end where the flow predicts; control: the flow's mean, without their initial functions."""
+    """Checks that linear models end where the flow predicts; control: the flow's mean, without initial functions."""
     worst, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
     found = exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)

@@ -87,7 +87,7 @@ class Triple(NamedTuple):
 
 
 def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
-    """Fed-ensemble with per-client permutations; ``common_start``: every model starts as the first one does."""
+    """Builds Fed-ensemble with per-client permutations; with ``common_start`` all models start from the first one."""
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     rate, work = staircase_decay(s.learning_rate, s.decay, 10), Work(epochs=s.local_epochs, batch_size=s.batch_size)
     training = trained(model, rate, None, work, "cross_entropy")
@@ -96,7 +96,7 @@ def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Al
 
 
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Weights of all models, [K, ...], by round: before training, after 1/2, 3/4 and all of the rounds."""
+    """Trains, and returns all models' weights, [K, ...], by round: at the start, and after 1/2, 3/4 and all rounds."""
     every = num_rounds // 4
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
@@ -109,7 +109,7 @@ def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int)
 
 
 def measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
-    """A function ``(three models, data) -> Triple``, compiled once."""
+    """Returns a function ``(three models, data) -> Triple``, compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
     shares = np.linspace(0, 1, SEGMENT_POINTS)
@@ -137,7 +137,7 @@ def _distances(params: list[PyTree]) -> np.ndarray:
 
 
 def check(study: Study) -> None:
-    """Load the first seed's data and build the algorithm."""
+    """Loads the first seed's data and builds the algorithm; raises ``ValueError``."""
     s, images = study.settings, load(study, study.seeds[0])
     if s.num_rounds % 4:
         raise ValueError(f"num_rounds: got {s.num_rounds}, must be a multiple of 4, for three rounds of one model")
@@ -145,7 +145,7 @@ def check(study: Study) -> None:
 
 
 def load(study: Study, seed: int) -> ImageData:
-    """The data of one seed, with the whole test set."""
+    """Loads the data of one seed, with the whole test set."""
     s = study.settings
     loaded = data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     if s.num_train > len(loaded.x_train):
@@ -161,7 +161,7 @@ def load(study: Study, seed: int) -> ImageData:
 
 
 def run(study: Study) -> Outcome:
-    """For every seed train the ensemble and the control of one start, and measure the three kinds of triple."""
+    """Trains the ensemble and the control with one start for every seed, and measures the three kinds of triple."""
     s, first = study.settings, load(study, study.seeds[0])
     model = network(s, first.held.x, int(jnp.max(first.held.y)) + 1)
     algorithm, joint = ensemble(s, model), ensemble(s, model, common_start=True)
@@ -207,7 +207,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(found: dict[str, list[Triple]]) -> tuple[Claim, ...]:
-    """The claims of section V-D: models are different minima with a high loss barrier between them."""
+    """Judges the claims of section V-D: models are different minima with a high loss barrier between them."""
     own = {kind: np.array([np.mean(t.barriers) for t in of]) for kind, of in found.items()}
     apart = interval(own[ENSEMBLE])
     peak = float(np.mean([t.segments.max() for t in found[ENSEMBLE]]))
@@ -239,7 +239,7 @@ def _sheet(found: dict[str, list[Triple]]) -> Sheet:
 
 
 def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> None:
-    """Draw the loss on the planes and along the segments, of one seed's triples."""
+    """Draws the loss on the planes and along the segments, of one seed's triples."""
     s, figures = study.settings, study.figures
     given, panels = (images.held.x, images.held.y), []
     rounds = tuple(str(share * s.num_rounds // 4) for share in (2, 3, 4))

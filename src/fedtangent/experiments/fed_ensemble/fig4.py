@@ -16,19 +16,19 @@ from fedtangent.experiments.lab.runner import Study, by_scale, experiment
 
 
 def run(study: Study) -> Outcome:
-    """Run every method of the figure."""
+    """Trains with every method of the figure."""
     return league_report.outcome(study, "Fig. 4", PUBLISHED, claims, lambda found: (falls(found),))
 
 
 def falls(found: Sequence[Scores]) -> Sheet:
-    """How far each method ends below its best accuracy."""
+    """Builds the table of how far each method ends below its best accuracy."""
     rows = [{"method": f.entrant.label, "fell": 100 * interval(f.values["fell"]).mean} for f in found]
     columns = {"method": "{method}", "below its best %": "{fell:.2f}"}
     return table(f"accuracy of the last {LAST} rounds, below the best {LAST} of the run", rows, columns)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """Fed-ensemble ends above the others, which fall further below their best accuracy."""
+    """Judges whether Fed-ensemble ends above the others, and they fall further below their best accuracy."""
     said = list(league_report.ahead(found, "fed_ensemble"))
     own = next((f for f in found if f.entrant.method == "fed_ensemble"), None)
     for other in (f for f in found if own is not None and f is not own):

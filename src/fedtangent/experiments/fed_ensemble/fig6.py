@@ -16,12 +16,12 @@ from fedtangent.experiments.lab.trials import IID
 
 
 def run(study: Study) -> Outcome:
-    """One walk alone, and K walks whose predictions are averaged."""
+    """Trains a single walk, and K walks whose predictions are averaged."""
     return league_report.outcome(study, "Fig. 6", {}, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """The mean of several walks is more accurate than one."""
+    """Judges whether the mean of several walks is more accurate than one."""
     said = []
     for several in (f for f in found if f.entrant.num_models > 1):
         one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)

@@ -21,7 +21,7 @@ SHOWN = 6  # users at most; there are six printers
 
 
 def run(study: Study) -> Outcome:
-    """Train both methods at their rates with the first seed, and draw each user's curve."""
+    """Trains both methods at their rates with the first seed, and draws each user's curve."""
     bench, seed = table8.bench_of(study), study.seeds[0]
     loaded, rows = data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None
@@ -50,7 +50,7 @@ def run(study: Study) -> Outcome:
 
 
 def _tested(loaded: data.Dataset, user: int) -> np.ndarray:
-    """Rows of a user's test examples; none where the data set does not say whose they are."""
+    """Returns the rows of a user's test examples; none if the data set does not name the users of test examples."""
     return np.flatnonzero(np.asarray([] if loaded.user_test is None else loaded.user_test) == user)
 
 

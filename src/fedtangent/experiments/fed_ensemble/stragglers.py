@@ -34,7 +34,7 @@ class StragglerSettings(LeagueSettings):
 
 
 class Waited(NamedTuple):
-    """One method under one way to close a round, on all seeds."""
+    """Results of one method under one way to close a round, on all seeds."""
 
     classes: int
     slowness: float
@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
 
 def ways(s: LeagueSettings) -> dict[str, tuple[int, int]]:
-    """Ways to close a round, as (asked, kept): with the first to answer, with all asked, and asking only those kept."""
+    """Returns the ways to close a round, as (asked, kept): after the first answers, after all, and with fewer asked."""
     asked, kept = s.clients_per_round, s.keep_first
     return {
         f"the first {kept} of {asked}": (asked, kept),
@@ -56,7 +56,7 @@ def ways(s: LeagueSettings) -> dict[str, tuple[int, int]]:
 
 
 def studies(study: Study) -> dict[tuple[float, str], Study]:
-    """A study for each slowness and each way to close a round."""
+    """Returns a study for each slowness and each way to close a round."""
     s = study.settings
     return {
         (slowness, name): replace(
@@ -68,7 +68,7 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Build every method under every way; refuse settings that keep as many as are asked."""
+    """Builds every method under every way; raises ``ValueError`` unless fewer answers are kept than are asked for."""
     s = study.settings
     if s.slowness != 0:
         raise ValueError(f"slowness: got {s.slowness:g}, must be 0 here: slow has those that are compared")
@@ -81,7 +81,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Run every method under every way, with its rate chosen by validation under each."""
+    """Trains with every method under every way, with its rate chosen by validation under each."""
     found = list[Waited]()
     for (slowness, way), own in studies(study).items():
         scores, runs = league.play_all(own, way if slowness == 0 else f"{way}, slowness {slowness:g}")
@@ -99,7 +99,7 @@ def run(study: Study) -> Outcome:
 
 
 def draw(study: Study, found: Sequence[Waited]) -> None:
-    """Test accuracy by round under each way, a panel for each method on the same clients."""
+    """Draws test accuracy by round under each way, a panel for each method and kind of clients."""
     panels = {
         f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {
             way: one.accuracy for way, one in of.items()
@@ -111,7 +111,7 @@ def draw(study: Study, found: Sequence[Waited]) -> None:
 
 
 def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
-    """How long the server waits in each round, [seeds, R], with the cohorts and times that the runs draw."""
+    """Computes the server's waiting time in each round, [seeds, R], with the cohorts and times of the runs."""
     s, found = study.settings, []
     for seed in study.seeds:
         plan = league.schedule_of(s, league.divide(study, classes, seed), entrant)
@@ -120,20 +120,23 @@ def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
 
 
 def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Mean accuracy of the last ``LAST`` rounds that end within a time ``budget``, both [seeds]; round 0 counts too."""
+    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds].
+
+    The state before training, round 0, counts as a round.
+    """
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
     return np.array([a[max(0, r + 1 - LAST) : r + 1].mean() for a, r in zip(one.accuracy, done, strict=True)])
 
 
 def alike(found: Sequence[Waited]) -> dict[tuple[Any, ...], dict[str, Waited]]:
-    """By classes, slowness and entrant: the runs by way, the paper's way first."""
+    """Groups the results by classes, slowness and entrant: for each the runs by way, the paper's way first."""
     groups = grouped(found, "classes", "slowness", "entrant")
     return {at: {one.way: one for one in own} for at, own in groups.items()}
 
 
 def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:
-    """The rows of result.json; "in time" is the time in which the quickest way ends its rounds."""
+    """Builds the rows of result.json; "in time" means the time in which the quickest way ends its rounds."""
     rows = []
     for of in alike(found).values():
         budget = np.min([one.seconds.sum(axis=1) for one in of.values()], axis=0)
@@ -148,7 +151,7 @@ def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:
 
 
 def claims(found: Sequence[Waited]) -> tuple[Claim, ...]:
-    """Rounds are shorter and accuracy hardly suffers, except (the control) if the same clients are always late."""
+    """Judges whether rounds get shorter at little loss of accuracy; control: not if the same clients are late."""
     said = []
     for (classes, slowness, entrant), of in alike(found).items():
         first, every, few = of.values()

@@ -51,7 +51,7 @@ Pairs = dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and 
 
 
 class ScanCurve(NamedTuple):
-    """The closed form against K for one choice of settings, with initial weights of unit variance."""
+    """Closed form against K for one choice of settings, with initial weights of unit variance."""
 
     data_seed: int
     local_steps: int
@@ -64,7 +64,7 @@ class ScanCurve(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A choice of settings with its best initial standard deviation, and how far it is from the published numbers."""
+    """A choice of settings with its best initial standard deviation, and its distance from the published numbers."""
 
     data_seed: int
     local_steps: int
@@ -77,7 +77,7 @@ class Fit(NamedTuple):
     distance: float  # root mean square of all those logarithms
 
     def num_rounds(self, num_models: int) -> int:
-        """Rounds for which K models are trained."""
+        """Returns the rounds for which K models are trained."""
         return self.length * (num_models if self.budget == "ages" else 1)
 
     @property
@@ -94,7 +94,7 @@ class Fit(NamedTuple):
 
 
 def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Closed forms on the data of ``seed``, for every number of local steps and every length of either budget."""
+    """Computes closed forms on the data of ``seed``, for all numbers of local steps and lengths of both budgets."""
     found, ks = [], settings.num_models
     lengths = [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
@@ -119,7 +119,7 @@ def _problem(s: BiasVarianceSettings, seed: int, local_steps: int, sigma: float 
 
 
 def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
-    """The nearest choice for each budget and each reading of the bias."""
+    """Selects the nearest choice for each budget and each reading of the bias."""
     each = [fit(curve, reading) for curve in found for reading in READINGS]
     return [
         min((f for f in each if (f.budget, f.reading) == (b, r)), key=lambda f: f.distance)
@@ -128,7 +128,7 @@ def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
 
 
 def fit(curve: ScanCurve, reading: str) -> Fit:
-    """The initial standard deviation at which a choice is nearest to the published variances, and how near it is."""
+    """Finds the initial standard deviation at which a choice is nearest to the published variances."""
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])
@@ -143,13 +143,13 @@ def fit(curve: ScanCurve, reading: str) -> Fit:
 
 
 def check(study: Study) -> None:
-    """Refuse numbers of models that the paper does not have."""
+    """Raises ``ValueError`` for numbers of models that the paper does not have."""
     if not set(study.settings.num_models) <= set(PUBLISHED):
         raise ValueError(f"num_models: got {study.settings.num_models}, allowed are {', '.join(map(str, PUBLISHED))}")
 
 
 def run(study: Study) -> Outcome:
-    """Scan, and simulate the nearest choice of each budget."""
+    """Scans the settings, and simulates the nearest choice of each budget."""
     s, scanned, found, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[dict[str, Any]]()
     for seed in study.each_seed():
         scanned += curves(s, seed)
@@ -179,7 +179,7 @@ def run(study: Study) -> Outcome:
 
 
 def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
-    """Largest deviations in standard errors: of the closed form, and of two wrong ones at the largest K."""
+    """Computes the largest deviations in standard errors: of the closed form, and of wrong ones at the largest K."""
     largest = max(found)
     exact, seen = found[largest]
     wrong = abs(seen.variance.value - largest * exact.variance.value) / seen.variance.standard_error
@@ -193,7 +193,7 @@ def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
 
 
 def _verdict(s: BiasVarianceSettings, c: dict[str, Any], budgets: int) -> Verdict:
-    """Simulation agrees with the closed form; the level is that of one verdict on all comparisons together."""
+    """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
     allowed = sine.allowed(s.schedules, budgets * 2 * len(s.num_models))
     found = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", f"<= {allowed:.1f} SE"
     holds, control = max(c["variance"], c["bias"]) <= allowed, ("variance not divided by K", f"{c[NOT_DIVIDED]:.0f} SE")
@@ -218,7 +218,7 @@ def _comparison(fit: Fit, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _mechanism(s: BiasVarianceSettings, fit: Fit, found: Pairs) -> Sheet:
-    """Why the variance does not fall as 1/K: how much each model is trained, and the part of the schedules."""
+    """Builds the table that explains why the variance does not fall as 1/K: training of each model, and schedules."""
     rows = [
         {"k": k, "paper": k * PUBLISHED[k][1], "initial": k * exact.initialisation.value,
          "schedules": k * exact.schedules.value, "pull": 1 - (1 - 1 / k) ** s.num_clients,

@@ -42,7 +42,7 @@ OF_OPENIMAGE = {  # by network
 
 
 def run(study: Study) -> Outcome:
-    """Every method of the table."""
+    """Trains with every method of the table."""
     published = {**PUBLISHED, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return league_report.outcome(study, "Table II", published, partial(league_report.ahead, of="fed_ensemble"))
 
@@ -91,9 +91,12 @@ FEW_UPLOADERS: dict[str, Any] = {"num_clients": 0, "clients_per_round": 10, "kee
 def image_scales(
     paper: LeagueSettings, smoke: Mapping[str, Any] = {}, default: Mapping[str, Any] = {}
 ) -> dict[str, dict[str, LeagueSettings]]:
-    """Settings by data set and scale of a table of image data sets, whose settings are ``paper`` for MNIST.
+    """Returns settings by data set and scale of a table of image data sets.
 
-    ``smoke`` and ``default`` are what a table changes of SMOKE, and of DIGITS and IMAGES.
+    Args:
+        paper: The paper's settings for MNIST.
+        smoke: Changes of SMOKE.
+        default: Changes of DIGITS and IMAGES.
     """
     small, medium = replace(paper, **{**SMOKE, **smoke}), replace(paper, **{**IMAGES, **default})
     return {

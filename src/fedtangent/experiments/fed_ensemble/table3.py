@@ -39,7 +39,7 @@ AHEAD = (
 
 
 def check(study: Study) -> None:
-    """Build every method; refuse clients without test examples of their own."""
+    """Builds every method; raises ``ValueError`` for clients without test examples of their own."""
     for classes in study.settings.classes_per_client:
         if league.divide(study, classes, study.seeds[0]).by_client is None:
             raise ValueError(f"classes_per_client: got {classes}, must be {USERS} or {DISTORTED}, clients tested apart")
@@ -47,12 +47,12 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every method of the table."""
+    """Trains with every method of the table."""
     return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (own_predictions(found),))
 
 
 def own_predictions(found: Sequence[Scores]) -> Sheet:
-    """Accuracy of a client's own prediction on its and on another client's examples, and of the shared prediction."""
+    """Builds the table of a client's own prediction, on its and another's examples, and of the shared prediction."""
     names = ("accuracy", "shared", "others")
     rows = [
         {"clients": scheme_name(f.classes), "method": f.entrant.label,
@@ -65,7 +65,10 @@ def own_predictions(found: Sequence[Scores]) -> Sheet:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """The paper's claims; that a client's own prediction is better for it than the shared one, and than for others."""
+    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one.
+
+    It should also be better for the client itself than for another client.
+    """
     at, said = {(f.entrant.method, f.classes): f for f in found}, list[Claim]()
     for classes in dict.fromkeys(f.classes for f in found):
         pairs = [(at.get((one, classes)), at.get((other, classes))) for one, other in AHEAD]

@@ -31,12 +31,12 @@ PUBLISHED = {
 
 
 def run(study: Study) -> Outcome:
-    """Run every method with every number of classes."""
+    """Trains with every method and every number of classes."""
     return league_report.outcome(study, "Table IV", PUBLISHED, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """Fed-ensemble is ahead, and more so with few classes a client than with many."""
+    """Judges whether Fed-ensemble is ahead, and more so with few classes per client than with many."""
     said, counts = list(league_report.ahead(found, "fed_ensemble")), sorted({f.classes for f in found})
     at = {(f.entrant.method, f.classes): f.values["accuracy"] for f in found}
     for other in dict.fromkeys(f.entrant.method for f in found if f.entrant.method != "fed_ensemble"):

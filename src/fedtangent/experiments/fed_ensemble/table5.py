@@ -34,12 +34,12 @@ MODELS = {"mnist": {3: (95.50, 94.97, 0.16), 5: (95.60, 95.00, 0.15), 20: (95.57
 
 
 def run(name: str, study: Study) -> Outcome:
-    """Every number of models, in the table called ``name``."""
+    """Trains with every number of models, for the table called ``name``."""
     return league_report.outcome(study, name, PUBLISHED, claims, lambda found: (each_model(study, found),))
 
 
 def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
-    """The single models of the ensembles: the best, the worst, and the mean entropy of their predictions."""
+    """Builds the table of the ensembles' single models: the best, the worst, and the mean entropy of predictions."""
     rows = []
     for f in found:
         best, worst, entropy = MODELS.get(study.dataset, {}).get(f.entrant.num_models, (None,) * 3)
@@ -55,7 +55,7 @@ def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """More models make the ensemble more accurate at first, and its single models less so."""
+    """Judges whether more models make the ensemble more accurate at first, and its single models less accurate."""
     said = []
     for (classes,), same in grouped(found, "classes").items():
         own = sorted(same, key=lambda f: f.entrant.num_models)

@@ -23,7 +23,7 @@ PUBLISHED = {
 
 
 def run(study: Study) -> Outcome:
-    """Both schedules, on clients of every kind."""
+    """Trains with both schedules, on clients of every kind."""
     return league_report.outcome(study, "Table VII", PUBLISHED, partial(league_report.ahead, of="fed_ensemble"))
 
 

@@ -45,10 +45,10 @@ class PrinterSettings:
 
 
 def divide(study: Study, seed: int) -> Trial:
-    """All examples, one client for each user; for the tuning seed a block of each user's examples is left out.
+    """Divides the examples into one client per user; for the tuning seed, a block of each user's examples is left out.
 
-    It is one of eleven blocks in order of the first input, which for the printers is one speed. The validation
-    examples are those blocks of all users, whatever the seed.
+    It is one of eleven blocks in order of the first input; for the printers a block is one speed. For every seed, the
+    validation examples are these blocks of all users.
     """
     loaded = data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
@@ -65,7 +65,7 @@ def divide(study: Study, seed: int) -> Trial:
 
 
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
-    """Which examples are left out [n]: of each user the fifth of eleven blocks in order of the first input."""
+    """Marks the examples that are left out [n]: of each user the fifth of eleven blocks in order of the first input."""
     found = np.zeros(len(x), bool)
     for own in (np.flatnonzero(user == u) for u in np.unique(user)):
         blocks = np.array_split(own[np.argsort(x[own, 0], kind="stable")], min(11, len(own)))
@@ -74,14 +74,14 @@ def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
 
 
 def methods(s: PrinterSettings, trial: Trial) -> dict[str, Method]:
-    """Both methods on one seed's data."""
+    """Returns both methods on one seed's data."""
     model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=(s.width,) * s.hidden_layers,
                          parameterization="standard")  # fmt: skip
     return both_methods(s, trial, model, loss="squared_error")
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """The mean squared error of the prediction on each split, and its negative, by which rates are chosen."""
+    """Computes the mean squared error on each split, and its negative, by which rates are chosen."""
     found = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
@@ -90,7 +90,7 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 
 
 def check(study: Study) -> None:
-    """Build both methods with every rate."""
+    """Builds both methods with every rate; raises ``ValueError``."""
     s = study.settings
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
@@ -98,7 +98,7 @@ def check(study: Study) -> None:
 
 
 def bench_of(study: Study) -> Bench:
-    """The bench on which both methods run."""
+    """Builds the bench on which both methods run."""
     s = study.settings
     largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, s.tuning_seed))
     return Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
@@ -106,13 +106,13 @@ def bench_of(study: Study) -> Bench:
 
 
 def chosen_rates(bench: Bench) -> dict[str, Tuned]:
-    """For each method the rate that is best on the examples left out."""
+    """Chooses for each method the rate that is best on the validation examples."""
     s = bench.study.settings
     return {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
 
 
 def run(study: Study) -> Outcome:
-    """Tune both methods and run them on every seed."""
+    """Tunes both methods and runs them on every seed."""
     s, bench = study.settings, bench_of(study)
     chosen = chosen_rates(bench)
     configs = {name: tuned.config for name, tuned in chosen.items()}

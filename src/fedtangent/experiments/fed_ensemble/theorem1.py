@@ -49,7 +49,7 @@ class EnsembleDecaySettings:
 
 
 class EnsembleDecay(NamedTuple):
-    """One seed: residual norms relative to the initial ones, and the theorem for the long flow."""
+    """Results of one seed: residual norms relative to the initial ones, and the theorem for the long flow."""
 
     setting: Setting
     theorem: Theorem1
@@ -60,7 +60,7 @@ class EnsembleDecay(NamedTuple):
 
 
 def run(study: Study) -> Outcome:
-    """Train every seed's networks, and compute their flow."""
+    """Trains every seed's networks, and computes their flow."""
     s, found = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
@@ -72,7 +72,7 @@ def run(study: Study) -> Outcome:
 
 
 def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
-    """Train the networks, continue their flow, and compute the theorem for all of it. Needs 64-bit types."""
+    """Trains the networks, continues their flow, and computes the theorem for all of it. Needs 64-bit types."""
     seen = trained_networks(setting, s.width)
     start = seen.train[0, :, 0]  # [K, n, C]
     blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
-    """The factor of an age for the first model's slowest mode: the spectral radius of n ages to the power 1 / n."""
+    """Computes the factor of an age for the first model's slowest mode: spectral radius of n ages, power 1 / n."""
     few = min(ages, RATE_AGES)
     if few < ages:
         first = Cohort(*(np.asarray(leaf)[: few * setting.schedule.num_models] for leaf in plan))  # type: ignore[arg-type]
@@ -106,14 +106,14 @@ def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
 
 
 def bounds(found: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Every form of the bound and the control after each age, relative to R_0, [A + 1] each."""
+    """Computes every form of the bound and the control after each age, relative to R_0, [A + 1] each."""
     theorem = found.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
     return forms | {CONTROL: np.exp(-theorem.exponent("proof", theorem.constants.lambda_max))}
 
 
 def ratios(found: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Measured norms over the bound at the end of each age, [ages, K]."""
+    """Computes measured norms over the bound at the end of each age, [ages, K]."""
     at_ages = norms[:: found.theorem.plan.rounds_per_age][1:]
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(at_ages / bound[1 : len(at_ages) + 1, None])
@@ -129,7 +129,7 @@ def _metrics(found: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
-    """The tables, the figure, and a verdict on each form of the bound."""
+    """Builds tables and figure, and a verdict on each form of the bound."""
     rows = [_form_row(found, label) for label in bounds(found[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in found) else ("networks diverged",)
     _draw(study, found[0])
@@ -195,7 +195,7 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, found: EnsembleDecay) -> None:
-    """Residuals of the networks, and of the flow to its end, with every bound and the exact rate."""
+    """Draws the residuals of the networks, and of the flow to its end, with every bound and the exact rate."""
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)
     all_bounds = bounds(found)

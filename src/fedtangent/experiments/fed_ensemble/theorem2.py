@@ -36,14 +36,14 @@ class EnsembleLawSettings:
 
 
 def settings_of(study: Study) -> list[Any]:
-    """The setting that is compared on each data set."""
+    """Returns the setting that is compared on each data set."""
     s = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
     return [limit.SETTINGS[n](study.seeds[0], s.num_models, s.widths, getattr(s, f"{n}_rounds")) for n in names]
 
 
 def run(study: Study) -> Outcome:
-    """Train the networks of each data set, and compare them with their law."""
+    """Trains the networks of each data set, and compares them with their law."""
     seed, rows, verdicts = study.seeds[0], list[dict[str, Any]](), list[Verdict]()
     remarks = ["measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
                "entry; farthest: that of any entry, in its own SE",
@@ -66,7 +66,7 @@ def run(study: Study) -> Outcome:
 
 
 def table(result: Theorem2) -> list[dict[str, Any]]:
-    """A row for each statistic and width."""
+    """Builds a row for each statistic and width."""
     rows = []
 
     def add(statistic: str, width: int, *numbers: float | None) -> None:
@@ -85,7 +85,7 @@ def table(result: Theorem2) -> list[dict[str, Any]]:
 
 
 def _size(values: np.ndarray, part: str) -> float:
-    """The typical size of values of either sign: the root mean square, and for variances the mean."""
+    """Computes the typical size of values: the mean of variances, else the root mean square."""
     return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
 
 

@@ -83,7 +83,7 @@ SCALES = {
 
 
 def divide(study: Study, seed: int) -> Trial:
-    """The data of one seed; clients hold exactly ``classes_per_client`` classes each."""
+    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each."""
     s, loaded = study.settings, data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
     clients = partition.classes(drawn.y["train"], s.num_clients, s.classes_per_client, seed)
@@ -91,16 +91,21 @@ def divide(study: Study, seed: int) -> Trial:
 
 
 def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
-    """Both methods on one seed's data."""
+    """Returns both methods on one seed's data."""
     make = partial(descent, "sgd", s.weight_decay) if s.weight_decay else None
     return both_methods(s, trial, network(s, trial.data.x, trial.num_classes), make, loss="cross_entropy")
 
 
 def both_methods(s: Any, trial: Trial, model: Model, make: Any = None, **given: Any) -> dict[str, Method]:
-    """FedAvg and Fed-ensemble with all clients in every round; ``given`` are further arguments of both recipes.
+    """Returns FedAvg and Fed-ensemble with all clients in every round.
 
-    ``make`` makes the clients' optimiser of a rate (None: gradient descent). ``s`` has ``num_models``,
-    ``learning_rates``, ``decay`` (every ten rounds), ``local_epochs`` and ``batch_size``.
+    Args:
+        s: Settings with ``num_models``, ``learning_rates``, ``decay`` (every ten rounds), ``local_epochs`` and
+            ``batch_size``.
+        trial: Data of one seed.
+        model: The network.
+        make: Function from a rate to the clients' optimiser; None for gradient descent.
+        **given: Further arguments of both recipes.
     """
     num_clients = trial.data.num_clients
     plans = {
@@ -122,7 +127,7 @@ def both_methods(s: Any, trial: Trial, model: Model, make: Any = None, **given: 
 
 
 def network(s: Any, x: Array, outputs: int) -> Model:
-    """The network that ``s.model`` names, for the square images [n, pixels] of ``x``."""
+    """Builds the network that ``s.model`` names, for the square images [n, pixels] of ``x``."""
     size = math.prod(x.shape[1:])
     if s.model == "mlp":
         return models.build("mlp", size, outputs, widths=(s.width,), parameterization="standard")
@@ -130,12 +135,12 @@ def network(s: Any, x: Array, outputs: int) -> Model:
 
 
 def check(study: Study) -> None:
-    """Build both methods on the first seed's data, with every rate."""
+    """Builds both methods on the first seed's data, with every rate; raises ``ValueError``."""
     build_all(methods(study.settings, divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> Outcome:
-    """Run both methods with every rate on every seed, then choose the rates and compare."""
+    """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
     s, found = study.settings, Found()
     largest = max(max_client_size(divide(study, seed).data) for seed in study.seeds)
     bench = Bench(
@@ -149,12 +154,12 @@ def run(study: Study) -> Outcome:
 
 
 def last(records: list[Record], metric: str) -> np.ndarray:
-    """A metric in the last round, [seeds]."""
+    """Returns a metric in the last round, [seeds]."""
     return np.array([record.metrics[metric][-1] for record in records])
 
 
 def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
-    """Choose each method's rate by each criterion, compare in pairs, and check that both sent the same bytes."""
+    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
@@ -196,7 +201,7 @@ def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
 
 
 def _pair(found: Found, of: dict[str, Config], criterion: str, metric: str) -> dict[str, Any]:
-    """A row of result.json: a test metric of both methods, and their paired difference with its 95 % interval."""
+    """Builds a row of result.json: a test metric of both methods, and their paired difference with 95 % interval."""
     values = {name: last(found[of[name]], f"test.{metric}") for name in NAMES}
     d = interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
     verdict = "undecided"

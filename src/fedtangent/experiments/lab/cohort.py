@@ -121,12 +121,21 @@ DECISIVE = ("clients_per_round", "width", "last_w_std", "batch_size", "loss", "t
 
 
 def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Trial:
-    """The data of one seed: training and validation examples from the training set, test examples from the other.
+    """Divides the data of one seed among clients.
 
-    All pixels are standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
+    Training and validation examples come from the training set, test examples from the test set. All pixels are
+    standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
     (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
-    that each of them distorts in its own way (``"shifted"``: ``trials.distorted``). Raises ``ValueError`` for more
-    examples or clients than there are.
+    that each of them distorts in its own way (``"shifted"``: ``trials.distorted``).
+
+    Args:
+        name: Name of the data set.
+        data_dir: Folder with original files.
+        seed: Seed of the division.
+        s: Settings.
+
+    Raises:
+        ValueError: There are fewer examples or clients than the settings need.
     """
     loaded = data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
@@ -141,7 +150,7 @@ def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Tr
 
 
 def _clients(loaded: data.Dataset, drawn: Drawn, seed: int, s: CohortSettings) -> Partition:
-    """The clients' training examples, of a "dirichlet" or "writers" partition."""
+    """Returns the clients' training examples, for a "dirichlet" or "writers" partition."""
     if s.partition == "dirichlet":
         return partition.dirichlet(drawn.y["train"], s.num_clients, s.alpha, seed)
     if loaded.user_train is None:
@@ -153,7 +162,7 @@ def _clients(loaded: data.Dataset, drawn: Drawn, seed: int, s: CohortSettings) -
 
 
 def network(s: CohortSettings, trial: Trial) -> Model:
-    """The paper's multilayer perceptron of one hidden layer, in the standard parameterization, biases from zero.
+    """Builds the paper's multilayer perceptron of one hidden layer, in the standard parameterization, biases from zero.
 
     Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which is
     our choice: with a larger one the halved squared error starts far above its value at zero.
@@ -164,7 +173,7 @@ def network(s: CohortSettings, trial: Trial) -> Model:
 
 
 def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
-    """The methods of the settings on one seed's data, under one schedule; all start from the same network.
+    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network.
 
     The ``cp_`` methods take inputs projected to ``s.projected`` numbers, with a network of that input size.
     """
@@ -175,12 +184,12 @@ def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _momentum(momentum: float, rate: float | Array) -> optax.GradientTransformation:
-    """SGD with momentum, for FedNova: with plain SGD and equal numbers of local steps it would be FedAvg."""
+    """Builds SGD with momentum for FedNova, which with plain SGD and equal numbers of local steps would be FedAvg."""
     return optax.chain(optax.trace(momentum), sgd(rate))
 
 
 def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
-    """A method of local training, or centralised training; the number of steps is a hyper-parameter."""
+    """Builds a method of local training, or centralised training; the number of steps is a hyper-parameter."""
     model, central = network(s, trial), name == "centralised"
     held = trial.data if s.loss == "cross_entropy" else one_hot(trial)
     own: dict[str, Any] = {"averaging": Averaging(beta=s.beta)} if name == "cp_fed_avg" else {}
@@ -202,9 +211,9 @@ def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
 
 def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
-    """NTK-FL, or CP-NTK-FL with the settings' subsampling and compression, under the method's loss in ``EVOLVED``.
+    """Builds NTK-FL, or CP-NTK-FL with the settings' compression, under the method's loss in ``EVOLVED``.
 
-    The pool is rounded up to a multiple of 8, so that pools of like size share a compiled round.
+    The pool is rounded up to a multiple of 8, so that pools of similar size share a compiled round.
     """
     model, compressed = network(s, trial), name.startswith("cp_")
     pool = -(-largest_sample(partition_of(trial.data), s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
@@ -223,5 +232,5 @@ def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
 
 def _single(rate: float | Array) -> float | Array:
-    """A rate; a traced one in float32, in which these runs are."""
+    """Returns a rate unchanged; a traced one in float32, the precision of these runs."""
     return rate if isinstance(rate, float) else rate.astype(jnp.float32)

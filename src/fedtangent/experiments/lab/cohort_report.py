@@ -34,7 +34,7 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 
 
 def check(study: Study, **changes: Any) -> None:
-    """Build every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
+    """Builds every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
     s = dataclasses.replace(study.settings, **changes)
     if s.clients_per_round > s.num_clients:
         raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be at most {s.num_clients}, all clients")
@@ -46,20 +46,23 @@ def check(study: Study, **changes: Any) -> None:
 
 
 def bench_of(study: Study, **changes: Any) -> Bench:
-    """The bench of the study's runs, with ``changes`` of settings."""
+    """Builds the bench of the study's runs, with ``changes`` of settings."""
     s = dataclasses.replace(study.settings, **changes)
     decisive = {name: getattr(s, name) for name in DECISIVE}
     return Bench(study, partial(divide, study.dataset, study.data_dir, s=s), partial(methods, s), decisive)
 
 
 def tune_all(bench: Bench) -> dict[str, Tuned]:
-    """The hyper-parameters of every method, tuned on ``tuning_seed``."""
+    """Tunes the hyper-parameters of every method on ``tuning_seed``."""
     s = bench.study.settings
     return {method: tune(bench, method, s.tuning_seed, s.tuning_rounds) for method in s.methods}
 
 
 def repeat_all(bench: Bench, tuned: dict[str, Tuned], rounds: Mapping[str, int] | None = None) -> Runs:
-    """Every method with its hyper-parameters on all seeds, for ``rounds[method]`` or ``num_rounds`` rounds."""
+    """Trains with every method and its hyper-parameters on all seeds.
+
+    A method has ``rounds[method]`` rounds, by default ``num_rounds`` of the settings.
+    """
     given = dict.fromkeys(tuned, bench.study.settings.num_rounds) | dict(rounds or {})
     return repeat(bench, {m: t.config for m, t in tuned.items()}, given)
 
@@ -68,9 +71,17 @@ def outcome(
     study: Study, paper: str, tuned: dict[str, Tuned], sheets: Sequence[Sheet], rows: list[dict[str, Any]],
     claims: Sequence[Claim], found: Mapping[str, Runs], **details: Any,
 ) -> Outcome:  # fmt: skip
-    """The outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the runs that failed.
+    """Builds the outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the failed runs.
 
-    ``found`` are the runs, by a description of their settings, which is "" if all runs have the same.
+    Args:
+        study: The study.
+        paper: The paper's claim.
+        tuned: Tuned hyper-parameters by method.
+        sheets: Tables.
+        rows: Rows of result.json.
+        claims: Judged claims.
+        found: Runs by a description of their settings, which is "" if all runs have the same settings.
+        **details: Further entries of result.json.
     """
     grids = {
         name: {"chosen": t.config, "at_edge": t.at_edge,
@@ -88,22 +99,22 @@ def outcome(
 
 
 def after(curve: Record, num_rounds: int, window: int) -> float:
-    """Mean test accuracy over the ``window`` rounds that end with round ``num_rounds``."""
+    """Computes the mean test accuracy over the ``window`` rounds that end with round ``num_rounds``."""
     return float(curve.test[num_rounds - window + 1 : num_rounds + 1].mean())
 
 
 def ends(runs: Runs, s: CohortSettings) -> dict[str, np.ndarray]:
-    """Each method's accuracy ``after`` the last round, [seeds]."""
+    """Computes each method's accuracy ``after`` the last round, [seeds]."""
     return {name: np.array([after(c, s.num_rounds, s.window) for c in curves]) for name, curves in runs.items()}
 
 
 def mean_and_error(values: np.ndarray) -> str:
-    """The mean over seeds and its standard error, as text."""
+    """Formats the mean over seeds and its standard error."""
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dict[str, Any]], list[Claim]]:
-    """Test accuracy of all methods, and claims that ``method`` is above each of the others, paired by seed."""
+    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed."""
     found, rows, shown, claims, own = ends(runs, s), [], [], [], LABELS[method]
     for name, values in found.items():
         row: dict[str, Any] = {"method": name, "round": s.num_rounds, "accuracy": values.mean(), "seeds": values}
@@ -124,7 +135,7 @@ def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dic
 
 
 class Reached(NamedTuple):
-    """When each seed's run of a method first reaches that seed's level; None, and infinite means, if it does not."""
+    """First rounds at which a method's runs reach their seeds' levels; None, and infinite means, if never."""
 
     rounds: list[int | None]
     uplink: list[int | None]  # bytes until then
@@ -141,7 +152,7 @@ class Reached(NamedTuple):
 
 
 def reached(curves: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """The first round, from 1 on, after which each seed's test accuracy is at least its level, and the uplink then."""
+    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink."""
     there = [np.flatnonzero(c.test[1:] >= level) for c, level in zip(curves, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in there]
     return Reached(rounds, [None if r is None else int(c.sent[r, 0]) for c, r in zip(curves, rounds, strict=True)])
@@ -150,7 +161,14 @@ def reached(curves: Sequence[Record], levels: Sequence[float]) -> Reached:
 def to_the_level(
     runs: Runs, levels: Sequence[float], title: str, published: Mapping[str, tuple[int, int]] | None = None
 ) -> tuple[Sheet, dict[str, Reached]]:
-    """Rounds and uplink until each method reaches ``levels``, [seeds]; ``published`` are the paper's rounds and MB."""
+    """Computes rounds and uplink until each method reaches its levels.
+
+    Args:
+        runs: Runs of each method, one for each seed.
+        levels: Test accuracy to reach, for each seed.
+        title: Title of the table.
+        published: The paper's rounds and MB by method.
+    """
     found, rows = {name: reached(curves, levels) for name, curves in runs.items()}, []
     for name, r in found.items():
         never = None in r.rounds
@@ -167,7 +185,7 @@ def to_the_level(
 
 
 def _tuning(tuned: dict[str, Tuned]) -> Sheet:
-    """The table of tuned hyper-parameters."""
+    """Builds the table of tuned hyper-parameters."""
     rows = [{**t._asdict(), "label": LABELS[name], "steps": t.config.steps or "", "tried": len(t.grid),
              "edge": " and ".join(t.at_edge)} for name, t in tuned.items()]  # fmt: skip
     return table("hyper-parameters by validation accuracy, on a seed of their own", rows, {
@@ -177,7 +195,7 @@ def _tuning(tuned: dict[str, Tuned]) -> Sheet:
 
 
 def by_round(runs: Runs) -> Sheet:
-    """Mean test accuracy over seeds after some of the rounds."""
+    """Builds the table of mean test accuracy over seeds after selected rounds."""
     longest = max(c.num_rounds for curves in runs.values() for c in curves)
     wanted = sorted({r for r in SHOWN if r <= longest} | {longest})
     rows = tuple(
@@ -189,7 +207,7 @@ def by_round(runs: Runs) -> Sheet:
 
 
 def draw(study: Study, runs: Runs) -> None:
-    """Draw test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
+    """Draws test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
     s, path = study.settings, study.figures.path("accuracy_by_round")
     lines = {LABELS[name]: np.array([c.test[1 : s.num_rounds + 1] for c in of]) for name, of in runs.items()}
     title = f"{study.dataset}, {s.num_clients} clients ({s.partition}), {s.clients_per_round} a round"
@@ -197,7 +215,7 @@ def draw(study: Study, runs: Runs) -> None:
 
 
 def figure_4(name: str, summary: str, scales: Mapping[str, Any], claim: str = CURVES) -> Experiment:
-    """The entry of a figure like fig. 4, accuracy by round; ``claim`` is the paper's."""
+    """Builds the entry of a figure of accuracy by round, like fig. 4; ``claim`` is the paper's."""
     more: dict[str, Any] = {"check": _check_figure_4, "least_seeds": 2}
     run, name = partial(_figure_4, claim), name.removeprefix(PACKAGE)
     return Experiment(name, f"NTK-FL, {summary}", run, papers=("yue2022",), scales=scales, **more)
@@ -231,7 +249,7 @@ def _figure_4(claim: str, study: Study) -> Outcome:
 
 
 def ten_times_sooner(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
-    """That NTK-FL reaches the accuracy of FedAvg's last round in at most a tenth of its rounds, on average."""
+    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average."""
     mean, tenth = reached.mean_rounds, s.reference_rounds / 10
     found = f"not with every seed in {s.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"
@@ -239,7 +257,7 @@ def ten_times_sooner(reached: Reached, s: CohortSettings, method: str = "ntk_fl"
 
 
 def _settled(study: Study) -> list[str]:
-    """Remarks on what the paper leaves open, and what is done here."""
+    """Returns remarks on choices that the paper leaves open."""
     s = study.settings
     losses = list(dict.fromkeys(LOSSES[loss] for name, loss in EVOLVED.items() if name in s.methods))
     own = f", NTK-FL under the {' or the '.join(losses)}, its step clipped at the largest stable one" if losses else ""

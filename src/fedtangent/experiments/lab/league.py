@@ -129,24 +129,24 @@ DECISIVE = ("clients_per_round", "keep_first", "completion_spread", "slowness", 
 
 
 class Entrant(NamedTuple):
-    """A method, and for an ensemble the number of its models."""
+    """A method and, for an ensemble, the number of its models."""
 
     method: str
     num_models: int = 1
 
     @property
     def key(self) -> str:
-        """Its name in files."""
+        """The entrant's name in files."""
         return self.method if self.num_models == 1 else f"{self.method}-{self.num_models}"
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The entrant's name in tables."""
         return LABELS[self.method] + (f", K = {self.num_models}" if self.num_models > 1 else "")
 
 
 class Scores(NamedTuple):
-    """What one entrant reached on clients of one kind."""
+    """Scores of one entrant on clients of one kind."""
 
     entrant: Entrant
     classes: int  # of a client, as in the settings
@@ -156,7 +156,7 @@ class Scores(NamedTuple):
 
 
 def entrants(s: LeagueSettings) -> list[Entrant]:
-    """Every method, an ensemble once for each number of models."""
+    """Returns every method, an ensemble once for each number of models."""
     return [Entrant(name, k) for name in s.methods for k in (s.num_models if name in ENSEMBLES else (1,))]
 
 
@@ -164,7 +164,7 @@ def entrants(s: LeagueSettings) -> list[Entrant]:
 
 
 def divide(study: Study, classes: int, seed: int) -> Trial:
-    """The data of one seed, divided among clients of ``classes`` classes (or IID, USERS, DISTORTED)."""
+    """Divides the data of one seed among clients of ``classes`` classes (or IID, USERS, DISTORTED)."""
     s, loaded = study.settings, data.load(study.dataset, data_dir=study.data_dir, seed=seed)
     if classes == USERS:
         loaded = first_users(loaded, s.num_clients)
@@ -177,7 +177,7 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
 
 
 def network(s: LeagueSettings, trial: Trial) -> Model:
-    """The network that ``s.model`` names; raises ``ValueError`` for inputs that it does not read."""
+    """Builds the network that ``s.model`` names; raises ``ValueError`` for inputs that it does not read."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     own: dict[str, Any] = {"parameterization": "standard"} if s.model == "mlp" else {}
@@ -189,7 +189,7 @@ def network(s: LeagueSettings, trial: Trial) -> Model:
 
 
 def methods(s: LeagueSettings, trial: Trial) -> dict[str, Method]:
-    """Every entrant on one seed's data."""
+    """Returns every entrant's method on one seed's data."""
     model, found = network(s, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(s):
@@ -208,12 +208,12 @@ def methods(s: LeagueSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _by_client(trial: Trial) -> dict[str, FederatedData]:
-    """The clients' training examples, and those of the other parts where clients have examples of their own."""
+    """Returns the clients' training examples, and, if clients have their own, those of the other parts."""
     return {"train": trial.data, **(trial.by_client or {})}
 
 
 def _at_server(s: LeagueSettings, trial: Trial) -> tuple[Any, Array]:
-    """The clients' data without the examples that the server holds, and the inputs of these."""
+    """Returns the clients' data without the examples that the server holds, and the inputs of these."""
     held, clients = trial.data, partition_of(trial.data)
     rows = np.random.default_rng([trial.seed, 2]).permutation(clients.indices)[: s.server_examples]
     return with_partition(held, without(clients, rows, "server_examples")), held.x[np.sort(rows)]
@@ -228,7 +228,7 @@ def _build(
     steps: Any,
     rate: float | Array,
 ) -> Algorithm:
-    """The entrant's algorithm; ``own`` are arguments of its recipe alone, and ``rate`` may be traced."""
+    """Builds the entrant's algorithm; ``own`` are arguments of its recipe alone, and ``rate`` may be traced."""
     decayed = staircase_decay(rate, s.decay, DECAY_EVERY)
     plain = s.optimizer == "sgd" and not s.weight_decay
     shared: dict[str, Any] = {
@@ -248,7 +248,7 @@ def _build(
 
 
 def schedule_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
-    """Who trains what: all clients that are asked, or the first ``keep_first`` of them to answer."""
+    """Builds the schedule: all clients that are asked train, or the first ``keep_first`` of them to answer."""
     plan = _all_asked(s, trial.data.num_clients, entrant)
     if not s.keep_first:
         return plan
@@ -259,7 +259,7 @@ def schedule_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
 
 
 def completion_times(s: LeagueSettings, trial: Trial) -> np.ndarray:
-    """Each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
 
     With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     """
@@ -273,11 +273,11 @@ def completion_times(s: LeagueSettings, trial: Trial) -> np.ndarray:
 
 
 def _all_asked(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """Who trains what where every client that is asked answers.
+    """Builds the schedule if every client that is asked answers.
 
     Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
-    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
-    (FE-2021, algorithm 1).
+    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model (FE-2021,
+    algorithm 1).
     """
     asked, k = checks.whole("clients_per_round", s.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
@@ -300,7 +300,7 @@ def descents(s: LeagueSettings, rate: Rate) -> Optimizer:
 
 
 def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
-    """The clients' optimiser, "sgd" or "adam", with the weight decay added to the gradient."""
+    """Builds the clients' optimiser, "sgd" or "adam", with the weight decay added to the gradient."""
     steps = optax.adam(rate) if optimizer == "adam" else sgd(rate)
     return optax.chain(optax.add_decayed_weights(weight_decay), steps) if weight_decay else steps
 
@@ -309,10 +309,10 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """The ensemble's accuracy on every split; on the test split also its best and worst model's, and their entropy.
+    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy.
 
-    The entropy is that of a model's predictive distribution, mean over examples and models (FE-2024, Table V). If some
-    output is not finite, the accuracy is 0.
+    They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
+    examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     """
     found = {}
     for name, (x, labels) in splits.items():
@@ -328,11 +328,17 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 def measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Mean over clients of the accuracy of each one's own prediction on its own examples (section V-D), by split.
+    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples.
 
-    For the test split also ``shared``, the accuracy of the prediction that all clients share, and the control
-    ``others``, that of each client's prediction on the next client's examples. Clients without examples do not count;
-    a prediction that is not finite is wrong. ``largest`` bounds the clients' sizes in each of PARTS.
+    This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
+    clients share, and the control ``others``, that of each client's prediction on the next client's examples. Clients
+    without examples do not count; a prediction that is not finite is wrong.
+
+    Args:
+        largest: Upper bounds of the clients' sizes in each of PARTS.
+        algorithm: The algorithm.
+        state: Its state.
+        sets: Examples of all clients by part.
     """
     asked = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
 
@@ -359,18 +365,18 @@ def measure_clients(
 
 
 def last_rounds(values: np.ndarray) -> np.ndarray:
-    """The values [LAST] of a run's last evaluations, of all its values [E]."""
+    """Returns the last LAST of a run's values [E]."""
     return values[-LAST:].astype(np.float64)
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """By how much a run's accuracy [E], averaged over ``LAST`` evaluations, ends below the best such average."""
+    """Computes by how much a run's accuracy [E], averaged over ``LAST`` evaluations, ends below its best average."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
 
 def check(study: Study) -> None:
-    """Divide the first seed's data in every way and build every method with each rate; raises ``ValueError``."""
+    """Divides the first seed's data in every way and builds every method with each rate; raises ``ValueError``."""
     s = study.settings
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
@@ -379,9 +385,12 @@ def check(study: Study) -> None:
 
 
 def play_all(study: Study, name: str = "") -> tuple[list[Scores], dict[int, Runs]]:
-    """Choose every entrant's rate on clients of every kind, and run it on all seeds: scores, and runs by ``classes``.
+    """Chooses every entrant's rate on clients of every kind, and runs it on all seeds.
 
     In the kept metrics a run is named after its method, its rate, its clients and ``name``.
+
+    Returns:
+        Scores of all entrants, and the runs by ``classes``.
     """
     s, found, runs = study.settings, list[Scores](), dict[int, Runs]()
     depends_on = {name: getattr(s, name) for name in DECISIVE}
@@ -401,13 +410,13 @@ def play_all(study: Study, name: str = "") -> tuple[list[Scores], dict[int, Runs
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:
-    """The size of the largest client of any trial, in train and in the parts in which clients have own examples."""
+    """Computes the size of the largest client of any trial, in each part in which clients have examples."""
     sizes = [{part: max_client_size(held) for part, held in _by_client(t).items()} for t in trials]
     return {part: max(of[part] for of in sizes) for part in sizes[0]}
 
 
 def scores_of(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Any]) -> Scores:
-    """An entrant's scores from its runs, one for each seed."""
+    """Computes an entrant's scores from its runs, one for each seed."""
     names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
     values = {n: np.array([last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
     values["fell"] = np.array([fell(r.test) for r in records])

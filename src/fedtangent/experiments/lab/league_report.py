@@ -16,7 +16,13 @@ from fedtangent.output.run_plots import curves
 
 
 def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int], float]) -> Sheet:
-    """Accuracies in percent, their deviation over last rounds and seeds, and those published (entrant, classes)."""
+    """Builds the table of accuracies in percent, with deviations and published values.
+
+    Args:
+        title: Title of the table.
+        found: Scores of all entrants; deviations are over last rounds and seeds.
+        published: Published percents by (entrant's key, classes per client).
+    """
     rows = [
         {
             "clients": scheme_name(f.classes), "method": f.entrant.label, "rate": f.chosen.config.rate,
@@ -31,7 +37,7 @@ def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int
 
 
 def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
-    """The rows of result.json."""
+    """Builds the rows of result.json."""
     return [
         {"method": f.entrant.method, "num_models": f.entrant.num_models, "classes_per_client": f.classes,
          "learning_rate": f.chosen.config.rate, "validation_accuracy": f.chosen.score, "deviation": f.spread,
@@ -42,19 +48,19 @@ def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
 
 
 def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
-    """The difference of two entrants in ``metric``, paired by seed."""
+    """Computes the difference of two entrants in ``metric``, paired by seed."""
     return interval(one.values[metric] - other.values[metric])
 
 
 def more_accurate(one: Scores, other: Scores) -> Claim:
-    """That the first of two entrants on the same clients is more accurate."""
+    """Judges whether the first of two entrants on the same clients is more accurate."""
     d = difference(one, other)
     said = f"{scheme_name(one.classes)}: {one.entrant.label} is more accurate than {other.entrant.label}"
     return Claim(said, f"{d:+.4f}", d.above())
 
 
 def ahead(found: Sequence[Scores], of: str) -> tuple[Claim, ...]:
-    """That the method ``of`` is more accurate than every other, on clients of every kind."""
+    """Judges whether the method ``of`` is more accurate than every other, on clients of every kind."""
     said = []
     for own in grouped(found, "classes").values():
         for one in (f for f in own if f.entrant.method == of):
@@ -69,9 +75,14 @@ def outcome(
     claims: Callable[[Sequence[Scores]], tuple[Claim, ...]],
     more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
 ) -> Outcome:
-    """Run every entrant and report the table ``name``, accuracy by round, and the claims.
+    """Trains every entrant and reports the table ``name``, accuracy by round, and the claims.
 
-    ``published`` are percents by data set and (entrant's key, classes a client); ``more`` makes further sheets.
+    Args:
+        study: The study.
+        name: Name of the table.
+        published: Published percents by data set and (entrant's key, classes per client).
+        claims: Function from all scores to the claims.
+        more: Function from all scores to further sheets.
     """
     found, runs = play_all(study)
     draw_rounds(study, runs)
@@ -89,7 +100,7 @@ def outcome(
 
 
 def draw_rounds(study: Study, runs: Mapping[int, Runs]) -> None:
-    """Test accuracy by round, a panel for each kind of clients."""
+    """Draws test accuracy by round, a panel for each kind of clients."""
     names = {e.key: e.label for e in entrants(study.settings)}
     panels = {
         f"test accuracy, {scheme_name(classes)}": {

@@ -24,7 +24,7 @@ class Sheet(NamedTuple):
 
 
 def table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Sheet:
-    """A sheet of ``rows``. ``columns`` maps each heading to the format string of its cells; None is shown as "-"."""
+    """Builds a sheet of ``rows``; ``columns`` maps headings to the format strings of cells; None is shown as "-"."""
 
     def cell(form: str, row: Mapping[str, Any]) -> str:
         try:
@@ -43,36 +43,36 @@ class MeanInterval(NamedTuple):
     high: float
 
     def __format__(self, form: str) -> str:
-        """Every number in ``form``."""
+        """Formats ``mean [low, high]`` with every number in ``form``."""
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     def above(self, level: float = 0.0) -> str:
-        """Whether the mean is above ``level``: SEEN, NOT_SEEN, or UNDECIDED where the interval contains ``level``."""
+        """Judges whether the mean is above ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
         return SEEN if self.low > level else NOT_SEEN if self.high < level else UNDECIDED
 
     def below(self, level: float = 0.0) -> str:
-        """Whether the mean is below ``level``: as ``above``."""
+        """Judges whether the mean is below ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
     def within(self, target: float, margin: float) -> bool | None:
-        """Whether the mean is within ``margin`` of ``target``; None where the interval does not decide."""
+        """Tells whether the mean is within ``margin`` of ``target``; None if the interval does not decide."""
         away, half = abs(self.mean - target), self.high - self.mean
         return True if away + half <= margin else False if away - half > margin else None
 
     def row(self, name: str = "difference") -> dict[str, float]:
-        """The entries of a row of result.json, the mean under ``name``."""
+        """Returns the entries of a row of result.json, the mean under ``name``."""
         return {name: self.mean, "low_95": self.low, "high_95": self.high}
 
 
 def interval(values: Sequence[float] | np.ndarray) -> MeanInterval:
-    """Mean and Student's 95 % interval of one value for each of two or more seeds; values may be paired differences."""
+    """Computes mean and Student's 95 % interval of one value, or paired difference, for each of two or more seeds."""
     array = np.asarray(values, np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
     return MeanInterval(mean, mean - half, mean + half)
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by their values of ``keys``, in order of first appearance.
+    """Groups rows by their values of ``keys``, in order of first appearance.
 
     A key is an entry of a mapping, and an attribute (which may be dotted) of any other row.
     """
@@ -84,7 +84,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]
 
 
 def means(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """For each value of ``key``: means of the rows' other entries, all numbers, and the number of rows, ``runs``."""
+    """Computes for each value of ``key`` the means of the rows' other entries, and the number of rows, ``runs``."""
     return [
         {name: float(np.mean([row[name] for row in own])) for name in own[0]} | {key: at, "runs": len(own)}
         for (at,), own in grouped(rows, key).items()
@@ -92,12 +92,12 @@ def means(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def log_slope(x: Any, y: Any) -> float:
-    """The slope of ``ln y`` against ``ln x``, by least squares."""
+    """Computes the slope of ``ln y`` against ``ln x``, by least squares."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 class Claim(NamedTuple):
-    """One claim of a paper."""
+    """A claim of a paper."""
 
     claim: str
     measured: str
@@ -105,7 +105,7 @@ class Claim(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of one experiment. A claim that is not seen or a theorem that does not hold is no failure."""
+    """Result of an experiment; a claim that is not seen, or a theorem that does not hold, is not a failure."""
 
     sheets: tuple[Sheet, ...]
     rows: list[dict[str, Any]]  # the table in result.json
@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
 
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """A line for ``Outcome.failed`` for each verdict that does not hold, where simulation and theory must agree."""
+    """Returns a line for ``Outcome.failed`` for each verdict that does not hold, if it has to."""
     return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
 
 
@@ -125,7 +125,7 @@ NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that
 
 
 def assumption_sheet(theorems: Sequence[Any], title: str) -> Sheet:
-    """The assumptions as the first run's theorem measured them, and in how many of the runs each of them holds."""
+    """Builds the table of assumptions: values from the first run's theorem, and the number of runs where each holds."""
     rows = [
         {**a._asdict(), "held": sum(theorem.assumptions[i].holds for theorem in theorems), "runs": len(theorems)}
         for i, a in enumerate(theorems[0].assumptions)
@@ -136,5 +136,5 @@ def assumption_sheet(theorems: Sequence[Any], title: str) -> Sheet:
 
 
 def theorem_details(theorems: Sequence[Any]) -> dict[str, Any]:
-    """The assumptions and constants of each run's theorem, for ``Outcome.details``."""
+    """Returns the assumptions and constants of each run's theorem, for ``Outcome.details``."""
     return {"assumptions": [t.assumptions for t in theorems], "constants": [t.constants for t in theorems]}

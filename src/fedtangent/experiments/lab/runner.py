@@ -34,25 +34,27 @@ SCALES = ("smoke", "default", "paper")
 
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """The settings of each of ``SCALES``; a scale that is left out takes those of the scale before."""
+    """Returns the settings of each of ``SCALES``; a missing scale takes the settings of the scale before."""
     default = default or smoke
     return dict(zip(SCALES, (smoke, default, paper or default), strict=True))
 
 
 def within(default: Any, **limits: Any) -> Any:
-    """A setting with a default and limits, which ``check_settings`` applies to it, or to each of its values.
+    """Builds the dataclass field of a setting with limits, which ``check_settings`` applies to each of its values.
 
-    ``limits`` are those of ``checks.whole`` or ``checks.number``; ``of``, the names that are allowed; and for several
-    values ``count``, the fewest values, and ``increasing``.
+    Args:
+        default: Default value.
+        **limits: Limits of ``checks.whole`` or ``checks.number``; ``of``, the allowed names; and for several values
+            ``count``, the fewest values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)
 
 
 def check_settings(settings: Any) -> None:
-    """Raise ``ValueError`` for a setting out of its limits.
+    """Raises ``ValueError`` for a setting out of its limits.
 
-    Where a setting has no limits of its own, whole numbers must be from 1 on and fit 32 bits, other numbers must be
-    finite, and several values must all be different.
+    By default, whole numbers must be from 1 on and fit 32 bits, other numbers must be finite, and several values must
+    all be different.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -72,10 +74,9 @@ def check_settings(settings: Any) -> None:
 
 
 def changed(settings: Settings, changes: Sequence[str]) -> Settings:
-    """``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
+    """Returns ``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
 
-    Raises ``ValueError`` for what is not ``name=value``, an unknown name, one given twice, or a value that cannot be
-    read.
+    Raises ``ValueError`` for text that is not ``name=value``, an unknown name, a repeated name, or an invalid value.
     """
     known, given = vars(settings), dict[str, Any]()
     for change in changes:
@@ -89,13 +90,13 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
 
 
 def written(settings: Any) -> list[str]:
-    """Each of ``settings``, a dataclass, as ``name=value``, which ``changed`` reads."""
+    """Returns each of ``settings``, a dataclass, as ``name=value``, the form that ``changed`` reads."""
     pairs = vars(settings).items()
     return [f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in pairs]
 
 
 def _read(name: str, text: str, like: Any) -> Any:
-    """``text`` as the kind of value that ``like`` is."""
+    """Converts ``text`` to the type of ``like``."""
     several = isinstance(like, tuple)
     try:
         return tuple(type(like[0])(part) for part in text.split(",")) if several else type(like)(text)
@@ -108,7 +109,7 @@ def _read(name: str, text: str, like: Any) -> Any:
 
 
 class Request(NamedTuple):
-    """What the user asks for; unchecked."""
+    """Request of the user, not yet checked."""
 
     scale: str  # one of SCALES
     seeds: tuple[int, ...]
@@ -121,12 +122,12 @@ NOWHERE = Figures(Path())
 
 
 def _silent(_: Any) -> None:
-    """Ignore what is reported."""
+    """Ignores its argument."""
 
 
 @dataclass
 class Clock:
-    """Adds up the time that a study's runs would take, where they are timed instead of run (``runs.play``)."""
+    """Sum of the expected times of a study's runs, which are timed instead of run (``runs.play``)."""
 
     seconds: float = 0.0
     by_run: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by kind of run: seconds a round, and a record
@@ -134,7 +135,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Study:
-    """A checked request, and where its progress, metrics and figures go."""
+    """A checked request, with the destinations of its progress, metrics and figures."""
 
     settings: Any
     dataset: str
@@ -146,7 +147,7 @@ class Study:
     clock: Clock | None = None  # if given, runs are only timed
 
     def each_seed(self) -> Iterator[int]:
-        """The seeds; reports the time spent on each of them."""
+        """Yields the seeds, and reports the time spent on each of them."""
         for seed in self.seeds:
             start = time.perf_counter()
             yield seed
@@ -155,7 +156,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Experiment(Entry):
-    """One table, figure or claim; ``build`` takes a ``Study`` and returns its ``Outcome``."""
+    """A table, figure or claim; ``build`` takes a ``Study`` and returns its ``Outcome``."""
 
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""
@@ -166,7 +167,7 @@ class Experiment(Entry):
     """Whether it computes in float64."""
 
     def arithmetic(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which it computes: float64 if ``exact``."""
+        """Returns the context of its computations: float64 if ``exact``."""
         return exact_arithmetic() if self.exact else contextlib.nullcontext()
 
 
@@ -177,9 +178,14 @@ def experiment(
     papers: tuple[str, ...],
     **more: Any,
 ) -> Experiment:
-    """The entry of the module ``__name__``; its summary is the first paragraph of the module's docstring.
+    """Builds the entry of an experiment; its summary is the first paragraph of the module's docstring.
 
-    A module with several parts of one figure makes an entry for each and gives its ``name`` and ``summary``.
+    Args:
+        module: ``__name__`` of the module.
+        run: Function that runs the experiment.
+        scales: Settings by data set and scale.
+        papers: Keys of the papers.
+        **more: Further fields; ``name`` and ``summary`` if a module has several experiments.
     """
     room, _, own = module.removeprefix(PACKAGE).rpartition(".")
     name, said = more.pop("name", own), more.pop("summary", (sys.modules[module].__doc__ or "").split("\n\n")[0])
@@ -187,7 +193,7 @@ def experiment(
 
 
 def prepare_study(entry: Experiment, request: Request) -> Study:
-    """The checked study; raises ``ValueError`` and writes nothing."""
+    """Checks a request and builds the study; raises ``ValueError`` and writes nothing."""
     checks.choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
     checks.choice("dataset", dataset, entry.scales)
@@ -205,9 +211,9 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Run it; settings, claims and verdicts are added to the outcome's details, sheets and remarks.
+    """Performs the experiment, and adds settings, claims and verdicts to the outcome's details, sheets and remarks.
 
-    An experiment whose verdict's control passes too has failed.
+    The experiment has failed if the control of a verdict passes too.
     """
     with entry.arithmetic():
         found: Outcome = entry.build(study)
@@ -236,11 +242,11 @@ SHARE = 40  # an experiment without ``lab.runs`` is timed with one in so many of
 
 
 def expected_seconds(entry: Experiment, study: Study) -> float:
-    """How long the study will take on this device, by a short measurement; nothing is written.
+    """Estimates the time of the study on this device by a short measurement; nothing is written.
 
     For a comparison of runs (``lab.runs``) one round of each method is timed and counted as often as it occurs. Any
     other experiment is run twice, with as few seeds as it needs and with few and twice as few rounds; the difference
-    gives the time of a round. One without rounds in its settings is run once.
+    gives the time of a round. An experiment without rounds in its settings is run once.
     """
     one = dataclasses.replace(study, seeds=study.seeds[: entry.least_seeds])
     most = max(_rounds(study.settings).values(), default=1)
@@ -258,7 +264,7 @@ def expected_seconds(entry: Experiment, study: Study) -> float:
 
 
 def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock | None]:
-    """The seconds that a study takes with a share of its rounds, and its clock if that has timed any run."""
+    """Measures the seconds of a study with a share of its rounds; returns its clock too if that has timed a run."""
     start, clock = time.perf_counter(), Clock()
     settings = dataclasses.replace(study.settings, **_rounds(study.settings, share))
     _rehearse(entry, dataclasses.replace(study, settings=settings), clock)
@@ -266,13 +272,13 @@ def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock 
 
 
 def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
-    """Perform it with ``clock`` and discard the outcome and its files."""
+    """Performs the experiment with ``clock`` and discards the outcome and its files."""
     with tempfile.TemporaryDirectory() as folder:
         perform(entry, dataclasses.replace(study, clock=clock, figures=Figures(Path(folder) / "figures")))
 
 
 def _rounds(settings: Any, share: float = 1.0) -> dict[str, int]:
-    """``share`` of each setting that is a number of rounds, within its limits."""
+    """Returns ``share`` of each setting that is a number of rounds, within its limits."""
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

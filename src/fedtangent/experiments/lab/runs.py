@@ -38,7 +38,7 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class Method(NamedTuple):
-    """One method on one seed's data: how its algorithm is built, and the grids of its hyper-parameters."""
+    """A method on one seed's data: the function that builds its algorithm, and the grids of its hyper-parameters."""
 
     label: str
     rates: tuple[float, ...]
@@ -62,7 +62,7 @@ class Config(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One run: what was measured and sent at each of E evaluations, and the status of each of R rounds."""
+    """Results of a run: metrics and bytes at each of E evaluations, and the status of each of R rounds."""
 
     rounds: np.ndarray  # [E], from 0
     metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
@@ -86,12 +86,12 @@ Runs = dict[str, list[Record]]  # by method, one for each seed
 
 
 def finite_accuracy(members: Array, labels: Array) -> Array:
-    """Accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite."""
+    """Computes the accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite."""
     return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
 
 
 def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
+    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
         for name, (x, labels) in splits.items()
@@ -99,7 +99,7 @@ def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 
 def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """SCORES and the members' mean accuracy on every split, and the bins of the reliability diagram of ``test``."""
+    """Computes SCORES and the members' mean accuracy on every split, and the bins of the test reliability diagram."""
     found: dict[str, Array] = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
@@ -113,7 +113,7 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 @dataclass
 class Bench:
-    """The runs of one comparison: their data, methods and compiled programs. Holds one seed's data at a time."""
+    """Runs of a comparison: their data, methods and compiled programs; holds one seed's data at a time."""
 
     study: Study
     trial: Callable[[int], Trial]
@@ -128,7 +128,7 @@ class Bench:
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 
     def methods(self, seed: int) -> dict[str, Method]:
-        """The methods on the data of ``seed``."""
+        """Returns the methods on the data of ``seed``."""
         if self.current is None or self.current[0] != seed:
             trial = self.trial(seed)
             self.current = (seed, fingerprint(trial), self.methods_of(trial))
@@ -136,9 +136,16 @@ class Bench:
 
 
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
-    """The run of ``config`` with ``seed``: read from the folder ``runs`` beside the figures, or computed and kept.
+    """Returns the run of ``config`` with ``seed``: read from its file, or computed and written.
 
-    Runs of a method that differ only in steps, rate and seed share one compiled program.
+    Files lie in the folder ``runs`` next to the figures. Runs of a method that differ only in steps, rate and seed
+    share one compiled program.
+
+    Args:
+        bench: The bench.
+        config: Method and hyper-parameters.
+        seed: Seed of the run.
+        num_rounds: Number of rounds.
     """
     method = bench.methods(seed)[config.method]
     if bench.study.clock is not None:
@@ -153,11 +160,11 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
 
 
 def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
-    """Add the time that a run would take to ``clock``; return a record that repeats a short run's last evaluation.
+    """Adds the expected time of a run to ``clock``; returns a record that repeats a short run's last evaluation.
 
-    A round is assumed to take a fixed time plus a time for each example that is trained on. Where all of many clients
-    take part it is therefore timed with the examples of one client and of three, and extrapolated. All rates, and
-    clients of any classes, are assumed to need the same time.
+    A round is assumed to take a fixed time plus a time for each training example. If all of many clients take part, it
+    is therefore timed with the examples of one client and of three, and extrapolated. All rates, and clients of any
+    classes, are assumed to need the same time.
     """
     depends_on = {name: value for name, value in bench.depends_on.items() if name != "classes"}
     key = config.method, config.steps, json.dumps(depends_on, sort_keys=True)
@@ -183,13 +190,13 @@ def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int,
 
 
 def _only(data: FederatedData, number: int) -> FederatedData:
-    """The data if only the first ``number`` clients held examples, in arrays of the same shapes."""
+    """Returns the data with examples of the first ``number`` clients only, in arrays of the same shapes."""
     offsets = jnp.minimum(data.offsets, data.offsets[number])
     return data._replace(offsets=offsets)
 
 
 def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
-    """Run it, with the program compiled for the method if there is one."""
+    """Runs a configuration, with the program compiled for the method if there is one."""
     start = time.perf_counter()
     largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # one program for like sizes
     engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
@@ -204,7 +211,7 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
 
 
 def _digest(bench: Bench, config: Config) -> str:
-    """A digest of all that a run depends on, part of the name of its file."""
+    """Computes a digest of all that a run depends on, which is part of its file's name."""
     assert bench.current is not None
     of = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
     text = json.dumps([bench.current[0], bench.current[1], *config, of], sort_keys=True)
@@ -212,7 +219,7 @@ def _digest(bench: Bench, config: Config) -> str:
 
 
 def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
-    """The first ``num_rounds`` rounds of a kept run; None if there is no such run, or it was not evaluated there.
+    """Reads the first ``num_rounds`` rounds of a kept run; None if no run was kept and evaluated at that round.
 
     A damaged file is reported, and the run computed again.
     """
@@ -234,7 +241,7 @@ def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
 
 
 def _write(path: Path, record: Record) -> None:
-    """Write a finished run with its checksum; a kill or a power failure leaves the whole file or none."""
+    """Writes a finished run with its checksum; a kill or a power failure leaves the complete file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content, parts = io.BytesIO(), record._asdict()
     held = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
@@ -243,7 +250,7 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _sum(arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 of arrays, their names, dtypes and shapes."""
+    """Computes the SHA-256 of arrays, their names, dtypes and shapes."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
@@ -251,7 +258,7 @@ def _sum(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
-    """Every scalar metric of every evaluation, of the run ``called`` so."""
+    """Builds rows of metrics.csv from every scalar metric of every evaluation; ``called`` is the run's name."""
     names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
         Metric(int(r), called, seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
@@ -261,7 +268,7 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
 
 
 class Tuned(NamedTuple):
-    """The configuration chosen for a method, and the scores of its whole grid."""
+    """Configuration chosen for a method, and the scores of its whole grid."""
 
     config: Config
     score: float  # the mean of the bench's ``judged_by``
@@ -270,7 +277,7 @@ class Tuned(NamedTuple):
 
 
 def choose(method: Method, scores: dict[Config, float]) -> Tuned:
-    """The configuration with the best of ``scores``; one whose score is not finite only if there is no other."""
+    """Selects the configuration with the best of ``scores``; one that is not finite only if all are not."""
     best = max(scores, key=lambda c: scores[c] if np.isfinite(scores[c]) else -np.inf)
     tried = {"rate": method.rates, "steps": method.steps}
     edge = tuple(n for n, values in tried.items() if len(values) > 1 and getattr(best, n) in (min(values), max(values)))
@@ -278,16 +285,22 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 
 
 def build_all(methods: Mapping[str, Method]) -> None:
-    """Build every method with each of its rates; raises the ``ValueError`` of a recipe."""
+    """Builds every method with each of its rates; raises the ``ValueError`` of a recipe."""
     for method in methods.values():
         for rate in method.rates:
             method.build(method.steps[0], rate)
 
 
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
-    """The rate and steps of a method that are best on validation examples of ``seed``.
+    """Finds the rate and steps of a method that are best on validation examples of ``seed``.
 
     The score is the mean of ``judged_by`` over the last quarter of ``num_rounds``, as single rounds fluctuate.
+
+    Args:
+        bench: The bench.
+        name: Name of the method.
+        seed: Seed of the tuning runs.
+        num_rounds: Rounds of each run.
     """
     method, start = bench.methods(seed)[name], time.perf_counter()
     grid: dict[Config, float] = {}
@@ -303,7 +316,15 @@ def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
 
 
 def repeat(bench: Bench, configs: dict[str, Config], num_rounds: dict[str, int]) -> Runs:
-    """``{method: one record for each seed}``; a seed's methods share its data, clients, cohorts and first network."""
+    """Plays every method with every seed: ``{method: records}``.
+
+    The methods of a seed share its data, clients, cohorts and first network.
+
+    Args:
+        bench: The bench.
+        configs: Configuration of each method.
+        num_rounds: Rounds of each method.
+    """
     found: Runs = {name: [] for name in configs}
     shown = bench.judged_by.replace("validation", "test")
     for seed in bench.study.seeds:

@@ -55,12 +55,21 @@ class TrainedOutputs(NamedTuple):
 def load(
     seed: int, num_clients: int, points_per_client: int, gap: bool, spacing: float = 0.0, test_points: int = 201
 ) -> SineData:
-    """The paper's sine data (``data.sources.sine``), with inputs at least ``spacing`` apart.
+    """Draws the paper's sine data (``data.sources.sine``), with inputs at least ``spacing`` apart.
 
-    If ``spacing`` > 0, clients are drawn one after another, and a client is left out if an input of its own is too
-    close to one already there. Close inputs make the tangent kernel singular, which Theorem 2 excludes.
+    If ``spacing`` > 0, clients are drawn one after another, and a client is left out if one of its inputs is too close
+    to an earlier input. Close inputs make the tangent kernel singular, which Theorem 2 excludes.
 
-    Raises ``ValueError`` for options out of range, or a spacing at which there are not so many clients.
+    Args:
+        seed: Seed of the data.
+        num_clients: Number of clients.
+        points_per_client: Training points of each client.
+        gap: Whether inputs between -0.5 and 0.5 are left out.
+        spacing: Smallest distance of two inputs.
+        test_points: Points of the test grid.
+
+    Raises:
+        ValueError: An option is out of range, or too few clients fit at this spacing.
     """
     if not (math.isfinite(spacing) and spacing >= 0):
         raise ValueError(f"spacing: got {spacing}, must be 0 or more")
@@ -90,29 +99,29 @@ def load(
 
 
 def of_study(study: Study, seed: int, gap: bool) -> SineData:
-    """The data of one of the study's seeds."""
+    """Draws the data of one of the study's seeds."""
     s = study.settings
     return load(seed, s.num_clients, s.points_per_client, gap, s.spacing)
 
 
 def check(study: Study, gap: bool) -> None:
-    """Build every seed's data; raises ``ValueError``."""
+    """Draws every seed's data; raises ``ValueError``."""
     for seed in study.seeds:
         of_study(study, seed, gap)
 
 
 def linear_model() -> Model:
-    """The paper's 100 radial basis functions (FE-2024, section V-A), in float64."""
+    """Builds the paper's 100 radial basis functions (FE-2024, section V-A), in float64."""
     return rbf_linear(100, 0.08, 1.0, seed=0, dtype=jnp.float64)
 
 
 def network(width: int) -> Model:
-    """An erf network of one hidden layer, in float64, with weights large enough that units vary over [-1, 1]."""
+    """Builds an erf network of one hidden layer, in float64, with weights so large that units vary over [-1, 1]."""
     return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64)
 
 
 def step_size(model: Model, held: SineData) -> float:
-    """Half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
+    """Computes half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
 
     ``lambda_max(Theta_ii) / n_i`` is at most the largest entry of Theta's diagonal. The bound does not depend on the
     training data, so that one compiled program serves every seed.
@@ -123,14 +132,14 @@ def step_size(model: Model, held: SineData) -> float:
 
 
 def algorithm(model: Model, held: SineData, plan: Schedule, local_steps: int) -> Algorithm:
-    """Fed-ensemble of full-batch gradient descent; FedAvg if ``plan`` has one model."""
+    """Builds Fed-ensemble with full-batch gradient descent; it is FedAvg if ``plan`` has one model."""
     return algorithms.fed_ensemble(
         model, plan, client_learning_rate=step_size(model, held), work=Work(steps=local_steps)
     )
 
 
 def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedOutputs:
-    """Run ``num_rounds`` rounds; initial models, schedule and training depend on ``seed`` alone."""
+    """Trains for ``num_rounds`` rounds; initial models, schedule and training depend only on ``seed``."""
     x, split = jnp.asarray(np.concatenate([held.x, held.x_test])), len(held.x)
     seen = simulate(
         of,
@@ -147,7 +156,7 @@ def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedO
 def flow(
     held: SineData, model: Model, plan: Schedule, local_steps: int, num_rounds: int, seed: int
 ) -> tuple[Flow, KernelBlocks]:
-    """The exact law of the run that ``train`` makes, with the same cohorts, and the kernel blocks."""
+    """Computes the exact law of the run of ``train``, with the same cohorts, and the kernel blocks."""
     assert model.kernel is not None
     setting = Setting(
         name="sine", title="", x_train=held.x, y_train=held.y, x_test=held.x_test, y_test=held.y_test, labels_test=None,
@@ -164,9 +173,14 @@ def flow(
 def decomposed(
     problem: ToyProblem, num_models: int, num_rounds: int, schedules: int, draws: int
 ) -> tuple[Decomposition, Decomposition]:
-    """Bias and variance of K models in closed form and by simulation, over the same schedules.
+    """Computes bias and variance of K models in closed form and by simulation, over the same schedules.
 
-    ``draws`` is the number of initialisations under each schedule; networks have 1.
+    Args:
+        problem: Data, model and kernel.
+        num_models: Number K of models.
+        num_rounds: Number of rounds.
+        schedules: Number of schedules.
+        draws: Number of initialisations under each schedule; 1 for networks.
     """
     plan = repeated_runs.permutations(problem.clients.num_clients, num_models)
     seeds = repeated_runs.seeds_of(num_models, schedules)
@@ -180,10 +194,15 @@ def decomposed(
 
 
 def allowed(runs: int, comparisons: int) -> float:
-    """The number of standard errors, of ``runs`` runs, that some comparison exceeds by chance with odds ``LEVEL``."""
+    """Computes the number of standard errors that some comparison exceeds by chance with probability ``LEVEL``.
+
+    Args:
+        runs: Number of runs behind a standard error.
+        comparisons: Number of comparisons.
+    """
     return float(student.ppf(1 - LEVEL / comparisons / 2, runs - 1))
 
 
 def apart(seen: Estimate, exact: Estimate) -> float:
-    """Simulated less exact, in standard errors."""
+    """Computes simulation minus closed form, in standard errors."""
     return (seen.value - exact.value) / seen.standard_error

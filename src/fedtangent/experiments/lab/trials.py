@@ -24,14 +24,14 @@ IID, USERS, DISTORTED = 0, -1, -2
 
 
 class EvaluationSet(NamedTuple):
-    """Examples to evaluate on."""
+    """Examples for evaluation."""
 
     x: Array
     labels: Array  # [n] int32
 
 
 class Trial(NamedTuple):
-    """The data that all methods share for one seed: training data and clients, and two sets to evaluate on."""
+    """Data that all methods share for one seed: training data with clients, and two sets for evaluation."""
 
     seed: int
     data: FederatedData
@@ -50,9 +50,17 @@ class Drawn(NamedTuple):
 
 
 def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Drawn:
-    """Draw examples of every part; ``num_train`` and ``num_test`` are 0 for all that remain.
+    """Draws examples of every part.
 
-    Raises ``ValueError`` for more than there are.
+    Args:
+        loaded: The data set.
+        seed: Seed of the draw.
+        num_train: Number of training examples; 0 for all that remain.
+        num_validation: Number of validation examples, which come from the training set.
+        num_test: Number of test examples; 0 for all.
+
+    Raises:
+        ValueError: The data set has fewer examples.
     """
     rng = np.random.default_rng(seed)
     order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
@@ -74,7 +82,7 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 
 
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
-    """The examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
+    """Selects the examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
 
     Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
     users, and for more users than it has.
@@ -97,19 +105,19 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
-    """The partition in which client ``owner[i]``, from 0, holds example i; a client may hold none."""
+    """Builds the partition in which client ``owner[i]``, from 0, holds example i; a client may be empty."""
     return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
 
 
 def owners(clients: Partition) -> np.ndarray:
-    """The client of each example, [n], where every example has exactly one: the inverse of ``of_owners``."""
+    """Computes the client of each example, [n], if every example has exactly one: the inverse of ``of_owners``."""
     found = np.empty(len(clients.indices), np.int64)
     found[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
     return found
 
 
 def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:
-    """One client for each user that ``first_users`` numbered; by part, if test examples have users too."""
+    """Builds one client for each user that ``first_users`` numbered; by part, if test examples have users too."""
     users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
     assert loaded.user_train is not None
     number = int(loaded.user_train.max()) + 1
@@ -119,7 +127,7 @@ def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partit
 
 
 def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict[str, Partition]]:
-    """Examples dealt to the clients at random, each distorted by its client; and the clients of each part."""
+    """Deals examples to the clients at random and distorts each by its client; also returns each part's clients."""
     owner = {"train": owners(partition.iid(len(drawn.y["train"]), num_clients, seed))}
     owner |= {part: drawn.rng.integers(num_clients, size=len(drawn.y[part])) for part in PARTS[1:]}
     x = {part: distorted(drawn.x[part], of, num_clients, seed) for part, of in owner.items()}
@@ -127,11 +135,16 @@ def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict
 
 
 def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Images in [0, 1], distorted by their clients: feature skew for data without writers.
+    """Distorts images in [0, 1] by their clients: feature skew for data without writers.
 
     Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
-    pixel each way). ``x`` [n, ...] are square images of one channel, flat or not; ``owner`` [n] is
-    from 0 to ``num_clients - 1``.
+    pixel each way).
+
+    Args:
+        x: Square images of one channel [n, ...], flat or not.
+        owner: Client of each image [n], from 0 to ``num_clients - 1``.
+        num_clients: Number of clients.
+        seed: Seed of the distortions.
     """
     rng = np.random.default_rng([seed, 1])
     contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
@@ -146,7 +159,7 @@ def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> 
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
-    """Examples with ``labels`` [n] divided among N clients of ``classes`` classes each, or at random (``IID``).
+    """Divides examples with ``labels`` [n] among N clients of ``classes`` classes each, or at random (``IID``).
 
     Raises ``ValueError`` for more clients than examples.
     """
@@ -156,13 +169,20 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
 
 
 def scheme_name(classes: int) -> str:
-    """How examples are divided, in words."""
+    """Returns the name of a division of examples."""
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")
 
 
 def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
-    """The trial on the device; ``clients`` hold the training examples, or by part the examples of every part."""
+    """Moves a trial to the device.
+
+    Args:
+        drawn: Examples of every part.
+        clients: Partition of the training examples, or one for each part.
+        seed: Seed of the trial.
+        num_classes: Number of classes.
+    """
     if isinstance(clients, Mapping):
         x, y = drawn.x, drawn.y
         own = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
@@ -173,15 +193,15 @@ def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: i
 
 
 def one_hot(trial: Trial) -> FederatedData:
-    """The trial's data with one-hot targets [n, C] float32, not centred, which NTK-FL fits."""
+    """Returns the trial's data with one-hot targets [n, C] float32, not centred, which NTK-FL fits."""
     targets = data.classification_targets(np.asarray(trial.data.y), trial.num_classes)
     return trial.data._replace(y=jnp.asarray(targets, jnp.float32))
 
 
 def projected(trial: Trial, dimension: int) -> Trial:
-    """The trial with inputs projected to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
+    """Projects the trial's inputs to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
 
-    Raises ``ValueError`` for more dimensions than there are.
+    Raises ``ValueError`` if ``dimension`` exceeds the size of the inputs.
     """
     size = trial.data.x.shape[1]
     if dimension > size:
@@ -193,19 +213,19 @@ def projected(trial: Trial, dimension: int) -> Trial:
 
 
 def partition_of(held: FederatedData) -> Partition:
-    """Which examples each client holds, on the host."""
+    """Returns the partition of the clients' examples, on the host."""
     return Partition(np.asarray(held.indices), np.asarray(held.offsets))
 
 
 def with_partition(held: FederatedData, clients: Partition) -> FederatedData:
-    """The same examples, held by other clients."""
+    """Returns the same examples, held by other clients."""
     return held._replace(
         indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
     )
 
 
 def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
-    """The data with a global set added to every client's examples, and the rows of that set.
+    """Adds a global set to every client's examples; returns the data, and the rows of that set.
 
     The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
     of the ``labels`` [n].
@@ -215,7 +235,7 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
 
 
 def fingerprint(trial: Trial) -> str:
-    """The SHA-256 of all arrays of a trial."""
+    """Computes the SHA-256 of all arrays of a trial."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves((trial.data, trial.splits, trial.by_client)):
         array = np.asarray(leaf)

@@ -34,17 +34,24 @@ class TwoLayerProblem(NamedTuple):
     partition: Partition
 
     def federated(self) -> FederatedData:
-        """The data on the device, float64."""
+        """Returns the data on the device, float64."""
         return datasets.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
 
 
 def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
-    """Draw a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1.
+    """Draws a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1.
 
     Examples are sorted by class, and each client holds N / M consecutive ones.
 
+    Args:
+        name: "sphere" or the name of a data set.
+        data_dir: Folder with original files.
+        num_examples: Number N of examples, a multiple of ``num_clients``.
+        num_clients: Number M of clients.
+        seed: Seed of the draw.
+
     Raises:
-        ValueError: sizes that do not fit, what the data set's loader refuses.
+        ValueError: Sizes do not fit, or the data set cannot be loaded.
     """
     if num_examples % num_clients:
         raise ValueError(f"num_examples: got {num_examples}, must be a multiple of num_clients, {num_clients}")
@@ -65,30 +72,30 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
 
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
-    """The problem of one seed."""
+    """Draws the problem of one seed."""
     s = study.settings
     return problem(study.dataset, study.data_dir, s.num_examples, s.num_clients, seed)
 
 
 def check(study: Study) -> None:
-    """Draw the first seed's problem; raises ``ValueError``."""
+    """Draws the first seed's problem; raises ``ValueError``."""
     of_study(study, study.seeds[0])
 
 
 def times(last: int) -> tuple[int, ...]:
-    """Ten candidate times of a round, evenly spaced up to ``last``."""
+    """Returns ten candidate times of a round, evenly spaced up to ``last``."""
     return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
 
 
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
-    """The largest ratio of a squared residual to its bound after the start, where the residual is above ``floor``."""
+    """Computes the largest ratio of a squared residual to its bound after the start, for residuals above ``floor``."""
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
     return float(np.max(np.where(measured[1:] > floor, ratio, 0.0)))
 
 
 def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
-    """For each value of ``keys``: all runs stay below the bound; control: none stays below that with lambda_max."""
+    """Checks for each value of ``keys`` that all runs stay below the bound; control: no run does with lambda_max."""
     found = []
     for at, own in grouped(rows, *keys).items():
         ratio, wrong = max(row[worst] for row in own), min(row["control_worst"] for row in own)
@@ -100,7 +107,7 @@ def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = 
 
 
 def remarks(c: NtkConstants) -> tuple[str, ...]:
-    """Remarks: the constants behind the rates, and what a bound says where its assumptions fail."""
+    """Returns remarks on the constants behind the rates, and on a bound whose assumptions fail."""
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
         f"2 N / lambda_max; the proof of Theorem 1 asks for at most {c.lambda_min / 2 / c.num_examples:.2g}",
@@ -109,19 +116,19 @@ def remarks(c: NtkConstants) -> tuple[str, ...]:
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
-    """The first index after the start at which the bound is broken; None if it holds throughout."""
+    """Finds the first index after the start at which the bound is broken; None if it holds throughout."""
     above = (measured > bound) & (measured > floor)
     above[0] = False
     return int(np.argmax(above)) if above.any() else None
 
 
 def start(model: Model, run_key: jax.Array) -> PyTree:
-    """The weights that a run of one model begins with, given ``run_key`` as its ``start``."""
+    """Draws the initial weights of a run of one model that gets ``run_key`` as its ``start``."""
     return model.init(jax.random.split(run_key, 1)[0])
 
 
 class Start(NamedTuple):
-    """The network of one seed and width at the start of every run."""
+    """Network of one seed and width at the start of every run."""
 
     model: Model
     key: jax.Array  # that the weights are drawn from: the same for every method
@@ -131,7 +138,7 @@ class Start(NamedTuple):
 
 
 def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
-    """The network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
+    """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
     model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     key = jax.random.fold_in(jax.random.key(seed + 1), width)
     params = start(model, key)
@@ -140,12 +147,12 @@ def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
 
 
 def step_size(task: TwoLayerProblem, factor: float) -> float:
-    """``factor`` of the largest stable step of the limiting kernel, 2 N / lambda_max."""
+    """Computes ``factor`` times the largest stable step of the limiting kernel, 2 N / lambda_max."""
     return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
 
 
 class NtkRounds(NamedTuple):
-    """What NTK-FL did in each of R rounds."""
+    """Results of R rounds of NTK-FL."""
 
     time: tuple[int, ...]  # t(k)
     before: tuple[float, ...]  # squared residual before the round
@@ -159,7 +166,7 @@ class NtkRounds(NamedTuple):
 def several_rounds(
     task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int, seed: int
 ) -> NtkRounds:
-    """NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
+    """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
     plan = schedule.all_clients(task.partition.num_clients)
     algorithm = algorithms.ntk_fl(
         start.model, plan, learning_rate=learning_rate, evolution=Evolution(times=times, kernel="averaged")

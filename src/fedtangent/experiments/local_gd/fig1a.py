@@ -47,7 +47,7 @@ class RegressionSettings:
 
 
 class RegressionRun(NamedTuple):
-    """The trained models of one problem and their closed forms, in the problem's coordinates."""
+    """Trained models of one problem and their closed forms, in the problem's coordinates."""
 
     problem: Problem
     path: np.ndarray  # [R + 1, r], the global model G after every round
@@ -67,12 +67,12 @@ class RegressionRun(NamedTuple):
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """``|w - w'| / d`` over the last axis."""
+        """Computes ``|w - w'| / d`` over the last axis."""
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 
 def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
-    """Both models on one seed's problem, by the engine or without ``simulate`` by their closed forms.
+    """Trains both models on one seed's problem, or computes them by their closed forms without ``simulate``.
 
     Needs 64-bit types.
     """
@@ -91,13 +91,13 @@ def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) 
 
 
 def one_step(problem: Problem, s: Any) -> theory.LocalRegression:
-    """The closed form of one local step a round."""
+    """Computes the closed form of one local step per round."""
     given: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": 1, "loss": s.loss}
     return theory.local_regression(problem.x, problem.y, problem.partition, **given)
 
 
 def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
-    """In every round the engine's models are the closed forms of as many steps; control: those of one local step."""
+    """Checks that the engine's models are the closed forms in every round; control: the form of one local step."""
     worst, wrong = 0.0, np.inf
     for run in runs:
         rounds = len(run.path) - 1
@@ -110,7 +110,7 @@ def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
 
 
 def check(study: Study) -> None:
-    """Eq. (6) needs fewer examples at a node than dimensions."""
+    """Raises ``ValueError`` unless a node has fewer examples than dimensions, as eq. (6) needs, and descent works."""
     s = study.settings
     if s.dimension <= s.examples_per_node:
         raise ValueError(f"dimension: got {s.dimension}, must be above examples_per_node, {s.examples_per_node}")
@@ -118,7 +118,7 @@ def check(study: Study) -> None:
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Refuse a rate at which descent, on a node's or on all examples, diverges or does not move."""
+    """Raises ``ValueError`` for a rate at which descent, on a node's or on all examples, diverges or does not move."""
     s = study.settings
     for seed in study.seeds:
         problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
@@ -129,7 +129,7 @@ def check_descent(study: Study, dimension: int) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Train on every seed's problem and measure the distances by round."""
+    """Trains on every seed's problem and measures the distances by round."""
     s, runs, rows, lines = study.settings, list[RegressionRun](), list[dict[str, Any]](), list[dict[str, np.ndarray]]()
     for seed in study.each_seed():
         one = regression_run(s, s.dimension, seed)
@@ -155,7 +155,7 @@ def run(study: Study) -> Outcome:
 
 
 def row(seed: int, one: RegressionRun, own: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What one seed says."""
+    """Builds the row of one seed."""
     to_c, to_closed, to_finite = own.values()
     return {
         "seed": seed,
@@ -171,7 +171,7 @@ def row(seed: int, one: RegressionRun, own: dict[str, np.ndarray]) -> dict[str, 
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """G is G-Closed in every round and C at the end, relative to the initial distance, which is the length of C."""
+    """Judges whether G is G-Closed in every round and C at the end, relative to the length of C."""
     closed = interval([r["g_closed_largest"] / r["g_c_start"] for r in rows])
     end = interval([r["g_c_end"] / r["g_c_start"] for r in rows])
     late = interval([r["g_c_end"] - r["g_c_half"] for r in rows])

@@ -58,7 +58,7 @@ class DimensionSettings:
 
 
 def check(study: Study) -> None:
-    """Eq. (6) needs fewer examples at a node than dimensions; the claims need the peak and a d on either side of it."""
+    """Raises ``ValueError`` unless eq. (6) applies at every d, and the dimensions lie around the number of examples."""
     s = study.settings
     total, d = s.num_nodes * s.examples_per_node, s.dimensions
     if min(d) <= s.examples_per_node:
@@ -71,7 +71,7 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Train in every dimension on every seed; ``part`` is "b" or "c"."""
+    """Trains in every dimension on every seed; ``part`` is "b" or "c"."""
     s, runs, rows = study.settings, list[RegressionRun](), list[dict[str, Any]]()
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
@@ -93,7 +93,7 @@ def run(part: str, study: Study) -> Outcome:
 
 
 def row(seed: int, one: RegressionRun) -> dict[str, Any]:
-    """The distances and errors of one dimension and seed."""
+    """Computes the distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7
@@ -137,7 +137,7 @@ def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
 
 
 def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
-    """The log10 of the value at dimension ``at`` over the largest at any other: one for each seed."""
+    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed."""
     found = []
     for own in grouped(rows, "seed").values():
         here = [r[key] for r in own if r["dimension"] == at]
@@ -146,7 +146,7 @@ def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
 
 
 def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """Fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
+    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
     most = max(r["dimension"] for r in rows)
     seeds = grouped(rows, "seed").values()
     closed = interval([max(r["g_closed"] / r["size"] for r in own) for own in seeds])
@@ -160,7 +160,7 @@ def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
 
 
 def claims_c(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """Fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
+    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
     most = max(r["dimension"] for r in rows)
     away = interval([abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most])
     centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))

@@ -64,7 +64,7 @@ class HalfspaceSettings(ExponentialSettings):
 
 
 class Classified(NamedTuple):
-    """The trained models of one problem, in its coordinates."""
+    """Trained models of one problem, in its coordinates."""
 
     problem: Problem
     sets: theory.FeasibleSets
@@ -73,14 +73,14 @@ class Classified(NamedTuple):
     machine: np.ndarray  # [r], S, the support vector machine
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Distances of directions of both methods to ``model`` after rounds 2, 3, ..: [R - 1] each."""
+        """Computes the distances of directions of both methods to ``model`` after rounds 2, 3, ..: [R - 1] each."""
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
 def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """All models of a problem; METHODS by the engine, or without ``simulate`` by the equivalent descent in the dual.
+    """Computes all models of a problem; METHODS by the engine, or without ``simulate`` by the descent in the dual.
 
-    Needs 64-bit types. Raises ``ValueError`` where the examples are not separable.
+    Needs 64-bit types. Raises ``ValueError`` if the examples are not separable.
     """
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
@@ -99,7 +99,7 @@ def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = Tru
 
 
 def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """``classified``, where some model fits all labels; None if descent diverges at the given rate."""
+    """Returns ``classified`` of a problem whose labels some model fits; None if descent diverges at this rate."""
     try:
         one = classified(s, problem, simulate=simulate)
     except DivergenceError:
@@ -108,12 +108,12 @@ def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classi
 
 
 def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
-    """A remark on the runs that diverged, if any."""
+    """Returns a remark on the runs that diverged, if any."""
     return (f"{len(missing)} of {runs} runs diverged and are left out: {'; '.join(missing)}",) if missing else ()
 
 
 def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
-    """The model trained on ``factor`` times the sum of all examples' losses, [r]; None if it diverges."""
+    """Trains a model on ``factor`` times the sum of all examples' losses, [r]; None if it diverges."""
     rate, steps = s.learning_rate * factor, s.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
@@ -122,7 +122,7 @@ def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) 
 
 
 def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """scikit-learn's hard-margin machine [r]. Mirrored examples make its intercept 0, as eq. (15) has none."""
+    """Computes scikit-learn's hard-margin machine [r]; mirrored examples make its intercept 0, as eq. (15) has none."""
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -131,7 +131,7 @@ def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
-    """The model of one of METHODS after every round of ``steps`` local steps, [R + 1, r], by descent in the dual."""
+    """Computes the model of one of METHODS after every round of ``steps`` local steps, [R + 1, r], in the dual."""
     alpha = theory.halpern(s.num_rounds, 0) if name == "G-Mod" else None
     return theory.exponential_models(
         sets, s.num_rounds, np.log(1 / s.pull), learning_rate=s.learning_rate, local_steps=steps, alpha=alpha
@@ -139,7 +139,7 @@ def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps:
 
 
 def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """How far ``path`` is from ``in_dual`` with that number of local steps; infinite if this diverges."""
+    """Computes the distance of ``path`` from ``in_dual`` with that number of local steps; infinite if this diverges."""
     try:
         return off(path, in_dual(s, one.sets, name, steps))
     except DivergenceError:
@@ -147,7 +147,7 @@ def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarra
 
 
 def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -> Verdict:
-    """In every round the engine's models are those of descent in the dual; control: with one local step."""
+    """Checks that the engine's models equal descent in the dual in every round; control: with one local step."""
     worst, wrong = 0.0, np.inf
     for one in found:
         for name, path in one.paths.items():
@@ -159,7 +159,7 @@ def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -
 
 
 def run(study: Study) -> Outcome:
-    """Train on every seed's problem and measure the distances by round."""
+    """Trains on every seed's problem and measures the distances by round."""
     s, found, rows, lines = study.settings, list[Classified](), list[dict[str, Any]](), list[dict[str, Any]]()
     missing = list[str]()
     for seed in study.each_seed():
@@ -187,7 +187,7 @@ def run(study: Study) -> Outcome:
 
 
 def row(s: ExponentialSettings, one: Classified) -> dict[str, Any]:
-    """Distances to C at round 2, half of the rounds and the end, and to the support vector machine at the end."""
+    """Computes distances to C at round 2, half of the rounds and the end, and to S, the SVM, at the end."""
     to_c, to_s = one.to(one.centralised), one.to(one.machine)
     g, mod = METHODS
     return {
@@ -200,7 +200,7 @@ def row(s: ExponentialSettings, one: Classified) -> dict[str, Any]:
 
 
 def in_theory(s: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
-    """Global models of exact local solutions, [R + 1, r], and of K rounds of projections, [K + 1, r]; and S, [r]."""
+    """Computes the models of exact local solutions, [R + 1, r], of K rounds of projections, [K + 1, r], and S, [r]."""
     rounds = s.projection_rounds
     return {
         "exact": theory.exponential_models(one.sets, s.num_rounds, np.log(1 / s.pull)),
@@ -211,7 +211,7 @@ def in_theory(s: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
 
 
 def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Distances of theory's models to S, and of G to them."""
+    """Computes distances of theory's models to S, and of G to these models."""
     best, r = ideal["ideal"], s.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
     whole, last = descended(s, one.sets, 1.0), one.paths["G"][-1]
@@ -230,14 +230,14 @@ def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarra
 
 
 def slope(values: np.ndarray) -> float:
-    """The slope of ln distance against ln round over the later half of ``values``, those of rounds 2, 3, .. ."""
+    """Computes the slope of ln distance against ln round over the later half of ``values``, of rounds 2, 3, .. ."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
     return log_slope(rounds[late], values[late])
 
 
 def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:
-    """S solves eq. (15); projections end in all feasible sets; if drawn back, their distance to S falls as 1/k."""
+    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k."""
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])
@@ -263,7 +263,7 @@ def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """The claims of fig. 1(d), on one row of ``row`` and ``theory_row`` for each seed."""
+    """Judges the claims of fig. 1(d), on one row of ``row`` and ``theory_row`` for each seed."""
 
     def over(key: str) -> Any:
         return interval([r[key] for r in rows])
@@ -305,7 +305,7 @@ def _sheets(s: HalfspaceSettings, rows: list[dict[str, Any]]) -> tuple[Any, ...]
 
 
 def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
-    """The distances by round of one seed."""
+    """Draws the distances by round of one seed."""
     s: HalfspaceSettings = study.settings
     rounds, long = np.arange(2, s.num_rounds + 1), np.arange(2, s.projection_rounds + 1)
     gap = np.full(len(rounds), float(theory.direction_distance(one.centralised, one.machine)))

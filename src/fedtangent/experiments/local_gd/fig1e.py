@@ -52,7 +52,7 @@ class HalfspacesByDimension(ExponentialSettings):
 
 
 def check(study: Study) -> None:
-    """Refuse fewer dimensions than examples: there may be no model that fits all labels."""
+    """Raises ``ValueError`` for fewer dimensions than examples, where perhaps no model fits all labels."""
     s = study.settings
     total = s.num_nodes * s.examples_per_node
     if min(s.dimensions) < total:
@@ -60,7 +60,7 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Train in every dimension on every seed; ``part`` is "e", "f" or "g"."""
+    """Trains in every dimension on every seed; ``part`` is "e", "f" or "g"."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing: list[str] = []
     for seed in study.each_seed():
@@ -100,19 +100,19 @@ def run(part: str, study: Study) -> Outcome:
 
 
 def models(one: Classified) -> dict[str, np.ndarray]:
-    """The four trained models, [r] each."""
+    """Returns the four trained models, [r] each."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
 def row(one: Classified) -> dict[str, float]:
-    """The distances between the trained models of one problem."""
+    """Computes the distances between the trained models of one problem."""
     of = models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """Test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi."""
+    """Computes test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi."""
     truths, dimension = one.problem.truths, one.problem.dimension
     rng, found = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
     lifted = np.stack([one.problem.lifted(w) for w in models(one).values()])
@@ -127,7 +127,7 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
 
 
 def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Verdict:
-    """Test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing."""
+    """Checks that test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing."""
     names = TOWARDS["g"]
     seen = np.array([[r[f"accuracy {name}"] for name in names] for r in rows])
     exact = np.array([[r[f"exact {name}"] for name in names] for r in rows])
@@ -139,7 +139,7 @@ def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Ver
 
 
 def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
-    """The slope of ``key`` against log10 of the dimension, one for each seed."""
+    """Computes the slope of ``key`` against log10 of the dimension, one for each seed."""
     return [
         float(np.polyfit(np.log10([r["dimension"] for r in own]), [r[key] for r in own], 1)[0])
         for own in grouped(rows, "seed").values()
@@ -147,7 +147,7 @@ def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def claims_e(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Distances to C fall with d; that of G-Mod is the larger."""
+    """Judges whether distances to C fall with d, and are larger for G-Mod than for G."""
     found = []
     for name in METHODS:
         falls = interval(by_dimension(rows, f"{name} to C"))
@@ -159,7 +159,7 @@ def claims_e(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
 
 
 def claims_f(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Distances to S fall with d."""
+    """Judges whether distances to S fall with d."""
     found = []
     for name, key in TOWARDS["f"].items():
         falls = interval(by_dimension(rows, key))
@@ -168,7 +168,7 @@ def claims_f(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
 
 
 def claims_g(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Accuracy falls with d; all are alike."""
+    """Judges whether accuracy falls with d, and is alike for all methods."""
     found, own = [], grouped(rows, "seed").values()
     for name, key in TOWARDS["g"].items():
         falls = interval(by_dimension(rows, key))

@@ -36,7 +36,7 @@ class DirichletSettings(ExponentialSettings):
 
 
 def check(study: Study) -> None:
-    """Every node must get an example, and some model must fit all labels."""
+    """Raises ``ValueError`` unless every node gets an example and some model fits all labels."""
     s = study.settings
     if not s.num_nodes <= s.num_examples <= s.dimension:
         raise ValueError(
@@ -45,7 +45,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Train with every alpha on every seed."""
+    """Trains with every alpha on every seed."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing, drawn = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
@@ -88,13 +88,13 @@ def run(study: Study) -> Outcome:
 
 
 def one_class(one: Classified) -> int:
-    """The number of nodes whose examples all have the same label."""
+    """Counts the nodes whose examples all have the same label."""
     partition, y = one.problem.partition, one.problem.y
     return sum(len(set(y[partition.client(i)])) == 1 for i in range(partition.num_clients))
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """For every alpha G and G-Mod come near C and are as accurate."""
+    """Judges for every alpha whether G and G-Mod come near C and are as accurate."""
     found = []
     for (alpha,), own in grouped(rows, "alpha").items():
         if len(own) < 2:  # other runs diverged
@@ -112,7 +112,7 @@ def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
 
 
 def _draw(study: Study, first: dict[float, Classified]) -> None:
-    """Distances by round, for each alpha of the first seed that did not diverge."""
+    """Draws the distances by round, for each alpha of the first seed that did not diverge."""
     s = study.settings
     rounds = np.arange(2, s.num_rounds + 1)
     panels = [

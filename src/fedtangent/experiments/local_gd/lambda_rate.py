@@ -62,7 +62,7 @@ class LambdaSettings:
 
 
 class Turned(NamedTuple):
-    """One seed and dimension after one number of rounds; arrays are over the values of l, [V]."""
+    """Results of one seed and dimension after a number of rounds; arrays are over the values of l, [V]."""
 
     seed: int
     dimension: int
@@ -76,7 +76,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Rates need three or more values of l, and every seed's data must be separable."""
+    """Raises ``ValueError`` for fewer than three large values of l, or data of a seed that are not separable."""
     s = study.settings
     if sum(value >= LARGE for value in s.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {s.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -87,7 +87,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Solve every seed and dimension for all values of l."""
+    """Solves every seed and dimension for all values of l."""
     found = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
@@ -101,7 +101,7 @@ def run(study: Study) -> Outcome:
 
 
 def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """One seed and dimension after every number of rounds."""
+    """Computes one seed and dimension after every number of rounds."""
     drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     last, svm = s.rounds[-1], hard_margin(sets)
@@ -120,7 +120,7 @@ def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
 
 
 def conclude(study: Study, found: list[Turned]) -> Outcome:
-    """Fit the rates, and judge Lemma 2 by them."""
+    """Fits the rates, and judges Lemma 2 by them."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
@@ -153,7 +153,7 @@ def conclude(study: Study, found: list[Turned]) -> Outcome:
 
 
 def _claims(shown: list[dict[str, Any]], found: list[Turned]) -> tuple[Claim, ...]:
-    """Each claim is decided by the dimension and round that are nearest to failing it."""
+    """Judges each claim by the dimension and round that are nearest to failing it."""
     least = min((row["lemma"] for row in shown), key=lambda v: v.low)
     slow = min((row["angle"] for row in shown), key=lambda v: v.low)
     first, last = min(t.round for t in found), max(t.round for t in found)
@@ -195,12 +195,12 @@ def _verdicts(shown: list[dict[str, Any]]) -> tuple[Verdict, ...]:
 
 
 def _off(values: MeanInterval, target: float) -> float:
-    """How far the interval reaches from ``target``."""
+    """Computes the largest distance of the interval from ``target``."""
     return max(abs(values.low - target), abs(values.high - target))
 
 
 def _draw(study: Study, found: list[Turned]) -> None:
-    """The first seed's angles by l, beside both rates, drawn through the last point."""
+    """Draws the first seed's angles by l, with both rates through the last point."""
     levels, panels = np.array(study.settings.log_inverses), []
     for (dimension,), own in grouped([t for t in found if t.seed == found[0].seed], "dimension").items():
         end = own[-1].angle[-1]

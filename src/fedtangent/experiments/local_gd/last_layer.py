@@ -64,19 +64,19 @@ class LastLayerSettings:
 
 
 class Layers(NamedTuple):
-    """One seed's runs."""
+    """Runs of one seed."""
 
     seed: int
     weights: dict[str, np.ndarray]  # by run, the layer after every round, [R + 1, P]
     accuracy: dict[str, np.ndarray]  # by run, on the test set, [R + 1]
 
     def distance(self, run: str) -> np.ndarray:
-        """Distance of directions to the final centralised model after rounds 1 to R, [R]."""
+        """Computes the distance of directions to the final centralised model after rounds 1 to R, [R]."""
         return direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
 
 
 def check(study: Study) -> None:
-    """Make the features of one image, which reads the file of weights, and form the nodes; raises ``ValueError``."""
+    """Computes the features of one image, reads the file of weights and forms the nodes; raises ``ValueError``."""
     s, loaded = study.settings, _images(study, study.seeds[0])
     if s.weights and study.dataset not in COLOURED:
         raise ValueError(
@@ -93,7 +93,7 @@ def _images(study: Study, seed: int) -> Dataset:
 
 
 def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
-    """The data set with features in place of images; features kept in ``folder`` are not computed again."""
+    """Returns the data set with features in place of images; features kept in ``folder`` are not computed again."""
     s = study.settings
     made: Callable[..., features.Features] = (
         partial(features.resnet50_features, weights=s.weights) if s.weights
@@ -103,7 +103,7 @@ def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """A callback that reports progress at each tenth of a large number of images."""
+    """Returns a callback that reports progress at each tenth of a large number of images."""
     said = 0
 
     def tick(done: int, total: int) -> None:
@@ -116,7 +116,7 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def run(panel: str, study: Study) -> Outcome:
-    """Train Local-GD, the centralised model twice, and one node alone on every seed; ``panel`` is "h" or "i"."""
+    """Trains Local-GD, the centralised model twice, and one node alone on every seed; ``panel`` is "h" or "i"."""
     found, made = list[Layers](), ""
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -135,7 +135,7 @@ def run(panel: str, study: Study) -> Outcome:
 
 
 def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
-    """All runs of one seed; the node that trains alone is number ``seed`` modulo N."""
+    """Trains all runs of one seed; the node that trains alone is number ``seed`` modulo N."""
     nodes = partition.majority(loaded.y_train, s.num_clients, s.share, seed)
     everything = partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = partition.of([nodes.client(seed % s.num_clients)], len(loaded.y_train))
@@ -151,7 +151,7 @@ def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
 
 
 def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
+    """Returns the layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
     held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
     path = params_by_round(algorithm, held_data, num_rounds=s.num_rounds, seed=seed)
@@ -163,7 +163,7 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
 
 @functools.cache
 def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
-    """The algorithm, cached so that all seeds share one compiled program."""
+    """Builds the algorithm, cached so that all seeds share one compiled program."""
     return algorithms.fed_avg(
         logistic(num_features, num_classes),
         schedule.all_clients(num_clients),
@@ -175,7 +175,7 @@ def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLay
 
 
 def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:
-    """The table, the figure and the claims of a panel; ``made`` says what the features are."""
+    """Builds table, figure and claims of a panel; ``made`` describes the features."""
     ends = {name: np.array([f.distance(name)[-1] for f in found]) for name in ("local_gd", "chance", "one node")}
     first = np.array([f.distance("local_gd")[0] for f in found])
     middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in found])
@@ -222,7 +222,7 @@ def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Ver
 
 
 def _verdict(statement: str, most: float, found: np.ndarray, wrong: np.ndarray) -> Verdict:
-    """The worst seed is below ``most``; control: the mean of the node that trains alone is not."""
+    """Checks that the worst seed is below ``most``; control: the mean of the node that trains alone is not."""
     worst, control = float(found.max()), float(wrong.mean())
     return Verdict.of(SUBJECT, statement, "the worst seed", (f"{worst:.3g}", f"< {most:g}", worst < most),
                       ("one node alone, mean", f"{control:.3g}", control > most))  # fmt: skip

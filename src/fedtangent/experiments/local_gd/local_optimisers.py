@@ -70,7 +70,7 @@ class OptimiserSettings:
 
 
 class Ended(NamedTuple):
-    """One seed, task and optimiser."""
+    """Results of one seed, task and optimiser."""
 
     seed: int
     task: str
@@ -80,7 +80,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Refuse fewer dimensions than examples, which the theorem excludes, and a rate at which local work diverges."""
+    """Raises ``ValueError`` for fewer dimensions than examples, which the theorem excludes, or a divergent rate."""
     s = study.settings
     if s.dimension <= s.num_nodes * s.held:
         raise ValueError(f"dimension: got {s.dimension}, must be more than the {s.num_nodes * s.held} examples")
@@ -92,7 +92,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Run both tasks with every optimiser on every seed."""
+    """Trains both tasks with every optimiser on every seed."""
     found = list[Ended]()
     for seed in study.each_seed():
         found += regressed(study.settings, seed) + classified(study.settings, seed)
@@ -106,7 +106,7 @@ def run(study: Study) -> Outcome:
 
 @functools.cache
 def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
-    """The algorithm, cached so that all seeds share one compiled program."""
+    """Builds the algorithm, cached so that all seeds share one compiled program."""
     regression = task == "regression"
     plain = s.rate if regression else s.margin_rate
     rate = (s.adam_rate if regression else s.adam_margin_rate) if name in (ADAM, POOLED) else plain
@@ -126,18 +126,18 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
 
 
 def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
-    """The global model after every round, [R + 1, d]."""
+    """Returns the global model after every round, [R + 1, d]."""
     algorithm, held = _algorithm(s, name, task), (drawn.pooled if name == POOLED else drawn).federated()
     return np.asarray(params_by_round(algorithm, held, num_rounds=s.num_rounds, seed=seed)["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:
-    """The rate of a round, which falls as 1 / (1 + k / 10)."""
+    """Returns the function from a round to its rate, which falls as 1 / (1 + k / 10)."""
     return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
 def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """The regression: distances to the minimum-norm model."""
+    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model."""
     drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     centre, span = minimum_norm(drawn.x, drawn.y), np.linalg.svd(drawn.x, full_matrices=False)[2]
     found = []
@@ -153,7 +153,7 @@ def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def largest_margin(signed: np.ndarray) -> np.ndarray:
-    """The w [d] with the largest ``min_j a_j'w`` among those with ``max |w_i| <= 1``; ``signed`` a is [n, d]."""
+    """Computes the w [d], ``max |w_i| <= 1``, with the largest ``min_j a_j'w``; ``signed`` a is [n, d]."""
     n, d = signed.shape
     ends = linprog(np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))]), np.zeros(n),
                    bounds=[(-1, 1)] * d + [(None, None)], method="highs")  # fmt: skip
@@ -161,7 +161,7 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """The classification by logistic loss: directions beside those of both maximum margins."""
+    """Trains the classifiers by logistic loss, and compares their directions with both maximum margins."""
     drawn = problems.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     signed = drawn.x * drawn.y[:, None]
@@ -179,7 +179,7 @@ def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def conclude(study: Study, found: list[Ended]) -> Outcome:
-    """Where each optimiser ends, and the claims on it."""
+    """Builds tables, figure and verdicts of each optimiser's last model, and the claims on it."""
     rows, sheets = list[dict[str, Any]](), []
     for (task,), of_task in grouped(found, "task").items():
         shown = []
@@ -198,12 +198,12 @@ def conclude(study: Study, found: list[Ended]) -> Outcome:
 
 
 def _ends(found: list[Ended], task: str, name: str, what: str) -> np.ndarray:
-    """The last value of ``what``, [seeds]."""
+    """Returns the last value of ``what``, [seeds]."""
     return np.array([f.seen[what][-1] for f in found if (f.task, f.optimiser) == (task, name)])
 
 
 def _claims(found: list[Ended]) -> tuple[Claim, ...]:
-    """The claims, paired over seeds."""
+    """Judges the claims, paired over seeds."""
     adam = interval(_ends(found, "regression", ADAM, "distance"))
     outside = interval(_ends(found, "regression", ADAM, "outside"))
     fitted = interval(_ends(found, "regression", ADAM, "residual"))
@@ -231,7 +231,7 @@ def _claims(found: list[Ended]) -> tuple[Claim, ...]:
 
 
 def _apart(found: list[Ended], task: str) -> MeanInterval:
-    """Distance of momentum's end from gradient descent's, relative, or of directions in classification."""
+    """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
     both = [
         [f.model for f in found if (f.task, f.optimiser) == (task, name)] for name in ("momentum", "gradient descent")
     ]
@@ -241,7 +241,7 @@ def _apart(found: list[Ended], task: str) -> MeanInterval:
 
 
 def _verdicts(found: list[Ended]) -> tuple[Verdict, ...]:
-    """Gradient descent and momentum end at Theorem 1's model; Adam is the wrong theory."""
+    """Checks that gradient descent and momentum end at Theorem 1's model; Adam is the wrong theory."""
     wrong = _ends(found, "regression", ADAM, "distance")
     return tuple(
         Verdict.of(SUBJECT, f"{name}: distance of the end to the minimum-norm model", "regression, the worst seed",

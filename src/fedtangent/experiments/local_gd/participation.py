@@ -57,7 +57,7 @@ class ParticipationSettings:
 
 
 class ParticipationRun(NamedTuple):
-    """One seed, dimension and number of local steps."""
+    """Results of one seed, dimension and number of local steps."""
 
     seed: int
     dimension: int
@@ -73,7 +73,7 @@ class ParticipationRun(NamedTuple):
 
     @property
     def all_rate(self) -> float:
-        """The same with all nodes in every round."""
+        """The fall of ``ln |w - c|`` in a round with all nodes in every round."""
         return fall(self.everybody)
 
     @property
@@ -83,14 +83,14 @@ class ParticipationRun(NamedTuple):
 
 
 def fall(distance: np.ndarray) -> float:
-    """The fall of ln ``distance`` in a round, by a least-squares line over the rounds before it is below 1e-9."""
+    """Computes the fall of ln ``distance`` in a round, by a line through the rounds before it is below 1e-9."""
     alive = distance > 1e-9
     count = max(len(alive) if alive.all() else int(np.argmin(alive)), 2)
     return -float(np.polyfit(np.arange(count), np.log(distance[:count]), 1)[0])
 
 
 def check(study: Study) -> None:
-    """One dimension must be above the number of examples and one below, and local work must not diverge."""
+    """Raises ``ValueError`` unless the examples' number is between the dimensions and local work does not diverge."""
     s = study.settings
     examples = s.num_nodes * s.held
     if not s.wide > examples:
@@ -107,24 +107,24 @@ def check(study: Study) -> None:
 
 
 def nodes(s: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """The paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
+    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
     spread = problems.TRUTH if dimension == s.wide else s.spread
     return problems.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
 
 
 def closed_form(drawn: problems.Problem, s: ParticipationSettings, steps: int) -> LocalRegression:
-    """Lemma 1 for this many local steps."""
+    """Computes Lemma 1 for this many local steps."""
     return local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.learning_rate, local_steps=steps)
 
 
 def cohorts(s: ParticipationSettings, seed: int) -> Cohort:
-    """The cohorts that a simulation with this seed draws; nodes are of equal size, so their weights are 1."""
+    """Draws the cohorts of a simulation with this seed; nodes are of equal size, so their weights are 1."""
     plan = schedule.uniform_sampling(s.num_nodes, s.clients_per_round)
     return schedule.unroll(plan, streams.keys(seed).schedule, s.num_rounds)
 
 
 def run(study: Study) -> Outcome:
-    """Compute every seed, dimension and number of local steps in closed form, and simulate one to check it."""
+    """Computes every seed, dimension and number of local steps in closed form, and simulates one to check it."""
     s, found = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         drawn_cohorts = cohorts(s, seed)
@@ -143,7 +143,7 @@ def run(study: Study) -> Outcome:
 def follow(
     form: LocalRegression, centre: np.ndarray, drawn: Cohort, s: ParticipationSettings, of: tuple[int, int, int]
 ) -> ParticipationRun:
-    """Computes the distance of the global model to the centralised model after every round, relative to that norm.
+    """Computes the distance of the global to the centralised model by round, relative to the latter's norm.
 
     The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
     dimension, and from the centralised model in the narrow one.
@@ -155,7 +155,7 @@ def follow(
 
 
 def simulated(s: ParticipationSettings, seed: int) -> Verdict:
-    """The closed form beside the engine with the same cohorts, after a tenth of the rounds."""
+    """Compares the closed form with the engine for the same cohorts, after a tenth of the rounds."""
     steps, short = s.local_steps[1], max(s.num_rounds // 10, 2)
     drawn = nodes(s, seed, s.narrow)
     algorithm = algorithms.fed_avg(
@@ -181,7 +181,7 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
 
 
 def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> Outcome:
-    """How fast runs are, how far away they settle, and from which L on that is too far."""
+    """Builds tables and claims: how fast runs are, how far away they settle, and from which L on that is too far."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
     for (dimension, steps), runs in grouped(found, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
@@ -203,12 +203,12 @@ def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> O
 
 
 def _first_too_many(s: ParticipationSettings, found: list[ParticipationRun]) -> int | None:
-    """The first L with a distance above the tolerance in the narrow dimension, of one seed's runs."""
+    """Finds the first L with a distance above the tolerance in the narrow dimension, for one seed's runs."""
     return next((f.steps for f in found if f.dimension == s.narrow and f.away > s.tolerance), None)
 
 
 def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> Verdict:
-    """In the wide dimension the distance to the centralised model keeps falling; control: the narrow dimension."""
+    """Checks that the distance to the centralised model keeps falling in the wide dimension; control: narrow."""
 
     def factor(dimension: int) -> list[float]:
         own = [f for f in found if f.dimension == dimension and f.steps == s.local_steps[-1]]
@@ -223,7 +223,7 @@ def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> V
 
 
 def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """The claims, paired over seeds."""
+    """Judges the claims, paired over seeds."""
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
         return [f for f in found if f.dimension == dimension and f.steps == steps]
@@ -250,7 +250,7 @@ def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list
 
 
 def _draw(study: Study, found: list[ParticipationRun]) -> None:
-    """The first seed's distances by round, for six values of L at most."""
+    """Draws the first seed's distances by round, for at most six values of L."""
     s, panels = study.settings, []
     for dimension, what in ((s.wide, "interpolating"), (s.narrow, "not interpolating")):
         own = [f for f in found if f.seed == found[0].seed and f.dimension == dimension]

@@ -45,25 +45,25 @@ class Problem(NamedTuple):
         return self._replace(partition=partitions.of([self.partition.indices], len(self.y)))
 
     def federated(self) -> FederatedData:
-        """The data on the device, float64."""
+        """Returns the data on the device, float64."""
         return data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
 
     def in_span(self) -> Problem:
-        """The same problem in a basis of the span of its examples; itself if there are d examples or more."""
+        """Returns the same problem in a basis of its examples' span; itself if there are d examples or more."""
         if len(self.x) >= self.x.shape[1]:
             return self
         basis, triangle = np.linalg.qr(self.x.T)
         return self._replace(x=np.ascontiguousarray(triangle.T), basis=basis)
 
     def lifted(self, w: np.ndarray) -> np.ndarray:
-        """Models [.., r] in all dimensions, [.., d]."""
+        """Returns models [.., r] in all dimensions, [.., d]."""
         return w if self.basis is None else np.asarray(w @ self.basis.T)
 
 
 def regression(
     seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float = TRUTH, common: bool = False
 ) -> Problem:
-    """``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), and w_i* ~ N(0, spread^2) for each node.
+    """Draws ``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), w_i* ~ N(0, spread^2) for each node.
 
     With ``common``, which is not the paper's, one truth ~ N(0, 4) of all nodes is added to each w_i*.
     """
@@ -76,7 +76,10 @@ def regression(
 
 
 def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
-    """``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2); the paper does not give the spread."""
+    """Draws ``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2).
+
+    The paper does not give the spread.
+    """
     rng = np.random.default_rng([seed, dimension])
     x = rng.standard_normal((num_nodes, examples_per_node, dimension))
     truths = rng.standard_normal(dimension) + spread * rng.standard_normal((num_nodes, dimension))
@@ -84,14 +87,14 @@ def classification(seed: int, num_nodes: int, examples_per_node: int, dimension:
 
 
 def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
-    """The problem of inputs [N, h, d] and labels [N, h], node after node."""
+    """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
     nodes, each, dimension = x.shape
     clients = Partition(np.arange(nodes * each, dtype=np.int32), each * np.arange(nodes + 1, dtype=np.int32))
     return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
-    """``y = sign(x' w*)`` with one w*, each class divided among the nodes by Dir(alpha) (B.1); no node is empty."""
+    """Draws ``y = sign(x' w*)`` with one w*, each class divided among nodes by Dir(alpha) (B.1); no node is empty."""
     rng = np.random.default_rng([seed, dimension])
     x, truth = rng.standard_normal((num_examples, dimension)), rng.standard_normal(dimension)
     y = np.where(x @ truth >= 0, 1.0, -1.0)
@@ -102,7 +105,7 @@ def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension
 
 @functools.lru_cache(maxsize=8)
 def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
-    """The algorithm, cached so that all seeds share one compiled program."""
+    """Builds the algorithm, cached so that all seeds share one compiled program."""
     make: Callable[..., Algorithm] = getattr(algorithms, recipe)
     model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps)
     flat = {"client_learning_rate": rate, "work": work, "weighting": "uniform", **dict(options)}
@@ -112,9 +115,17 @@ def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, opti
 def simulated(
     problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: Any
 ) -> np.ndarray:
-    """The global model after every round of ``recipe`` from 0, [R + 1, r], by the engine, in float64.
+    """Trains with ``recipe`` from 0 by the engine, in float64; returns the global model after every round, [R + 1, r].
 
-    All nodes take part in every round with equal weights. ``options`` are the recipe's. Needs 64-bit types.
+    All nodes take part in every round with equal weights. Needs 64-bit types.
+
+    Args:
+        problem: The nodes' examples.
+        recipe: Name of the recipe in ``algorithms``.
+        num_rounds: Number R of rounds.
+        learning_rate: Step size of local work.
+        local_steps: Local steps in a round.
+        **options: Further arguments of the recipe.
     """
     size, nodes, named = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
     algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, named)
@@ -123,5 +134,5 @@ def simulated(
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest distance of two paths [R + 1, d] in any round, relative to the longest model expected."""
+    """Computes the largest distance of two paths [R + 1, d] in any round, relative to the longest expected model."""
     return float(np.linalg.norm(found - expected, axis=-1).max() / np.linalg.norm(expected, axis=-1).max())

@@ -80,7 +80,7 @@ class WidthSettings:
 
 
 class Task(NamedTuple):
-    """One seed's examples and the rate that its kernel allows."""
+    """Examples of one seed and the rate that its kernel allows."""
 
     x: np.ndarray  # [n, d] of norm 1
     y: np.ndarray  # [n], mean square 1
@@ -90,7 +90,7 @@ class Task(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One network's distances after the last round."""
+    """Distances of one network after the last round."""
 
     seed: int
     draw: int
@@ -101,12 +101,12 @@ class Trained(NamedTuple):
 
 
 def network(s: WidthSettings, width: int) -> Model:
-    """One hidden layer of erf units, without biases."""
+    """Builds a network of one hidden layer of erf units, without biases."""
     return mlp(s.dimension, 1, (width,), "erf", b_std=None, dtype=jnp.float64)
 
 
 def task(s: WidthSettings, seed: int) -> Task:
-    """The paper's regression on inputs of norm 1."""
+    """Draws the paper's regression on inputs of norm 1."""
     drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     x = drawn.x / np.linalg.norm(drawn.x, axis=1, keepdims=True)
     test = np.random.default_rng([seed, 1]).standard_normal((s.num_test, s.dimension))
@@ -118,7 +118,7 @@ def task(s: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> Outcome:
-    """Train every width and draw of every seed."""
+    """Trains every width and draw of every seed."""
     found, s = list[Trained](), study.settings
     of, limit = task(s, study.seeds[0]), infinite(s, task(s, study.seeds[0]))
     for seed in study.each_seed():
@@ -131,14 +131,14 @@ def run(study: Study) -> Outcome:
 
 
 class Limits(NamedTuple):
-    """At infinite width the tangent kernel and, in the same form, the kernel of the last layer's features."""
+    """Kernels at infinite width: the tangent kernel and, in the same form, the kernel of the last layer's features."""
 
     tangent: KernelBlocks
     features: KernelBlocks
 
 
 def infinite(s: WidthSettings, of: Task) -> Limits:
-    """The kernels of infinite width on the examples of ``of``."""
+    """Computes the kernels of infinite width on the examples of ``of``."""
     kernel = network(s, 1).kernel
     assert kernel is not None
     tangent = kernel_blocks(kernel, of.x, of.x_test)
@@ -147,7 +147,7 @@ def infinite(s: WidthSettings, of: Task) -> Limits:
 
 
 def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """Train the last layer and the whole network and compare each with closed forms; ``which`` is (seed, draw)."""
+    """Trains the last layer and the whole network and compares each with closed forms; ``which`` is (seed, draw)."""
     seed, draw = which
     algorithm, of_last, model = _algorithms(s, width, of.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -200,7 +200,7 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
 
 @functools.cache
 def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
-    """The algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
+    """Builds the algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
     work, plan, model = Work(steps=s.local_steps), schedule.all_clients(s.num_nodes), network(s, width)
     whole, last = (
         algorithms.fed_avg(m, plan, client_learning_rate=rate, work=work)
@@ -212,20 +212,20 @@ def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, A
 def _ends(
     s: WidthSettings, algorithm: Algorithm, x: np.ndarray, of: Task, seed: int, key: Any = None
 ) -> tuple[PyTree, PyTree]:
-    """The parameters at the start and after the last round."""
+    """Returns the parameters at the start and after the last round."""
     held = datasets.federated_data(x, of.y[:, None], of.partition, jnp.float64)
     both = params_by_round(algorithm, held, num_rounds=s.num_rounds, seed=seed, every=s.num_rounds, start=key)
     return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 
 def slopes(found: list[Trained], name: str) -> MeanInterval:
-    """The slope of ln distance against ln width: its interval over seeds."""
+    """Computes the slope of ln distance against ln width: its interval over seeds."""
     by_seed = grouped(found, "seed").values()
     return interval([log_slope([t.width for t in own], [t.distances[name] for t in own]) for own in by_seed])
 
 
 def conclude(study: Study, found: list[Trained]) -> Outcome:
-    """Distances by width, their slopes, and the verdicts."""
+    """Builds the table of distances by width with their slopes, the figure and the verdicts."""
     rows, shown = list[dict[str, Any]](), list[dict[str, Any]]()
     rates = {name: slopes(found, name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
@@ -276,7 +276,7 @@ def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Ver
 
 
 def _draw(study: Study, found: list[Trained]) -> None:
-    """All distances but the exact one by width, each seed a point."""
+    """Draws all distances except the exact one by width, each seed a point."""
     widths, seeds = np.array(study.settings.widths, float), sorted({t.seed for t in found})
     panels = []
     for title, names, wrong in (

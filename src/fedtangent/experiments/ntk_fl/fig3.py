@@ -23,14 +23,14 @@ SCALES = {
 
 
 def check(study: Study) -> None:
-    """Build the four methods."""
+    """Builds the four methods; raises ``ValueError``."""
     if study.settings.methods != METHODS:
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS)}")
     report.check(study)
 
 
 def run(study: Study) -> Outcome:
-    """Run the four methods, and compare each pair."""
+    """Trains with the four methods, and compares each pair."""
     bench = report.bench_of(study)
     tuned = report.tune_all(bench)
     runs = report.repeat_all(bench, tuned)
@@ -40,7 +40,7 @@ def run(study: Study) -> Outcome:
 
 
 def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], Claim]:
-    """The accuracy that each method loses by the reduction, paired by seed, and whether FedAvg loses more."""
+    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more."""
     ends = report.ends(runs, s)
     lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, shown = [], []

@@ -36,7 +36,7 @@ SCALES = {
 
 
 def check(study: Study) -> None:
-    """Build every method at the smallest and the largest alpha."""
+    """Builds every method at the smallest and the largest alpha; raises ``ValueError``."""
     s = study.settings
     if s.partition != "dirichlet":
         raise ValueError(f"partition: got {s.partition!r}, must be dirichlet, whose alpha this is about")
@@ -47,7 +47,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Tune at the smallest alpha, and run every method at each."""
+    """Tunes at the smallest alpha, and runs every method at each."""
     s, tuned, found = study.settings, dict[str, Tuned](), dict[float, Runs]()
     compiled: dict[Any, Any] = {}
     for alpha in s.alphas:
@@ -75,7 +75,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
-    """Claims that each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
+    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
     more = {name: interval(gains[name] - gains["ntk_fl"]) for name in s.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {s.alphas[0]:g} to {s.alphas[-1]:g} than NTK-FL"
     return [Claim(f"{LABELS[name]} {claim}", f"by {d:+.4f}", d.above()) for name, d in more.items()]

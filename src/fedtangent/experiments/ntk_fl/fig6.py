@@ -50,14 +50,14 @@ SCALES = {
 
 
 def check(study: Study) -> None:
-    """Build the method at the largest dimension."""
+    """Builds the method at the largest dimension; raises ``ValueError``."""
     if study.settings.methods != ("cp_ntk_fl",):
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be cp_ntk_fl")
     report.check(study, projected=max(study.settings.dimensions))
 
 
 def run(study: Study) -> Outcome:
-    """Choose the rate at ``beta`` and ``projected``, and run every cell with it."""
+    """Chooses the rate at ``beta`` and ``projected``, and runs every cell with it."""
     s, found = study.settings, dict[tuple[float, int], Runs]()
     tuned = report.tune_all(report.bench_of(study))
     for beta, dimension in itertools.product(s.betas, s.dimensions):
@@ -75,14 +75,14 @@ def run(study: Study) -> Outcome:
 
 
 def published(beta: float, dimension: int) -> float | None:
-    """The paper's accuracy of a cell, as a share; None where it gives none."""
+    """Returns the paper's accuracy of a cell, as a share; None if the paper has no such cell."""
     if beta not in PUBLISHED or dimension not in PUBLISHED_DIMENSIONS:
         return None
     return PUBLISHED[beta][PUBLISHED_DIMENSIONS.index(dimension)] / 100
 
 
 def judge(s: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[Claim, ...]:
-    """Claims on the largest against the smallest value of each axis, averaged over the other, paired by seed."""
+    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed."""
     top, low = max(s.betas), min(s.betas)
     most, least = max(s.dimensions), min(s.dimensions)
     by_beta = interval(np.mean([ends[top, d] - ends[low, d] for d in s.dimensions], axis=0))

@@ -85,7 +85,7 @@ class AttackedImages(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """One attack at one sparsity."""
+    """Results of one attack at one sparsity."""
 
     ssim: np.ndarray  # [m]
     x: np.ndarray  # [m, H, W] clipped to [0, 1]
@@ -97,9 +97,9 @@ Found = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
 def load(study: Study, seed: int) -> AttackedImages:
-    """Images drawn from the test set, of as many different classes as possible.
+    """Draws images from the test set, of as many different classes as possible.
 
-    Raises ``ValueError`` for more images than there are.
+    Raises ``ValueError`` if the test set has fewer images.
     """
     held = data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
     s, wanted = study.settings, study.settings.num_images + study.settings.num_known
@@ -117,7 +117,7 @@ def load(study: Study, seed: int) -> AttackedImages:
 
 
 def networks(s: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, Model]:
-    """The network of deep leakage, the paper's perceptron, and the same for projected images."""
+    """Builds the network of deep leakage, the paper's perceptron, and the same for projected images."""
     side, classes = images.x.shape[1], images.num_classes
 
     def perceptron(size: int, activation: str = "relu") -> Model:
@@ -131,14 +131,14 @@ def networks(s: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, 
 
 
 def projected_size(s: LeakageSettings, images: AttackedImages) -> int:
-    """The dimension d1' of projected images."""
+    """Returns the dimension d1' of projected images."""
     return max(round(s.projected_share * images.x[0].size), 1)
 
 
 def read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> Found:
-    """Every attack at every sparsity, on the networks that are broadcast in the first round."""
+    """Makes every attack at every sparsity, on the networks that are broadcast in the first round."""
     s, found, keys = study.settings, Found(), [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
     for sparsity in sparsities:
         parts = {
@@ -153,19 +153,19 @@ def read_everything(
 
 
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
-    """The SSIM of reconstructions [m, ...]; entries that are not finite count as 0."""
+    """Computes the SSIM of reconstructions [m, ...]; entries that are not finite count as 0."""
     own = images.x if originals is None else originals
     shown = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(own.shape)
     return Reconstruction(attacks.ssim(shown, own), shown, finite)
 
 
 def _inputs(model: Model, x: np.ndarray) -> Array:
-    """Images in the form that the model takes: with a channel, or flat."""
+    """Reshapes images to the form that the model takes: with a channel, or flat."""
     return jnp.asarray(x)[..., None] if model.structure is None else jnp.asarray(x).reshape(len(x), -1)
 
 
 def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Deep leakage through gradients and through Jacobians, with all and with the kept entries compared."""
+    """Makes deep leakage through gradients and through Jacobians, with all and with the kept entries compared."""
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)
@@ -182,7 +182,7 @@ def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sp
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """The closed form: plain, with shuffled rows, and with shuffled weights without and with a colluding client."""
+    """Makes the closed-form attack: plain, with shuffled rows, and with shuffled weights without and with collusion."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     seen = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
@@ -205,7 +205,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
 
 
 def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """The closed form on projected inputs, projected back with another matrix and with the clients' own."""
+    """Makes the closed-form attack on projected inputs, projected back with another matrix and with the clients'."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, projected_size(s, images)
     secret, other = (
@@ -221,7 +221,7 @@ def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImage
 
 
 def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
-    """A random order in which no element keeps its place."""
+    """Draws a random order in which no element keeps its place."""
     order = rng.permutation(count)
     result = np.empty(count, int)
     result[order] = np.roll(order, 1)
@@ -229,7 +229,7 @@ def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 class Score(NamedTuple):
-    """The SSIM over the images of all seeds."""
+    """SSIM over the images of all seeds."""
 
     mean: float
     error: float  # standard error of the mean
@@ -243,7 +243,7 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 
 def check(study: Study) -> None:
-    """Load the first seed's images, and check the attack's options and the network's activation."""
+    """Loads the first seed's images, and checks the attack's options and the network's activation."""
     s = study.settings
     allowed = {"lenet": tuple(attacks.networks.ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[s.network]
     if s.activation not in allowed:
@@ -253,7 +253,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Make every attack at every sparsity on every seed's images."""
+    """Makes every attack at every sparsity on every seed's images."""
     s, found = study.settings, list[Found]()
     sparsities = tuple(sorted(s.sparsities, reverse=True))
     first = load(study, study.seeds[0])
@@ -287,7 +287,7 @@ def run(study: Study) -> Outcome:
 
 
 def summaries(found: list[Found]) -> Scores:
-    """Means over the images of all seeds, with standard errors."""
+    """Computes means over the images of all seeds, with standard errors."""
 
     def score(values: np.ndarray) -> Score:
         return Score(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), values)
@@ -299,9 +299,9 @@ def summaries(found: list[Found]) -> Scores:
 
 
 def judge(scores: Scores) -> tuple[Claim, ...]:
-    """Claims on what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images.
+    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images.
 
-    An image is hidden if less than half of the SSIM is left at the lowest sparsity.
+    An image is hidden if less than half of the SSIM remains at the lowest sparsity.
     """
     claims = []
     for name in DEEP:

@@ -61,7 +61,7 @@ class WeightGapSettings:
 
 
 class WeightGap(NamedTuple):
-    """One network of one seed, [T + 1] each."""
+    """Paths and bounds of one network of one seed, [T + 1] each."""
 
     seed: int
     network: str
@@ -75,7 +75,7 @@ class WeightGap(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Refuse a cohort of more clients than there are; draw the first seed's cohort."""
+    """Draws the first seed's cohort; raises ``ValueError`` for a cohort of more clients than there are."""
     s = study.settings
     if s.num_clients > s.total_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be at most total_clients, {s.total_clients}")
@@ -83,7 +83,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Train every network on every seed."""
+    """Trains every network on every seed."""
     found = list[WeightGap]()
     for seed in study.each_seed():
         own = gaps(*cohort(study, seed), study.settings, seed)
@@ -97,7 +97,7 @@ def run(study: Study) -> Outcome:
 
 
 def cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each."""
+    """Draws pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each."""
     s, loaded = study.settings, datasets.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     clients = partition.dirichlet(loaded.y_train, s.total_clients, s.alpha, seed)
     rng = np.random.default_rng(seed)
@@ -107,7 +107,7 @@ def cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gaps(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> list[WeightGap]:
-    """All networks of one seed. Needs 64-bit types."""
+    """Trains all networks of one seed. Needs 64-bit types."""
     outputs = int(labels.max()) + 1
     y = np.eye(outputs)[labels]
     model = mlp(x.shape[1], outputs, (s.hidden,), parameterization="standard", b_std=0.0, dtype=jnp.float64)
@@ -122,7 +122,7 @@ def gaps(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> 
 
 
 def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> WeightGap:
-    """The network of eq. (12): inputs of norm 1, labels 1 for even classes and -1 for odd ones."""
+    """Trains the network of eq. (12): inputs of norm 1, labels 1 for even classes and -1 for odd ones."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]
@@ -146,7 +146,7 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: in
 
 
 def row(g: WeightGap) -> dict[str, Any]:
-    """One network's gap at the end, how often it grows, and its largest ratio to each bound."""
+    """Computes one network's gap at the end, how often it grows, and its largest ratio to each bound."""
     gap, late = g.paths.gap, slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {
@@ -167,7 +167,7 @@ def row(g: WeightGap) -> dict[str, Any]:
 
 
 def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
-    """The largest gap over ``bound``, where the bound is above rounding."""
+    """Computes the largest gap over ``bound``, for bounds above rounding."""
     if bound is None:
         return None
     seen = bound > 1e-12 * bound[-1]
@@ -175,7 +175,7 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
 
 
 def conclude(study: Study, found: list[WeightGap]) -> Outcome:
-    """The table, the figure and the verdict on the bounds."""
+    """Builds table and figure, and the verdict on the bounds."""
     rows = [row(g) for g in found]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     known = [r for r in rows if r["network"] == "two_layer"]
@@ -208,7 +208,7 @@ def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _draw(study: Study, found: list[WeightGap]) -> None:
-    """The first seed's gaps by update step, with the paper's bound and Lemma 2's."""
+    """Draws the first seed's gaps by update step, with the paper's bound and Lemma 2's."""
     steps, panels = np.arange(study.settings.last_step + 1), []
     for g in found[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure}

@@ -43,7 +43,7 @@ SCALES = {
 
 
 def check(study: Study) -> None:
-    """Build every method."""
+    """Builds every method; raises ``ValueError``."""
     if not {"cp_ntk_fl", "fed_avg"} <= set(study.settings.methods):
         got = ", ".join(study.settings.methods)
         raise ValueError(f"methods: got {got}, must have cp_ntk_fl and fed_avg among them")
@@ -51,7 +51,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Run every method for its most rounds, and find when it reaches the target."""
+    """Trains with every method for its largest number of rounds, and finds when it reaches the target."""
     s, bench = study.settings, report.bench_of(study)
     tuned = report.tune_all(bench)
     runs = report.repeat_all(bench, tuned, {m: s.reference_rounds for m in s.methods if m not in EVOLVED})
@@ -66,7 +66,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(s: TargetSettings, found: dict[str, report.Reached]) -> tuple[Claim, ...]:
-    """Claims that CP-NTK-FL needs fewer rounds than each of the others, paired by seed."""
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed."""
     return tuple(
         _claim(s, found, own, other)
         for own in EVOLVED if own in found for other in found if other not in EVOLVED

@@ -43,7 +43,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """One network of one seed, width and step."""
+    """A network of one seed, width and step, with its descents."""
 
     seed: int
     width: int
@@ -54,7 +54,7 @@ class FollowedDescent(NamedTuple):
 
 
 def run(study: Study) -> Outcome:
-    """Follow every seed's descents, and rounds of NTK-FL at the largest width and step."""
+    """Follows every seed's descents, and rounds of NTK-FL at the largest width and step."""
     s, found, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     for seed in study.each_seed():
         task = two_layer.of_study(study, seed)
@@ -72,7 +72,7 @@ def run(study: Study) -> Outcome:
 
 
 def follow(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
-    """Every width and step of one seed. Needs 64-bit types."""
+    """Follows every width and step of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
         start = two_layer.network(task, width, seed)
@@ -87,12 +87,12 @@ def follow(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int
 
 
 def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
-    """R, the largest distance that a neuron has moved."""
+    """Computes R, the largest distance that a neuron has moved."""
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
 def row(f: FollowedDescent) -> dict[str, Any]:
-    """One network's residuals beside the theorem's bound, relative to the start."""
+    """Compares one network's residuals with the theorem's bound, relative to the start."""
     steps, c = np.arange(len(f.paths.network)), f.theorem.constants
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start
@@ -116,7 +116,7 @@ def row(f: FollowedDescent) -> dict[str, Any]:
 
 
 def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> Outcome:
-    """The tables, the figure and the verdicts."""
+    """Builds tables, figure and verdicts."""
     s, rows, last = study.settings, [row(f) for f in found], found[-1]
     failed: tuple[str, ...] = () if all(np.all(np.isfinite(f.paths.network)) for f in found) else ("networks diverged",)
     if any(r["linear_under_its_own_rate"] > 1 + 1e-6 for r in rows):
@@ -170,7 +170,7 @@ def _round_sheet(s: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -
 
 
 def _draw(study: Study, found: list[FollowedDescent]) -> None:
-    """The first seed's squared residuals at the largest step, under the bound, a panel for each width."""
+    """Draws the first seed's squared residuals at the largest step, under the bound, a panel for each width."""
     s, panels = study.settings, []
     for f in (f for f in found if (f.seed, f.factor) == (found[0].seed, s.step_factors[-1])):
         steps, start = np.arange(s.last_time + 1), f.theorem.constants.residual**2

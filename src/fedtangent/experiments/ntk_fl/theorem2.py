@@ -51,7 +51,7 @@ class AveragingDecaySettings:
 
 
 class FollowedRounds(NamedTuple):
-    """One network of one seed, width, step and number of local steps."""
+    """A network of one seed, width, step and number of local steps, with its residuals."""
 
     seed: int
     width: int
@@ -65,7 +65,7 @@ class FollowedRounds(NamedTuple):
 
 
 def run(study: Study) -> Outcome:
-    """Follow FedAvg on every seed, beside one round of NTK-FL."""
+    """Follows FedAvg on every seed, and one round of NTK-FL."""
     found = list[FollowedRounds]()
     for seed in study.each_seed():
         own = follow(two_layer.of_study(study, seed), study.settings, seed)
@@ -80,7 +80,7 @@ def run(study: Study) -> Outcome:
 
 
 def follow(task: two_layer.TwoLayerProblem, s: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
-    """Every width, step and number of local steps of one seed. Needs 64-bit types."""
+    """Follows every width, step and number of local steps of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
         start = two_layer.network(task, width, seed)
@@ -106,9 +106,12 @@ def fed_avg_residuals(
     num_rounds: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """FedAvg with the theorem's eta: evaluated rounds [E], squared residuals [E], uplink bytes. Needs 64-bit types.
+    """Trains with FedAvg and the theorem's eta. Needs 64-bit types.
 
     The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
+
+    Returns:
+        Evaluated rounds [E], squared residuals [E] and uplink bytes.
     """
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
     plan, work = schedule.all_clients(clients), Work(steps=local_steps)
@@ -128,7 +131,7 @@ def fed_avg_residuals(
 
 
 def row(f: FollowedRounds) -> dict[str, Any]:
-    """One run's residuals beside the theorem's bound, and beside NTK-FL as in Remark 2."""
+    """Compares one run's residuals with the theorem's bound, and with NTK-FL as in Remark 2."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)
@@ -156,7 +159,7 @@ def row(f: FollowedRounds) -> dict[str, Any]:
 
 
 def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
-    """The tables, the figure and the verdicts."""
+    """Builds tables, figure and verdicts."""
     rows, last = [row(f) for f in found], found[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in found) else ("networks diverged",)
     _draw(study, found)
@@ -186,7 +189,7 @@ def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _draw(study: Study, found: list[FollowedRounds]) -> None:
-    """The first seed at the largest width and step under the bound, a panel for each number of local steps."""
+    """Draws the first seed at the largest width and step under the bound, a panel for each number of local steps."""
     s, panels, rounds = study.settings, [], found[0].rounds
     for f in (f for f in found if f[:3] == (found[0].seed, s.widths[-1], s.step_factors[-1])):
         c, start = f.theorem.constants, f.squared[0]

@@ -1,6 +1,6 @@
 """Algorithms of the papers as compositions of the shared parts, a few lines each.
 
-Every recipe that a file here has an entry for can be imported from the package: ``algorithms.fed_avg``.
+Every recipe with an entry in a file here can be imported from the package: ``algorithms.fed_avg``.
 """
 
 from __future__ import annotations

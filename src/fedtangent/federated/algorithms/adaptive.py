@@ -31,7 +31,7 @@ SecondMoment = Callable[[Array, Array], Array]  # (v, squared pseudo-gradient) -
 
 
 class Moments(NamedTuple):
-    """First and second moment, shaped as the parameters."""
+    """The first and second moment of a server, shaped like the parameters."""
 
     first: PyTree  # m
     second: PyTree  # v
@@ -40,7 +40,10 @@ class Moments(NamedTuple):
 def _adaptive(
     rate: Number, beta_1: Number, tau: Number, initial: Number | None, second: SecondMoment
 ) -> optax.GradientTransformation:
-    """``m = beta_1 m + (1 - beta_1) g``; ``v = second(v, g^2)``; the update is ``-rate m / (sqrt(v) + tau)``."""
+    """Builds the optimiser with ``m = beta_1 m + (1 - beta_1) g`` and ``v = second(v, g^2)``.
+
+    Its update is ``-rate m / (sqrt(v) + tau)``.
+    """
     start = tau**2 if initial is None else initial
 
     def init(params: PyTree) -> Moments:
@@ -62,7 +65,15 @@ def _adaptive(
 def adam(
     rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
 ) -> optax.GradientTransformation:
-    """FedAdam's server (Reddi et al., 2021, algorithm 2): ``v = beta_2 v + (1 - beta_2) g^2``."""
+    """Builds FedAdam's server optimiser (Reddi et al., 2021, algorithm 2): ``v = beta_2 v + (1 - beta_2) g^2``.
+
+    Args:
+        rate: Step size.
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        tau: Degree of adaptivity.
+        initial: Second moment before the first round; None for tau^2.
+    """
 
     def second(v: Array, squared: Array) -> Array:
         return jnp.asarray(beta_2, v.dtype) * v + jnp.asarray(1 - beta_2, v.dtype) * squared
@@ -73,7 +84,10 @@ def adam(
 def yogi(
     rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
 ) -> optax.GradientTransformation:
-    """FedYogi's server (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``."""
+    """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
+
+    It takes the arguments of ``adam``.
+    """
 
     def second(v: Array, squared: Array) -> Array:
         return v - jnp.asarray(1 - beta_2, v.dtype) * squared * jnp.sign(v - squared)
@@ -82,14 +96,20 @@ def yogi(
 
 
 def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
-    """FedAdagrad's server (Reddi et al., 2021, algorithm 2): ``v += g^2``."""
+    """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
+
+    It takes the arguments of ``adam`` except ``beta_2``.
+    """
     return _adaptive(rate, beta_1, tau, initial, jnp.add)
 
 
 def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.GradientTransformation:
-    """FedAvgM's server (Hsu et al., 2019, section 4.3): ``v = decay v + g``, the update is ``-rate v``.
+    """Builds FedAvgM's server optimiser (Hsu et al., 2019, section 4.3): ``v = decay v + g``, with update ``-rate v``.
 
-    With ``nesterov`` the update is ``-rate (g + decay v)``.
+    Args:
+        rate: Step size.
+        decay: Momentum.
+        nesterov: Whether the update is ``-rate (g + decay v)``.
     """
 
     def update(gradient: PyTree, v: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
@@ -105,7 +125,7 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 
 @dataclasses.dataclass(frozen=True)
 class Adaptivity:
-    """Numbers of a server with moments (Reddi et al., 2021, algorithm 2)."""
+    """The numbers of a server with moments (Reddi et al., 2021, algorithm 2)."""
 
     beta_1: Number = 0.9
     """Decay of the server's first moment."""
@@ -117,7 +137,7 @@ class Adaptivity:
     """Second moment before the first round (default: tau^2; the paper: at least that)."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a beta outside [0, 1), a tau that is not positive, a negative initial moment."""
+        """Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive, or a negative initial moment."""
         for name in ("beta_1", "beta_2"):
             number(name, getattr(self, name), at_least=0, below=1)
         check_rate("tau", self.tau)
@@ -127,7 +147,7 @@ class Adaptivity:
 
 @dataclasses.dataclass(frozen=True)
 class ServerMomentum:
-    """Momentum of a server (Hsu et al., 2019, section 4.3)."""
+    """The momentum of a server (Hsu et al., 2019, section 4.3)."""
 
     momentum: Number = 0.9
     """Momentum of the server, in [0, 1)."""
@@ -135,7 +155,7 @@ class ServerMomentum:
     """The server's momentum looks ahead."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a momentum outside [0, 1)."""
+        """Raises ``ValueError`` for a momentum outside [0, 1)."""
         number("momentum", self.momentum, at_least=0, below=1)
 
 
@@ -143,7 +163,7 @@ ADAPTS = "its server divides by what every parameter moved before, which no kern
 
 
 def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> AveragingParts:
-    """A server that steps with the optimiser that ``make`` returns for its rate."""
+    """Returns a server that steps with the optimiser that ``make`` builds for its rate."""
 
     def server(rate: Rate) -> Server:
         return optax_server(at_rate(make, rate))
@@ -152,7 +172,7 @@ def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> Averagi
 
 
 def _with_moments(make: Callable[..., optax.GradientTransformation], adaptivity: Adaptivity) -> AveragingParts:
-    """A server that steps with Adam or Yogi, which have the same numbers."""
+    """Returns a server that steps with Adam or Yogi, which have the same numbers."""
     numbers = {"beta_1": adaptivity.beta_1, "beta_2": adaptivity.beta_2, "tau": adaptivity.tau}
     return _stepping(partial(make, **numbers, initial=adaptivity.initial_second_moment))
 

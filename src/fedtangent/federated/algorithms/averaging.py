@@ -90,7 +90,7 @@ def fed_sgd(
 
 
 def check_base(base: Any) -> None:
-    """Raises ``ValueError`` unless ``base`` is a recipe, that is a function and not its name."""
+    """Raises ``ValueError`` unless ``base`` is a recipe (a function, not the name of one)."""
     if not callable(base):
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 

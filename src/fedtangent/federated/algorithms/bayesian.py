@@ -1,4 +1,4 @@
-"""FedBE: the server samples models from a distribution fitted to the clients', and distils their ensemble."""
+"""FedBE: the server samples models from a distribution fitted to the clients' models, and distils their ensemble."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAMPLES = "it predicts with samples about the mean of the models; nearest is fed
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOfClients:
-    """Members of the ensemble that FedBE draws from the clients' models."""
+    """The ensemble that FedBE draws from the clients' models."""
 
     posterior: str = "gaussian"
     """gaussian (diagonal) or dirichlet (random convex combinations)."""
@@ -50,14 +50,14 @@ class EnsembleOfClients:
     """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
 
     def teacher(self) -> Teacher:
-        """Returns the ensemble's law; raises ``ValueError`` for options out of range."""
+        """Returns the ensemble's distribution and members; raises ``ValueError`` for options out of range."""
         number = whole("num_samples", self.num_samples)
         teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
         check_teacher(teacher)
         return teacher
 
     def places(self, schedule: Schedule) -> int:
-        """Returns how many clients' messages one model keeps."""
+        """Returns the number of clients whose messages one model keeps."""
         instance("schedule", schedule, Schedule)
         most = schedule.num_slots
         return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
@@ -65,7 +65,7 @@ class EnsembleOfClients:
 
 @dataclasses.dataclass(frozen=True)
 class DistilledEnsemble(EnsembleOfClients):
-    """An ensemble that is drawn from the clients' models, and how a student learns from it at the server."""
+    """The ensemble that is drawn from the clients' models, and the student that learns from it at the server."""
 
     server_data: Array | None = None
     """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""
@@ -77,7 +77,7 @@ class DistilledEnsemble(EnsembleOfClients):
 
 
 def _fitting(examples: int) -> Distillation:
-    """FedBE's distillation for so many examples: the paper's start and cycle are for ten thousand images."""
+    """Returns FedBE's distillation for ``examples`` examples; the paper's numbers are for ten thousand images."""
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))
 
@@ -164,7 +164,7 @@ def fed_be(
 
 
 class Posterior(NamedTuple):
-    """A model, and what its ensemble is drawn from when it predicts."""
+    """A model, and the clients' models and key from which its ensemble is drawn for predictions."""
 
     params: PyTree  # the clients' weighted mean, the next round's model
     clients: Clients  # of the last round in which any client trained this model

@@ -1,4 +1,4 @@
-"""What averaging algorithms share: their options, and local training followed by an average.
+"""The shared parts of averaging algorithms: their options, and local training followed by an average.
 
 An option for all averaging algorithms is a field of ``Averaging`` and its use in ``train_and_average``: both are here.
 """
@@ -63,7 +63,7 @@ class Averaging:
     """Bits of the masked numbers of which the server sees only the sum, 32 or 64 (default: not masked)."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for an option that is not of its kind."""
+        """Raises ``ValueError`` for an option of the wrong type or range."""
         for name, what in (
             ("accept", "of a message, such as faults.finite()"),
             ("personal", "such as predict.weighted_models(loss, gamma)"),
@@ -88,7 +88,7 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: Any) -> Averaging:
-        """Returns the options with the algorithm's ``defaults`` for those that are None."""
+        """Returns the options, with the algorithm's ``defaults`` for options that are not set."""
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
         left_open = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -96,7 +96,7 @@ class Averaging:
 
 
 def local_descent(training: Training) -> Optimizer:
-    """Returns the clients' optimiser, or gradient descent at their learning rate where they have none."""
+    """Returns the clients' optimiser; without one, gradient descent at their learning rate."""
     return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
 
 
@@ -119,7 +119,8 @@ def trained(
         name: Prefix of the two arguments' names in error messages; empty for ``learning_rate`` and ``optimizer``.
 
     Raises:
-        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, no ``Work``, an unknown loss.
+        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, a ``work`` that is no ``Work``,
+            or an unknown loss.
     """
     instance("model", model, Model)
     rate, optimizer = (f"{name}_learning_rate", f"{name}_optimizer") if name else ("learning_rate", "optimizer")
@@ -139,13 +140,13 @@ def trained(
 
 
 class AveragingParts(NamedTuple):
-    """Parts in which an averaging algorithm differs from FedAvg.
+    """The parts in which an averaging algorithm differs from FedAvg.
 
     Attributes:
         server: Another server, without a rate, or a function from the server's rate to one; None for a server that
             steps with an optimiser.
         local: The clients' local problem and message.
-        around: Wraps local training by further work of the client, such as a second model.
+        around: Wraps local training in further work of the client, such as a second model.
         parts: Further parts of the composition, such as a channel.
     """
 
@@ -166,19 +167,19 @@ def train_and_average(
     """Builds an algorithm whose clients train and whose server steps along the weighted mean of their messages.
 
     Args:
-        name: The algorithm's name.
+        name: Name of the algorithm.
         training: The clients' model, loss, optimiser and local steps.
         schedule: Which client trains which model in which round.
         averaging: Weights, server step and channel.
         replaced: Parts in which the algorithm differs from FedAvg.
-        rule: Fields of ``theory.Rule`` for the closed form, or a sentence why theory has none.
+        rule: Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none.
 
     Returns:
         The composed algorithm.
 
     Raises:
-        ValueError: A server rate or optimiser where the algorithm has a server of its own, an impossible ``work``, or
-            options that exclude each other.
+        ValueError: A server rate or optimiser that the algorithm's special server would ignore, an impossible ``work``,
+            or options that exclude each other.
     """
     instance("averaging", averaging, Averaging)
     server = _server(name, averaging, replaced.server)
@@ -210,7 +211,7 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
-    """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has no rule."""
+    """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has none."""
     if isinstance(rule, str):
         return rule
     if averaging.channel is not None:
@@ -241,7 +242,7 @@ def check_data(loss: Any, data: FederatedData) -> None:
 
 
 def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], Server] | None) -> Server:
-    """The server; raises ``ValueError`` for a rate or an optimiser that it would ignore."""
+    """Returns the server; raises ``ValueError`` for a rate or an optimiser that it would ignore."""
     rate, optimizer = averaging.server_learning_rate, averaging.server_optimizer
     if server is None:
         return optax_server(sgd(1.0 if rate is None else rate) if optimizer is None else optimizer)
@@ -253,7 +254,7 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
 
 
 def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
-    """Raises ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
+    """Raises ``ValueError`` if the server needs single messages, which secure aggregation hides."""
     if parts.aggregate is not None:
         raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
     if parts.accept is not None:

@@ -18,7 +18,7 @@ ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, wh
 
 @dataclasses.dataclass(frozen=True)
 class Quantiser:
-    """How FedPAQ rounds a message."""
+    """The quantiser of FedPAQ."""
 
     bits: int = 8
     """Bits of a number, 2 to 16."""

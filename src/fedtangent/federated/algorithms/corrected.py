@@ -26,7 +26,7 @@ OWN_SERVER = ("server_optimizer",)  # a server with state of its own takes a rat
 
 
 def _fraction(info: RoundInfo, num_clients: int) -> Array:
-    """Share of all clients whose messages count, |S| / N; of an int32 JAX would divide in float32."""
+    """Returns the share of all clients whose messages count, |S| / N, in floating point."""
     return jnp.asarray(info.num_clients, float) / num_clients
 
 
@@ -71,16 +71,21 @@ def fed_prox(
 
 
 class Dynamic(NamedTuple):
-    """FedDyn's server: the model and the mean over all clients of their corrections."""
+    """The state of FedDyn's server: the model, and the mean over all clients of their corrections."""
 
     params: PyTree
     correction: PyTree  # h
 
 
 def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
-    """FedDyn (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
+    """Builds FedDyn's server (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
 
     With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
+
+    Args:
+        mu: Strength of the dynamic regulariser.
+        num_clients: Clients N.
+        rate: Step size of the server, a number or a schedule of the round.
     """
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
@@ -153,14 +158,21 @@ def fed_dyn(
 
 
 class Controlled(NamedTuple):
-    """A model and a control variate: SCAFFOLD's state, what it broadcasts, and (as differences) what clients send."""
+    """A model and a control variate: SCAFFOLD's state and broadcast, and (as differences) the clients' messages."""
 
     params: PyTree
     control: PyTree
 
 
 def controlled_server(num_clients: int, rate: Rate) -> Server:
-    """SCAFFOLD (Karimireddy et al., 2020, algorithm 1, lines 16 and 17): ``x -= rate d``, ``c += |S| / N mean(dc)``."""
+    """Builds SCAFFOLD's server: ``x -= rate d``, ``c += |S| / N mean(dc)``.
+
+    Source: Karimireddy et al., 2020, algorithm 1, lines 16 and 17.
+
+    Args:
+        num_clients: Clients N.
+        rate: Step size of the server, a number or a schedule of the round.
+    """
 
     def update(state: Controlled, mean: Controlled, info: RoundInfo) -> tuple[Controlled, dict[str, Array]]:
         step = pytrees.scale(rate_at(rate, info.round), mean.params)
@@ -240,13 +252,13 @@ def scaffold(
 
 
 def halpern(index: Array) -> Array:
-    """``alpha^k = 1 - 1 / (k + 1)`` at ``index`` k (Local-GD paper, below eq. 16)."""
+    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k (Local-GD paper, below eq. 16)."""
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Anchoring:
-    """How far a server is drawn back to where the run started: ``alpha(k + first_index)`` in round k, from 0."""
+    """The pull of the server back to the start of the run: ``alpha(k + first_index)`` in round k, from 0."""
 
     alpha: Callable[[Array], Array] = halpern
     """From an index to alpha, the share of the clients' mean in the next model."""
@@ -256,7 +268,10 @@ class Anchoring:
     """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range; not where it is made, which is when this file is imported."""
+        """Raises ``ValueError`` for values out of range.
+
+        The check is not made in the constructor, because the default is built when this file is imported.
+        """
         number("mu", self.mu, at_least=0)
         whole("first_index", self.first_index, 0, MAX_INDEX // 2)
         begin = self.alpha(jnp.int32(self.first_index))
@@ -265,7 +280,7 @@ class Anchoring:
 
 
 class Anchored(NamedTuple):
-    """The model and where it started."""
+    """A model and its parameters at the start of the run."""
 
     params: PyTree
     anchor: PyTree
@@ -275,6 +290,10 @@ def anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
     """Builds the server of Modified Local-GD (algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
 
     In round k (from 0) ``alpha`` is ``anchoring.alpha(k + anchoring.first_index)``.
+
+    Args:
+        anchoring: alpha of every round.
+        rate: Step size of the server, a number or a schedule of the round.
     """
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:

@@ -72,7 +72,7 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 
 def _walks(schedule: Schedule, own: bool = False) -> bool:
-    """Whether each model is trained by at most one client a round; with ``own``, by the client of its own number."""
+    """Returns whether at most one client trains each model in a round; with ``own``, client k model k."""
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
@@ -82,7 +82,7 @@ def _walks(schedule: Schedule, own: bool = False) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """How neighbours mix their models."""
+    """The graph and the order by which neighbours mix their models."""
 
     graph: Graph | np.ndarray | str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graph.metropolis_weights``; or a
@@ -190,7 +190,7 @@ def _everybody_trains(data: FederatedData) -> None:
 
 
 def consensus_distance(params: PyTree) -> Array:
-    """``sqrt(1 / K sum_k |x_k - mean|^2)`` of models with leading axis K, a scalar."""
+    """Computes ``sqrt(1 / K sum_k |x_k - mean|^2)`` of models with leading axis K, a scalar."""
     away = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), params)
     return pytrees.norm(away) / jnp.sqrt(jax.tree.leaves(params)[0].shape[0])
 
@@ -206,14 +206,14 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:
-    """The mixing matrix among the clients present, who keep the share that they would exchange with absent ones."""
+    """Returns the mixing matrix among the clients present, who keep the shares of their absent neighbours."""
     pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
     exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
     return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))
 
 
 def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
-    """``sum_j W_kj x_j``; a model that is absent does not count even where it is not finite."""
+    """Computes ``sum_j W_kj x_j``; an absent model does not count, even if it is not finite."""
 
     def leaf(x: Array) -> Array:
         kept = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
@@ -223,6 +223,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """The ledger of clients that send ``messages`` messages each round to one another, and have no server."""
+    """Returns the cost of clients that send ``messages`` messages to each other in each round, without a server."""
     uplink, per_example = (int(np.ceil(messages * each)) for each in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -21,16 +21,16 @@ from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree
 
 
 class Distillation(NamedTuple):
-    """How the student is trained: SGD with momentum on soft labels, its weights averaged once a cycle.
+    """The training of the student: SGD with momentum on soft labels, with weights averaged once a cycle.
 
-    ``start`` steps at ``learning_rate`` come first. Then, in cycles of ``cycle`` steps, step t = 1 .. cycle of each has
-    the rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section 3.2), and
-    the weights after the last step of each cycle enter the average, which is the student. Steps beyond the last whole
-    cycle are not taken. ``final_learning_rate = learning_rate`` is a constant rate; ``cycle=None`` trains at
+    ``start`` steps at ``learning_rate`` come first. Then come cycles of ``cycle`` steps. Step t = 1 .. cycle of each
+    cycle has the rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section
+    3.2). The student is the average of the weights after the last step of each cycle. Steps beyond the last whole cycle
+    are not taken. ``final_learning_rate = learning_rate`` is a constant rate; ``cycle=None`` trains at
     ``learning_rate`` throughout and keeps the last weights (FedBE without SWA).
 
     The defaults are FedBE's: 20 epochs of batches of 128 with momentum 0.9, rates from 1e-3 to 4e-4 in cycles of 25
-    steps after 250 steps. They are for the paper's 10 000 images, 1580 steps: less data need an earlier ``start``.
+    steps after 250 steps. They are for the paper's 10 000 images, 1580 steps: fewer examples need an earlier ``start``.
     Gradients are of the mean over a batch; the code published with FedBE divides by the number of classes as well.
     """
 
@@ -47,14 +47,24 @@ FEDBE = Distillation()
 
 
 def num_steps(how: Distillation, rows: int) -> int:
-    """Steps the student takes on ``rows`` examples: those of all epochs, to the end of the last whole cycle."""
+    """Returns the student's number of steps on ``rows`` examples: all epochs, up to the end of the last whole cycle.
+
+    Args:
+        how: The training of the student.
+        rows: Number of examples.
+    """
     batch = rows if how.batch_size is None else min(how.batch_size, rows)
     total = how.epochs * math.ceil(rows / batch)
     return total if how.cycle is None else total - (total - how.start) % how.cycle
 
 
 def check_distillation(how: Distillation, rows: int) -> None:
-    """Raise ``ValueError`` for numbers that are out of range, or data on which there is not a single whole cycle."""
+    """Raises ``ValueError`` for numbers out of range, or for too few examples to complete a single cycle.
+
+    Args:
+        how: The training of the student.
+        rows: Number of examples.
+    """
     validate_work(Work(epochs=how.epochs, batch_size=how.batch_size))
     for name in ("learning_rate", "final_learning_rate"):
         number(f"distillation {name}", getattr(how, name), above=0)
@@ -73,7 +83,7 @@ def check_distillation(how: Distillation, rows: int) -> None:
 
 
 def cyclical_rate(how: Distillation, step: Array) -> Array:
-    """The rate of step ``step``, from 0."""
+    """Returns the learning rate in step ``step``, counted from 0."""
     if how.cycle is None:
         return jnp.asarray(how.learning_rate, float)
     part = ((step - how.start) % how.cycle + 1) / jnp.asarray(how.cycle, float)
@@ -82,17 +92,24 @@ def cyclical_rate(how: Distillation, step: Array) -> Array:
 
 
 class Averaged(NamedTuple):
-    """State of ``averaged``."""
+    """The state of ``averaged``."""
 
     inner: PyTree
     step: Array  # [] int32, steps taken
-    mean: PyTree  # of the weights at the ends of the cycles so far
+    mean: PyTree  # mean of the weights at the ends of the cycles so far
 
 
 def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total: int) -> optax.GradientTransformation:
-    """``inner``, whose last step, number ``total``, also puts the mean of the weights at the ends of cycles in place.
+    """Returns an optimiser that follows ``inner`` and ends at the mean of the weights at the ends of cycles.
 
-    Cycles end after ``start + cycle``, ``start + 2 cycle``, ... steps. The trajectory itself is that of ``inner``.
+    Cycles end after ``start + cycle``, ``start + 2 cycle``, ... steps. Until the last step the trajectory is the same
+    as with ``inner``.
+
+    Args:
+        inner: An optax optimiser.
+        start: Steps before the first cycle.
+        cycle: Steps of a cycle.
+        total: Number of the last step, which puts the mean in place.
     """
 
     def init(params: PyTree) -> Averaged:
@@ -119,9 +136,16 @@ SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error":
 def distil(
     key: Key, model: Model, loss: Loss, how: Distillation, student: PyTree, x: Array, targets: Array
 ) -> tuple[PyTree, Array]:
-    """Train ``student`` to predict ``targets`` [m, C] at ``x`` [m, ...]: the averaged weights, and the mean loss seen.
+    """Trains ``student`` to predict ``targets``; returns the averaged weights, and the mean of the losses on the way.
 
-    The order of the examples is drawn anew from ``key`` in every epoch.
+    Args:
+        key: Key from which the order of the examples is drawn anew in every epoch.
+        model: The network.
+        loss: One of ``SOFT_LOSSES``.
+        how: The training of the student.
+        student: Parameters before the first step.
+        x: Inputs [m, ...].
+        targets: Soft labels [m, C].
     """
     rows, total = x.shape[0], num_steps(how, x.shape[0])
     every = jnp.arange(rows, dtype=jnp.int32)

@@ -1,10 +1,10 @@
-"""Recipes: the functions that build algorithms, and how the command line's options become their arguments.
+"""Recipes: the functions that build algorithms, and the options of the command line that become their arguments.
 
-A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its
-options on the command line are its own parameters: name, type, default and help stand in its signature and docstring.
-A parameter that a command line cannot write as one word, such as a ``Work`` or a ``Channel``, is written by the
-options of its record in ``WRITTEN``; a parameter that is a frozen record of several options, by one option a field.
-Open this file to add such a parameter, or to see where an option's value goes.
+A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
+on the command line are its parameters: name, type, default and help are in its signature and docstring. Some
+parameters, such as a ``Work`` or a ``Channel``, cannot be written as one word on a command line; the options of their
+record in ``WRITTEN`` write them. For a parameter that is a frozen record of several options, each field is an option.
+Read this file to add a parameter of either kind, or to follow an option's value.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on 
 
 
 class Supplied(NamedTuple):
-    """What a described run supplies to a recipe, besides the options that the user gives.
+    """The arguments that a described run supplies to a recipe, besides the user's options.
 
     Attributes:
         model: The network.
         schedule: Which client trains which model in which round.
-        seed: The run's seed, for random draws while the algorithm is built.
+        seed: Seed of the run, for random draws while the algorithm is built.
         server_data: x [m, ...] without labels, held by the server.
-        shared: Indices of the examples that every client was given.
+        shared: Indices of the examples that every client received.
         validation: The server's examples: x [m, ...] and targets [m, C] or labels [m].
-        clients: Which examples each client holds.
-        expected_clients: Clients of a round on average, where the schedule draws their number.
+        clients: The examples of each client.
+        expected_clients: Average number of clients in a round, if the schedule draws this number.
     """
 
     model: Model
@@ -72,12 +72,12 @@ class Supplied(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A finished run, as a recipe's ``remark`` gets it."""
+    """A finished run, as a recipe's ``remark`` receives it."""
 
     schedule: Schedule
     schedule_name: str
     clients_per_round: int
-    only_first: bool  # whether a round was closed before all had answered
+    only_first: bool  # whether rounds were closed before all clients had answered
     num_rounds: int
 
 
@@ -259,31 +259,31 @@ PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the 
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm: ``build`` takes an instance of ``options`` and what the run supplies."""
+    """The entry of an algorithm; ``build`` takes an instance of ``options`` and the arguments that the run supplies."""
 
     recipe: Recipe | None = None
-    """The function that builds it."""
+    """Function that builds the algorithm."""
     parts: str = ""
     """Client; aggregate; server, in a few words."""
     schedule: str = "uniform"
-    """Name of the schedule that suits it."""
+    """Name of the default schedule."""
     personal: bool = False
-    """Whether each client predicts for itself, with what it kept."""
+    """Whether each client predicts for itself, with the state that it kept."""
     inside: bool = False
-    """Whether it may stand inside another algorithm (``base``)."""
+    """Whether the algorithm may be the ``base`` of another one."""
     sends: str = "updates"
-    """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
+    """Kind of the clients' messages: "updates", "examples", "Jacobians" or "nothing"."""
     remark: Callable[[Any, FinishedRun], str] | None = None
-    """A line of text printed with a run's results, from the options and the finished run."""
+    """Function from the options and the finished run to a line of text printed with the results; None for no remark."""
 
     @property
     def has_base(self) -> bool:
-        """Whether another algorithm stands inside it."""
+        """Whether the algorithm is built around another one."""
         return self.recipe is not None and "base" in inspect.signature(self.recipe).parameters
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The arguments that a run must supply."""
+        """Names of the arguments that a run must supply."""
         parameters = inspect.signature(self.recipe).parameters.values() if self.recipe is not None else ()
         records = [p.default for p in parameters if dataclasses.is_dataclass(p.default)]
         names = {p.name for p in parameters} | {f.name for record in records for f in dataclasses.fields(record)}
@@ -300,8 +300,8 @@ def recipe(
 ) -> Any:
     """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
 
-    The algorithm that a marked function returns can be made for another model (``algorithm.on``), which is what
-    ``compare`` needs to train other widths. Use it bare, ``@fedtangent.recipe``, on a recipe of your own.
+    The algorithm that a marked function returns can be built for another model (``algorithm.on``), as ``compare`` does
+    to train other widths. Use it bare, ``@fedtangent.recipe``, on your own recipe.
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
@@ -314,7 +314,7 @@ def recipe(
         The function, marked.
 
     Raises:
-        ValueError: When the function is called, an unused option, or a result that is no ``Algorithm``.
+        ValueError: When the function is called: an unused option, or a result that is no ``Algorithm``.
 
     Example:
         >>> import fedtangent as ft
@@ -352,7 +352,7 @@ def _refuse_unused(name: str, unused: Sequence[str], averaging: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How the parameters of a recipe are written on a command line."""
+    """The correspondence between the parameters of a recipe and the options of the command line."""
 
     unused: tuple[str, ...] = ()
     python_only: tuple[str, ...] = ()
@@ -371,12 +371,18 @@ class _Layout:
         return [*groups, self.extra]
 
     def plain(self, function: Any) -> list[str]:
-        """Returns the parameters that are an option each."""
+        """Returns the names of the parameters that are one option each."""
         names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Any, o: Any, supplied: Supplied) -> dict[str, Any]:
-        """Returns the recipe's arguments, from options ``o`` and from what the run supplies."""
+        """Returns the recipe's arguments by name.
+
+        Args:
+            function: The recipe.
+            o: The options.
+            supplied: The arguments that the run supplies.
+        """
         arguments: dict[str, Any] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -399,14 +405,14 @@ class _Layout:
         return arguments
 
     def by_option(self, function: Any, message: str) -> str:
-        """Rewrites an error message so that it names the option of the command line in place of the record's field."""
+        """Returns an error message with the option's name in place of the record's field."""
         for name, record in self._parameters(function):
             if record is not None and name in PREFIXES:
                 message = prefixed(message, self._plain(function, record), PREFIXES[name])
         return message
 
     def _parameters(self, function: Any) -> list[tuple[str, Any]]:
-        """Each parameter, and its default where that is a record of several options."""
+        """Returns the name of each parameter, and its default if that is a record of several options, else None."""
         parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
         return [
             (p.name, p.default if dataclasses.is_dataclass(p.default) else None)
@@ -415,19 +421,19 @@ class _Layout:
         ]
 
     def _fields(self, function: Any, record: Any) -> list[str]:
-        """The fields of a record that several options, or the run, write."""
+        """Returns the fields of a record that take several options, or that the run supplies."""
         taken = _parameters_of(function)
         names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in taken]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
 
     def _plain(self, function: Any, record: Any) -> tuple[str, ...]:
-        """The fields of a record that are an option each."""
+        """Returns the fields of a record that are one option each."""
         taken = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
         return tuple(name for name in written_fields(type(record)) if name not in taken)
 
 
 def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a recipe; ``**options`` of one that has no ``base`` stand for what FedAvg takes besides."""
+    """Returns the parameters of a recipe; ``**options`` of a recipe without ``base`` stand for FedAvg's parameters."""
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not collects or "base" in parameters:
@@ -440,12 +446,12 @@ def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
 
 @functools.cache
 def _plain_options(record: Any, names: tuple[str, ...], prefix: str) -> type[Any]:
-    """The options that are plain fields of a record, with the record's values as defaults."""
+    """Returns the options that are plain fields of a record, with the record's values as defaults."""
     return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
 
 
 def _value(name: str, o: Any, supplied: Supplied) -> Any:
-    """The value of a parameter that several options, or the run, write."""
+    """Returns the value of a parameter that takes several options, or that the run supplies."""
     if name == "pool_size":
         return _pool_size(o, supplied)
     if name in OF_RUN:
@@ -457,8 +463,12 @@ def _value(name: str, o: Any, supplied: Supplied) -> Any:
 def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
 
-    For instance ``{"weighting": "uniform", "mu": 0.1}`` of ``fed_prox`` is ``mu=0.1`` and
+    For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
     ``averaging=Averaging(weighting="uniform")``.
+
+    Args:
+        function: The recipe.
+        flat: Values by the names of parameters, or of fields of records.
     """
     arguments = dict(flat)
     for parameter in _parameters_of(function).values():
@@ -472,9 +482,14 @@ def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
-    """Returns the entry of a marked recipe; ``name`` is how a user's own is written, ``package.module:function``.
+    """Returns the entry of a marked recipe.
 
-    Raises ``ValueError`` for a user's recipe with a parameter that a command line cannot write and that has no default.
+    Args:
+        function: The recipe.
+        name: Name of a user's recipe, ``package.module:function``; None for a built-in one.
+
+    Raises:
+        ValueError: A user's recipe has a parameter without a default that cannot be written on a command line.
     """
     about = dict(function.about)
     layout: _Layout = about.pop("layout")
@@ -506,7 +521,15 @@ def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
 
 
 def entry_of_function(name: str, function: Any) -> AlgorithmEntry:
-    """Returns the entry of a user's recipe, called ``package.module:function``."""
+    """Returns the entry of a user's recipe.
+
+    Args:
+        name: Name of the recipe, ``package.module:function``.
+        function: The recipe, marked or not.
+
+    Raises:
+        ValueError: The recipe lacks ``client_learning_rate`` or ``loss``, or as ``entry_of`` raises.
+    """
     entry = entry_of(function if hasattr(function, "about") else recipe(function), name)
     if not {"client_learning_rate", "loss"} <= {field.name for field in dataclasses.fields(entry.options)}:
         raise ValueError(f"algorithm: got {name!r}, must take client_learning_rate and loss, or **options")
@@ -514,7 +537,7 @@ def entry_of_function(name: str, function: Any) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the rate among the arguments by an optimiser at that rate, if another than SGD is chosen."""
+    """Replaces the rate among the arguments by an optimiser at that rate, unless SGD is chosen."""
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":
         return
@@ -524,7 +547,7 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _pool_size(o: Any, supplied: Supplied) -> int | None:
-    """The most examples that one model pools in a round."""
+    """Returns the most examples that one model pools in a round."""
     if supplied.clients is None:
         return None
     slots = min(supplied.schedule.num_slots, supplied.schedule.num_clients)
@@ -532,22 +555,27 @@ def _pool_size(o: Any, supplied: Supplied) -> int | None:
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """Returns the options class of an algorithm; for one around another, joined with that of its ``base``.
+    """Returns the class of an algorithm's options; for one around another, joined with the options of its ``base``.
 
-    Raises ``ValueError`` for a base that cannot stand inside another algorithm.
+    Args:
+        entry: Entry of the algorithm.
+        base: Name of the algorithm inside; None for ``fed_avg``.
+
+    Raises:
+        ValueError: A base that cannot be inside another algorithm.
     """
     return _joined((entry.options, inside(base or "fed_avg").options)) if entry.has_base else entry.options
 
 
 @functools.cache
 def _joined(classes: Any) -> type[Any]:
-    """A dataclass with the fields of both: made once, so that equal options are equal."""
+    """Returns a dataclass with the fields of all classes, made once, so that equal options are equal."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 
 
 def inside(base: str) -> AlgorithmEntry:
-    """Returns the entry of an algorithm that may stand inside another; raises ``ValueError`` for any other name."""
+    """Returns the entry of an algorithm that may be inside another; raises ``ValueError`` for any other name."""
     bases: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
     choice("base", base, bases)
     return bases[base]

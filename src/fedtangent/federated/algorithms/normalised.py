@@ -1,8 +1,8 @@
 """FedNova: clients with more local steps do not pull the mean towards them.
 
-It needs local optimisers that are linear in the gradients. After T steps with gradients g_1 .. g_T such an optimiser
-has moved by ``-rate sum_t a_t g_t`` with numbers a_t of its own (Wang et al., 2020, eq. 4 and 5: SGD, momentum,
-proximal SGD).
+It needs local optimisers that are linear in the gradients: after T steps with gradients g_1 .. g_T the optimiser has
+moved by ``-rate sum_t a_t g_t``, with numbers a_t that do not depend on the gradients (Wang et al., 2020, eq. 4 and 5:
+SGD, momentum, proximal SGD).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Normalised(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Normalisation:
-    """Numbers of FedNova; raises ``ValueError`` for those out of range."""
+    """The numbers of FedNova; raises ``ValueError`` for numbers out of range."""
 
     mu: float | Array = 0.0
     """Strength of the proximal term."""
@@ -48,22 +48,27 @@ class Normalisation:
     """Effective number of local steps, possibly a schedule of the round (default: ``sum_i p_i a_i``)."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a negative mu and a tau_eff that is not positive."""
+        """Raises ``ValueError`` for a negative mu or a tau_eff that is not positive."""
         number("mu", self.mu, at_least=0)
         if self.tau_eff is not None:
             check_rate("tau_eff", self.tau_eff)
 
 
 class Plain(NamedTuple):
-    """A server that remembers its model only."""
+    """The state of a server that remembers only its model."""
 
     params: PyTree
 
 
 def normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
-    """FedNova (Wang et al., 2020, eq. 6): ``x -= rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` says what it was.
+    """Builds FedNova's server (Wang et al., 2020, eq. 6): ``x -= rate tau_eff sum_i p_i d_i``.
 
-    ``tau_eff=None`` is the mean normaliser ``sum_i p_i a_i`` (section 4 of the paper).
+    ``info["tau_eff"]`` reports ``tau_eff``.
+
+    Args:
+        tau_eff: Effective number of local steps, a number or a schedule of the round; None for the mean normaliser
+            ``sum_i p_i a_i`` (section 4 of the paper).
+        rate: Step size of the server, a number or a schedule of the round.
     """
 
     def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:
@@ -148,7 +153,12 @@ def _precision(params: PyTree) -> jnp.dtype:
 
 
 def most_steps(work: Work, max_size: int) -> int:
-    """The most local steps that any client makes, ``max_size`` being the largest client's number of examples."""
+    """Returns the most local steps of any client.
+
+    Args:
+        work: Local steps and minibatches.
+        max_size: Number of examples of the largest client.
+    """
     if work.steps is not None:
         return work.steps
     return (work.epochs or 0) * (1 if work.batch_size is None else -(-max_size // min(work.batch_size, max_size)))

@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep models, or parts of models, of their own."""
+"""Algorithms whose clients keep separate models, or parts of models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_av
 
 @dataclasses.dataclass(frozen=True)
 class PersonalTraining:
-    """How Ditto's clients train their personal models; raises ``ValueError`` for a negative mu."""
+    """The training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
 
     mu: float | Array = 0.1
     """How strongly a personal model is held near the global one (the paper's lambda): 0 leaves it alone."""
@@ -56,7 +56,7 @@ class PersonalTraining:
     """Local steps and minibatches, drawn apart from those of the global model (default: as those)."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a negative mu."""
+        """Raises ``ValueError`` for a negative mu."""
         number("mu", self.mu, at_least=0)
 
 
@@ -119,7 +119,7 @@ def ditto(
 def _with_personal_model(
     train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
 ) -> Local:
-    """``train``, and steps on a personal model kept near the broadcast one."""
+    """Returns ``train`` followed by steps on a personal model that is kept near the broadcast model."""
 
     def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
         message, _, info = train.update(key, broadcast, (), client)
@@ -174,12 +174,12 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
 
 
 def shared_part(mask: PyTree, params: PyTree) -> PyTree:
-    """The parameters that travel, None for the private ones."""
+    """Returns the parameters that travel, with None for the private ones."""
     return jax.tree.map(lambda private, leaf: None if private else leaf, mask, params)
 
 
 def private_part(mask: PyTree, params: PyTree) -> PyTree:
-    """The parameters that stay with the client, None for the shared ones."""
+    """Returns the parameters that stay with the client, with None for the shared ones."""
     return jax.tree.map(lambda private, leaf: leaf if private else None, mask, params)
 
 
@@ -189,7 +189,7 @@ def joined(shared: PyTree, private: PyTree) -> PyTree:
 
 
 class _Shared(NamedTuple):
-    server: PyTree  # state of the server's optimiser, of the shared parameters
+    server: PyTree  # state of the inner server, for the shared parameters
     private: PyTree  # the initial private parameters
 
 
@@ -269,7 +269,7 @@ def lg_fed_avg(
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
-    """``server`` for the shared parameters only."""
+    """Returns ``server`` restricted to the shared parameters."""
 
     def update(state: _Shared, aggregated: PyTree, info: RoundInfo) -> tuple[_Shared, dict[str, Array]]:
         updated, report = server.update(state.server, aggregated, info)
@@ -354,7 +354,7 @@ def local_only(
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
-    """The mean of the N clients' outputs, [n, C], one client at a time; ``models`` is [N, ...]."""
+    """Returns the mean of the N clients' outputs, [n, C], computed one client at a time; ``models`` is [N, ...]."""
     num_clients = jax.tree.leaves(models)[0].shape[0]
     shape = jax.eval_shape(model.apply, pytrees.take(models, 0), x)
 

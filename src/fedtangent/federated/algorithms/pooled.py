@@ -1,4 +1,4 @@
-"""Baselines that move data: training at the server on the cohort's examples, and examples that everybody shares."""
+"""Baselines that move data: training at the server on the cohort's examples, and examples that all clients share."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def centralised(
 
 
 def _pooled_client(received: Stacked, round_: Array) -> Client:
-    """The examples of M clients as those of one: real rows first, client after client in order of their ids.
+    """Returns the examples of M clients as one client's: real rows first, client after client in order of their ids.
 
-    So the order of a cohort does not matter. Messages have leading axis M; empty places (no real row) go last.
+    So the order of a cohort does not matter. Messages have leading axis M; empty places (without a real row) go last.
     """
     held = jnp.any(received.messages.mask, axis=1)
     order = jnp.argsort(jnp.where(held, received.client, jnp.iinfo(jnp.int32).max), stable=True)
@@ -109,9 +109,19 @@ def _pooled_client(received: Stacked, round_: Array) -> Client:
 
 
 def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Server:
-    """The server's part: ``work`` on the pooled examples of a model's clients, from where the model is.
+    """Builds the server's part of centralised training: ``work`` on the pooled examples of a model's clients.
 
-    Broadcasts nothing: the clients need no model to hand over their data. Raises ``ValueError`` for an impossible work.
+    Training starts from the current model. The server broadcasts nothing, because clients need no model to send their
+    data.
+
+    Args:
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser, or a function from the round to one.
+        work: Steps, or epochs over the pool, and minibatches of a round.
+
+    Raises:
+        ValueError: An impossible ``work``.
     """
     validate_work(work)
 
@@ -182,7 +192,7 @@ def data_sharing(
 
 
 def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
-    """How many clients were given ``each`` of the shared examples; raises unless all that have examples were."""
+    """Returns how many clients hold ``each`` shared examples; raises ``ValueError`` if any with examples does not."""
     num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
     if shared.max() >= num_examples:
         raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")

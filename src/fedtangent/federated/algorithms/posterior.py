@@ -25,18 +25,20 @@ class Clients(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """What an ensemble is made of, fixed before anything runs."""
+    """The distribution and the members of an ensemble."""
 
-    posterior: str  # of POSTERIORS
+    posterior: str  # one of POSTERIORS
     num_samples: int
-    concentration: float  # of the Dirichlet distribution
-    members: tuple[str, ...]  # of MEMBERS
+    concentration: float  # concentration of the Dirichlet distribution
+    members: tuple[str, ...]  # names in MEMBERS
 
 
 def clients_of(params: PyTree, sent: Stacked) -> Clients:
-    """The clients' models, from the broadcast parameters and the messages ``server - client`` of one model.
+    """Returns the clients' models of one global model, in order of ids, so that the cohort's order does not matter.
 
-    In order of ids, so that nothing depends on the order of the cohort.
+    Args:
+        params: The broadcast parameters.
+        sent: Messages ``server - client``, [M, ...].
     """
     filled = sent.weight > 0
     order = jnp.argsort(jnp.where(filled, sent.client, jnp.iinfo(jnp.int32).max), stable=True)
@@ -45,14 +47,14 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """``Clients`` before the first round: ``places`` empty places."""
+    """Returns the ``Clients`` before the first round: ``places`` empty places."""
     dtype = jnp.result_type(*jax.tree.leaves(params), jnp.float32)
     models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
     return Clients(models, jnp.zeros((places,), dtype), jnp.full((places,), -1, jnp.int32))
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """The sum of the clients' models times ``share`` [M]; an empty place does not count even if it is not finite."""
+    """Returns the sum of the clients' models times ``share`` [M]; an empty place does not count, finite or not."""
 
     def leaf(models: Array) -> Array:
         kept = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -67,10 +69,10 @@ def _shares(clients: Clients) -> Array:
 
 
 def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
-    """``N(mean, diag(variance))``, the weighted mean and element-wise weighted variance of the clients' models.
+    """Fits ``N(mean, diag(variance))`` to the clients' models; returns the function from a key to one draw.
 
-    ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2`` with ``p_i = n_i / n`` (Chen and Chao, 2021,
-    section 3.2). Returns the function from a key to one draw.
+    ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, with ``p_i = n_i / n`` (Chen and
+    Chao, 2021, section 3.2).
     """
     share = _shares(clients)
     mean = _combined(clients, share)
@@ -86,10 +88,15 @@ def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
 
 
 def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]:
-    """Random convex combinations ``sum_i g_i n_i w_i / sum_i g_i n_i``, ``g`` from a symmetric Dirichlet distribution.
+    """Builds the distribution of random convex combinations; returns the function from a key to one draw.
 
-    (Chen and Chao, 2021, section 3.2.) Returns the function from a key to one draw. A client's g comes from its own
-    key, ``fold_in(key, client id)``: it does not depend on who else takes part.
+    A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i`` with ``g`` from a symmetric Dirichlet distribution (Chen and Chao,
+    2021, section 3.2). A client's g comes from the key ``fold_in(key, client id)``, so it does not depend on the other
+    clients.
+
+    Args:
+        clients: The clients' models.
+        concentration: Concentration of the Dirichlet distribution.
     """
 
     def draw(key: Key) -> PyTree:
@@ -108,7 +115,7 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 
 
 def check_teacher(teacher: Teacher) -> None:
-    """Raise ``ValueError`` unless a teacher can be made."""
+    """Raises ``ValueError`` for an unknown posterior or member, or a concentration that is not positive."""
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]
     if unknown or not teacher.members or len(set(teacher.members)) != len(teacher.members):
@@ -118,9 +125,16 @@ def check_teacher(teacher: Teacher) -> None:
 
 
 def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tuple[PyTree, Array]:
-    """The ensemble: draws, clients' models and the mean, [E, ...], and which of them there are, [E] bool.
+    """Returns the members of the ensemble, [E, ...], and whether each member is present, [E] bool.
 
-    Draw m has the key ``fold_in(key, m)``. Without any client (before the first round) the mean alone is there.
+    Members are draws, the clients' models, and the mean. Draw m has the key ``fold_in(key, m)``. Without any client
+    (before the first round) only the mean is present.
+
+    Args:
+        teacher: The distribution and the members.
+        key: Key of the draws.
+        mean: The clients' weighted mean.
+        clients: The clients' models.
     """
     anyone = jnp.any(clients.weight > 0)
     parts, present = [], []
@@ -141,9 +155,14 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
 def ensemble_outputs(
     model: Model, members: PyTree, present: Array, x: Array, probabilities: bool
 ) -> tuple[Array, Array]:
-    """Outputs of each member [E, n, C] (logits, for a classifier), and the mean over those present [n, C].
+    """Returns the outputs of each member [E, n, C] and the mean over the members present [n, C].
 
-    The mean is of softmax probabilities if ``probabilities``, of outputs otherwise.
+    Args:
+        model: The network.
+        members: Parameters [E, ...].
+        present: Whether each member is present, [E] bool.
+        x: Inputs [n, ...].
+        probabilities: Whether the mean is over softmax probabilities, and not over outputs.
     """
     outputs = jax.lax.map(lambda p: model.apply(p, x), members)
     values = jax.nn.softmax(outputs, axis=-1) if probabilities else outputs
@@ -153,5 +172,5 @@ def ensemble_outputs(
 
 
 def weighted_mean_of(clients: Clients) -> PyTree:
-    """The weighted mean of the clients' models: FedAvg's next model."""
+    """Returns the weighted mean of the clients' models, which is FedAvg's next model."""
     return _combined(clients, _shares(clients))

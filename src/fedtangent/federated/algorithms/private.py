@@ -1,4 +1,4 @@
-"""Federated averaging under differential privacy of whole clients; ``fedtangent.measures.privacy`` accounts for it."""
+"""Federated averaging under differential privacy of whole clients; ``measures.privacy`` computes its epsilon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOISY = "it clips updates and adds noise to them; nearest is fed_avg --weighting
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """Options of what is reported of a private run."""
+    """The options of the report on a private run."""
 
     delta: float = 1e-5
     """Delta that the final epsilon is told for."""
@@ -49,7 +49,7 @@ class PrivacyReport:
 
 @dataclasses.dataclass(frozen=True)
 class ClientPrivacy:
-    """Differential privacy of whole clients; raises ``ValueError`` for numbers out of range."""
+    """The differential privacy of whole clients; raises ``ValueError`` for numbers out of range."""
 
     clip_norm: float = 1.0
     """Bound on the norm of an update."""
@@ -59,13 +59,13 @@ class ClientPrivacy:
     """The fixed number m that the sum is divided by (default: the schedule's slots a model)."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a bound that is not positive and a noise below 0."""
+        """Raises ``ValueError`` for a bound that is not positive or a noise below 0."""
         number("clip_norm", self.clip_norm, above=0)
         number("noise_multiplier", self.noise_multiplier, at_least=0)
 
 
 def _remark(o: Any, ran: FinishedRun) -> str:
-    """The guarantee of a run, or why there is none."""
+    """Returns the privacy guarantee of a run as text, or the reason why it is not known."""
     from fedtangent.measures.privacy import epsilon
 
     if ran.schedule_name == "poisson" and ran.only_first:
@@ -155,7 +155,7 @@ def dp_fed_avg(
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:
-    """``channel``, and what comes out of it clipped by the receiver: it costs the same."""
+    """Returns ``channel`` with clipping at the receiver, which costs no bytes."""
     shorten = clip(norm).send
 
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -166,9 +166,13 @@ def _received_clipped(channel: Channel, norm: float) -> Channel:
 
 
 def noisy(server: Server, deviation: float | Array) -> Server:
-    """``server`` whose aggregate gets Gaussian noise of that standard deviation in every coordinate.
+    """Returns ``server`` with Gaussian noise added to every coordinate of the aggregate.
 
-    Leaf j (in the order of ``jax.tree.leaves``) draws from ``fold_in(info.key, j)``, in its own dtype.
+    Leaf j (in the order of ``jax.tree.leaves``) draws from ``fold_in(info.key, j)``, in its dtype.
+
+    Args:
+        server: The server's part of an algorithm.
+        deviation: Standard deviation of the noise.
     """
 
     def update(state: PyTree, aggregated: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -181,9 +185,9 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def fixed_mean(count: float | Array) -> Aggregate:
-    """The weighted sum of each model's messages over a fixed ``count``, however many there are.
+    """Builds the aggregate that divides each model's weighted sum of messages by a fixed ``count``.
 
-    McMahan et al., 2018, the estimator f_f. Of no messages it is 0.
+    Source: McMahan et al., 2018, the estimator f_f. Without messages it is 0.
     """
 
     def finish(acc: Any) -> PyTree:

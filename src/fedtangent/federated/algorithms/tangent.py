@@ -25,7 +25,7 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """Sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
+    """The sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
 
     validation: tuple[Array, Array] | None = None
     """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
@@ -40,7 +40,7 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """Switches of CP-NTK-FL; each works without the others, and all are off by default."""
+    """The switches of CP-NTK-FL; each works without the others, and all are off by default."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
@@ -145,7 +145,7 @@ def _evolving(
     pooling: Pooling,
     compression: Compression,
 ) -> Algorithm:
-    """Clients whose examples' Jacobians a server pools and evolves."""
+    """Builds an algorithm whose server pools the Jacobians of the clients' examples and evolves their kernel."""
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
     if learning_rate is None:

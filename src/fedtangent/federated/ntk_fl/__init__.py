@@ -2,11 +2,11 @@
 
 ::
 
-    options     ``Evolution``: how the kernel is evolved, on what, and the losses that it descends
+    options     ``Evolution``, the options of the evolution, and the losses that it descends
     tangent     the network linearised on the pooled examples
-    sparse      the same behind sparsified Jacobians (CP-NTK-FL)
-    dual        where t steps of gradient descent lead, for many t at once
-    multirate   the same for the cross entropy, by fewer products with the kernel
+    sparse      the same with sparsified Jacobians (CP-NTK-FL)
+    dual        the result of t steps of gradient descent, for many t at once
+    multirate   the same for the cross entropy, with fewer products with the kernel
     evolution   ``ntk_evolve``: one round at the server, with the choice of t
     server      the parts of an algorithm; the recipes are in ``federated.algorithms.tangent``
 """

@@ -1,14 +1,14 @@
-"""Where gradient descent on a linearised network leads, for many numbers of steps at once.
+"""The result of gradient descent on a linearised network, for many numbers of steps at once.
 
 With kernel ``K`` over examples, outputs ``f`` and targets ``y``, gradient descent on the linearised network moves
-``f_{t+1} = f_t - s K (f_t - y)`` and leaves the weights at ``w_0 + J' R_t``, where
+``f_{t+1} = f_t - s K (f_t - y)`` and reaches the weights ``w_0 + J' R_t``, where
 
     R_t = s sum_{u < t} (I - s K)^u (y - f_0) = K^-1 [I - (I - s K)^t] (y - f_0)
 
-(NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is found by one
+(NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is computed by one
 eigendecomposition (``spectral_dual``), by a Chebyshev series in products with the kernel (``chebyshev_dual``), or by
-taking the steps (``descend_dual``). For a loss whose derivative is not linear there are the steps, and the steps by
-fewer products (``multirate``). ``dynamics_of`` chooses among them.
+taking the steps (``descend_dual``). For a loss whose derivative is not linear, the methods are the steps, and the steps
+with fewer products (``multirate``). ``dynamics_of`` chooses the method.
 """
 
 from __future__ import annotations
@@ -53,13 +53,17 @@ Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R
 def spectral_dual(
     eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
 ) -> Array:
-    """The dual [Psi, m, C] after each number of steps, from the eigenvalues [m] and eigenvectors [m, m] of the kernel.
+    """Returns the dual [Psi, m, C] after each number of steps, from the eigendecomposition of the kernel.
 
-    ``residual`` is ``y - f_0`` [m, C], of which every column evolves under the same kernel, and ``step`` is s
-    (``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``); ``times`` are Psi numbers of steps.
+    Eigenvalues below zero are rounding errors and count as zero. Steps beyond ``2 / lambda_max`` diverge and may
+    overflow to non-finite values, as the descent would.
 
-    Eigenvalues below zero are rounding and count as zero. Steps beyond ``2 / lambda_max`` diverge and may overflow to
-    non-finite values, as the descent would.
+    Args:
+        eigenvalues: Eigenvalues of the kernel, [m].
+        vectors: Its eigenvectors, [m, m].
+        residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
+        step: s, which is ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``.
+        times: The Psi numbers of steps.
     """
     coefficients = vectors.T @ residual
     responses = jnp.stack([step * geometric_sum(step * jnp.maximum(eigenvalues, 0), t) for t in times], axis=1)
@@ -69,7 +73,7 @@ def spectral_dual(
 
 
 def geometric_sum(z: Array, t: int) -> Array:
-    """``sum_{u < t} (1 - z)^u`` elementwise for ``z >= 0``, to full relative precision also where z is tiny."""
+    """Computes ``sum_{u < t} (1 - z)^u`` elementwise for ``z >= 0``, to full relative precision even for tiny z."""
     near_zero = z < 1e-200
     small = z < 0.5
     inside = jnp.where(small & ~near_zero, z, 0.25)
@@ -91,12 +95,18 @@ def descend_dual(
     times: tuple[int, ...],
     active: Array | bool = True,
 ) -> Array:
-    """The dual [Psi, n, C] after each number of steps, by taking them.
+    """Returns the dual [Psi, n, C] after each number of steps, by taking the steps.
 
-    ``R_{t+1} = R_t + step force(K R_t)``, from zero, by ``max(times)`` products. ``force`` maps what the outputs have
-    moved [n, C] to minus the derivative of the loss there (times what ``step`` leaves out): of the squared error
-    ``moved -> residual - moved``. ``like`` has the dual's shape and dtype. ``times`` must increase. Where ``active``
-    is False no step is taken, and the result is zero.
+    ``R_{t+1} = R_t + step force(K R_t)``, from zero, with ``max(times)`` products.
+
+    Args:
+        product: ``g -> K g`` for g [n, C].
+        force: Function from the change of the outputs [n, C] to minus the derivative of the loss there, up to the
+            constant in ``step``; for the squared error ``moved -> residual - moved``.
+        like: An array with the shape and dtype of the dual.
+        step: s, the step in function space.
+        times: The Psi numbers of steps, increasing.
+        active: If False, no step is taken, and the result is zero.
     """
     gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
     gaps = jnp.where(active, gaps, 0)
@@ -117,15 +127,19 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """The degree that suffices for ``time`` steps of any stable size, to a tenth of ``CUT`` or better."""
+    """Returns the degree that suffices for ``time`` steps of any stable size, to a tenth of ``CUT`` or better."""
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
-    """Chebyshev coefficients [Psi, D + 1] of ``p_t`` on [0, top], for x = 1 - 2 z / top, and the degree [] to keep.
+    """Returns Chebyshev coefficients [Psi, D + 1] of ``p_t`` on [0, top], for x = 1 - 2 z / top, and a degree [].
 
-    D = ``chebyshev_degree(max(times))``, 0 < top <= 2 (may be traced). What the coefficients beyond the degree add up
-    to is at most ``CUT`` of t for every t. Interpolation at Chebyshev nodes: terms beyond D fold into the others.
+    D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree add up to at most ``CUT`` of t for
+    every t. They are found by interpolation at Chebyshev nodes: terms beyond D fold into the others.
+
+    Args:
+        top: End of the interval, 0 < top <= 2; may be traced.
+        times: The Psi numbers of steps t.
     """
     size = chebyshev_degree(max(times)) + 1
     nodes = jnp.asarray(top, float) * jnp.sin((jnp.arange(size) + 0.5) * (math.pi / (2 * size))) ** 2
@@ -146,18 +160,21 @@ def chebyshev_dual(
     active: Array | bool = True,
     degree: Array | int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The dual [Psi, n, C] after each number of steps, by a Chebyshev series in ``product(g) = K g``.
+    """Returns the dual [Psi, n, C] after each number of steps, by a Chebyshev series in products with the kernel.
 
     Args:
+        product: ``g -> K g`` for g [n, C].
         residual: ``y - f_0`` [n, C] float64.
         step: s, the step in function space; may be traced.
-        largest: no eigenvalue of K that matters to the residual may be larger; ``step * largest`` at most 2.
-        active: where it is False nothing is computed, and the result is zero.
-        degree: how many terms of the series beyond the first to take (by default those that ``CUT`` needs).
+        times: The Psi numbers of steps.
+        largest: Upper bound of the eigenvalues of K that matter to the residual; ``step * largest`` is at most 2.
+        active: If False, nothing is computed, and the result is zero.
+        degree: Number of terms of the series beyond the first; by default as many as ``CUT`` needs.
 
-    Returns the dual, the number of products [] taken, and ``inside`` [] bool: whether no ``T_k r`` has outgrown r,
-    which happens exactly where the residual has a part at an eigenvalue beyond ``largest``. The dual is of no use if
-    not: take the steps themselves.
+    Returns:
+        The dual, the number of products [] taken, and ``inside`` [] bool: whether no ``T_k r`` has outgrown r. One
+        outgrows r exactly if the residual has a part at an eigenvalue beyond ``largest``; then the dual is useless, and
+        the steps must be taken instead.
     """
     largest = jnp.where(largest > 0, largest, 1.0)
     coefficients, enough = chebyshev_series(jnp.minimum(step * largest, 2.0), times)
@@ -190,9 +207,13 @@ def chebyshev_dual(
 
 
 def largest_eigenvalue(product: Product, start: Array) -> Array:
-    """The largest eigenvalue of a symmetric positive semi-definite operator, from below, by Lanczos' iteration.
+    """Returns the largest eigenvalue of a symmetric positive semi-definite operator, from below, by Lanczos' iteration.
 
-    ``product`` maps an array of ``start``'s shape to its image; 24 products. A scalar; 0 where ``start`` is 0.
+    It takes 24 products. The result is a scalar, 0 if ``start`` is 0.
+
+    Args:
+        product: Function from an array of ``start``'s shape to its image.
+        start: First vector of the iteration.
     """
     steps = min(LANCZOS_STEPS, start.size)
     tiny = jnp.finfo(start.dtype).tiny
@@ -214,10 +235,15 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 
 
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
-    """Estimated seconds of each method that is possible on so many pooled examples, padding included.
+    """Returns the estimated seconds of each possible method, by its name, from measured costs.
 
-    From measured costs. The kernel itself, which every method needs, does not count, but the whole kernel [n C, n C]
-    does.
+    The kernel, which every method needs, does not count, but the whole kernel [n C, n C] does.
+
+    Args:
+        evolution: Options of the evolution.
+        params: Number of parameters P.
+        examples: Number of pooled examples n, padding included.
+        outputs: Number of outputs C.
     """
     passes = 4 * examples * params * PASS_SECONDS  # of one derivative forward and one backward
     held = 8 * examples**2 <= evolution.kernel_bytes
@@ -237,7 +263,13 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
 
 
 def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> str:
-    """The method that is taken on targets of ``shape`` = (n, C): of those that the loss allows, the cheapest."""
+    """Returns the method of the evolution; for "auto", the cheapest that the loss allows.
+
+    Args:
+        evolution: Options of the evolution.
+        params: Parameters of the network.
+        shape: The shape (n, C) of the targets.
+    """
     if evolution.method != "auto":
         return evolution.method
     seconds = method_seconds(evolution, pytrees.size(params), shape[0], shape[1])
@@ -245,16 +277,23 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """The evolution of the linearised network, through its kernel."""
+    """The evolution of the linearised network under its kernel."""
 
     product: Product
-    lambda_max: Array  # []
+    lambda_max: Array  # [] largest eigenvalue
     dual: Dual
-    matrix: Array | None  # H [n, n] where it is held
+    matrix: Array | None  # H [n, n]; None if it is not in memory
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, s: Evolution, method: str) -> Dynamics:
-    """The kernel in use as a product, its largest eigenvalue, and the evolution under it."""
+    """Returns the kernel in use as a product, its largest eigenvalue, and the evolution under it.
+
+    Args:
+        pool: The pooled examples.
+        tangent: The linearised network.
+        s: Options of the evolution.
+        method: Name of the method.
+    """
     residual = pool.y - tangent.outputs
     n = residual.shape[0]
     matrix = tangent.gram() if s.kernel == "averaged" and 8 * n * n <= s.kernel_bytes else None
@@ -289,12 +328,12 @@ def _holds_whole(size: int, s: Evolution) -> bool:
 
 
 def _flat_product(kernel: Array) -> Product:
-    """``g -> K g`` for g [n, C] and the whole kernel K [n C, n C]."""
+    """Returns ``g -> K g`` for g [n, C] and the whole kernel K [n C, n C]."""
     return lambda g: (kernel @ g.ravel()).reshape(g.shape)
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """The largest eigenvalue of H [n, n] or of the whole kernel [n C, n C], and the evolution under it."""
+    """Returns the largest eigenvalue of H [n, n] or of the whole kernel [n C, n C], and the evolution under it."""
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 
@@ -309,7 +348,19 @@ def by_products(
     product: Product, residual: Array, lambda_max: Array, times: tuple[int, ...], method: str,
     step: Array, active: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """By a Chebyshev series where the step is stable, and where it is not, or the series breaks, step by step."""
+    """Returns the dual [Psi, n, C] by a Chebyshev series, and the number of products [] taken.
+
+    If the step is unstable, or the series breaks down, the steps are taken one by one.
+
+    Args:
+        product: ``g -> K g`` for g [n, C].
+        residual: ``y - f_0`` [n, C].
+        lambda_max: Largest eigenvalue of K, [].
+        times: The Psi numbers of steps.
+        method: "chebyshev", or "iterate" to take the steps in any case.
+        step: s, the step in function space, [].
+        active: If False, the result is zero, [] bool.
+    """
 
     def steps(needed: Array) -> tuple[Array, Array]:
         found = descend_dual(product, lambda moved: residual - moved, residual, step, times, needed)
@@ -329,7 +380,7 @@ def _by_descent(
     product: Product, lambda_max: Array, pool: Pool, outputs: Array, s: Evolution, method: str,
     step: Array, active: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The descent of a loss whose derivative is not linear; beyond the largest stable step by the steps themselves."""
+    """Returns the dual of a loss whose derivative is not linear; unstable steps are taken one by one."""
     loss = OUTPUT_LOSSES[s.loss]
 
     def force(moved: Array) -> Array:

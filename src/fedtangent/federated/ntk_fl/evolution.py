@@ -1,11 +1,11 @@
 """The server's evolution of NTK-FL: from pooled examples to new weights without a Jacobian in memory.
 
-Conventions, consistent between function and weights: unless the cross entropy is asked for, the loss is
-``1/(2 N C) sum |f - y|^2`` over the N real examples, ``Theta`` sums over parameters, so that gradient descent with
-learning rate eta moves the function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)`` a step.
-(Yue et al., ICML 2022, print eta / N with the kernel H in (9a) and eta / (N C) in (10); only the latter in both makes
-weights and function agree.) Targets are taken as they come, one-hot with or without their mean
-(``data.classification_targets``): the paper does not say which.
+Conventions, consistent between function and weights: with the squared error the loss is ``1/(2 N C) sum |f - y|^2``
+over the N real examples, and ``Theta`` sums over parameters. So a step of gradient descent with learning rate eta moves
+the function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, print eta
+/ N with the kernel H in (9a) and eta / (N C) in (10); only the latter in both makes weights and function agree.)
+Targets are used unchanged, one-hot with or without their mean (``data.classification_targets``): the paper does not say
+which.
 """
 
 from __future__ import annotations
@@ -44,29 +44,36 @@ def ntk_evolve(
     evolution: Evolution,
     validation: tuple[Array, Array] | None = None,
 ) -> tuple[PyTree, dict[str, Array]]:
-    """One round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
+    """Computes one round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
 
-    Evolves the network linearised at ``params`` by t steps of full-batch gradient descent on the pooled examples for
-    every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss.
+    It evolves the network linearised at ``params`` by t steps of full-batch gradient descent on the pooled examples for
+    every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss. The evolution
+    is in float64.
 
     Args:
-        examples: pooled; rows of padding have no effect. With the cross entropy, targets are class labels [n], or
-            probabilities [n, C].
+        model: The network.
+        params: Its parameters before the round.
+        examples: Pooled examples; rows of padding have no effect. With the cross entropy, targets are class labels [n],
+            or probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
-        validation: x [m, ...] and y [m, C], or labels as above, of examples that the server holds, of held-out clients
-            say: the time is chosen by the loss on them, and by that on the pooled examples (11a) where there are none.
+        evolution: Times, kernel, method and loss of the evolution.
+        validation: Examples x [m, ...] and y [m, C] (or labels as above) that the server holds, for instance of
+            held-out clients. The time is chosen by the loss on them; without them, by the loss on the pooled examples
+            (11a).
 
-    Returns the new parameters in their own dtype, and ``info``: ``time`` [] int32 chosen (0 if none), ``losses`` [Psi]
-    of the real network at every candidate (infinite where not finite, NaN where the search had ended), ``loss_before``
-    [], ``status`` (0 fine, 1 every candidate diverged, 2 no examples, 3 refused; but for 0 the parameters are kept),
-    ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C / lambda_max (of
-    the cross entropy 4 N / lambda_max) and ``learning_rate`` [] taken, ``products`` [] int32 with the kernel that the
-    evolution took, ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random
-    probes when n C > 1024), and ``function_gap`` [], the relative difference on the pooled examples between the
-    linearised network at the chosen weights and the function that the kernel in use predicts. The last two are 0 in
-    exact mode.
+    Returns:
+        The new parameters in their dtype, and ``info``: ``time`` [] int32 chosen (0 if none), ``losses`` [Psi] of the
+        real network at every candidate (infinite if not finite, NaN after the end of the search), ``loss_before`` [],
+        ``status`` (0 fine, 1 every candidate diverged, 2 no examples, 3 refused; except with 0 the parameters are
+        kept), ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C /
+        lambda_max (for the cross entropy 4 N / lambda_max), ``learning_rate`` [] taken, ``products`` [] int32 with the
+        kernel that the evolution took, ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated
+        by 16 fixed random probes if n C > 1024), and ``function_gap`` [], the relative difference on the pooled
+        examples between the linearised network at the chosen weights and the function that the kernel in use predicts.
+        The last two are 0 in exact mode.
 
-    Evolution is in float64. Raises ``ValueError`` without 64-bit mode and for a bad argument, named.
+    Raises:
+        ValueError: No 64-bit mode, or a bad argument, which the message names.
     """
     validation = held_out(validation, evolution.loss, model, examples.x)
     if evolution.loss == "cross_entropy":
@@ -130,18 +137,24 @@ def _evolve(
 
 
 class Choice(NamedTuple):
-    """The candidate that was kept."""
+    """The candidate that was kept, and the losses of all candidates."""
 
-    params: PyTree  # of the best candidate, or those before where there is none
-    best: Array  # [] int32, -1 where there is none
-    losses: Array  # [Psi] of every candidate looked at, infinite where not finite, NaN where the search had ended
+    params: PyTree  # parameters of the best candidate; without one, the parameters before the round
+    best: Array  # [] int32, number of the best candidate, -1 if all diverged
+    losses: Array  # [Psi] loss of every candidate, infinite if not finite, NaN after the end of the search
 
 
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
-    """The loss of the real network at the parameters as they will be sent (in their own dtype), a scalar.
+    """Computes the loss of the real network at the parameters in the dtype in which they will be sent, a scalar.
 
-    ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the criterion
-    "accuracy" the share of examples whose largest output is not where the largest target is.
+    It is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the
+    criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
+
+    Args:
+        model: The network.
+        params: Its parameters.
+        examples: The pooled examples.
+        evolution: Options with the loss and the criterion.
     """
     dtype = jax.tree.leaves(params)[0].dtype
     x = examples.x.astype(dtype) if jnp.issubdtype(examples.x.dtype, jnp.floating) else examples.x
@@ -164,13 +177,17 @@ def choose_time(
     evolution: Evolution,
     at_once: bool = False,
 ) -> Choice:
-    """The candidate weights ``params + J' R_t`` with the smallest finite loss on ``examples``; the first of equals.
+    """Returns the candidate weights ``params + J' R_t`` with the smallest finite loss; the first of equals.
 
     Args:
+        model: The network.
+        params: Its parameters before the round.
+        pull: J', from [n, C] to a change of weights.
         dual: R_t [Psi, n, C] of every candidate, in order of time.
-        evolution: its ``criterion``, ``loss``, and ``patience``, which finds what the whole search finds where the loss
-            falls, and then rises.
-        at_once: apply ``pull`` to all candidates together, where that costs little more than one.
+        examples: The examples on which the loss is computed.
+        evolution: Options with ``criterion``, ``loss`` and ``patience``. If the loss falls and then rises, a search
+            with ``patience`` finds the same candidate as the whole search.
+        at_once: Whether to apply ``pull`` to all candidates together, if that takes little longer than for one.
     """
     number = dual.shape[0]
     changes = jax.vmap(pull)(dual) if at_once else None
@@ -202,9 +219,9 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """How far the averaged kernel is from the whole one, and the function it predicts from the network's.
+    """Returns the error of the averaged kernel, and of the function that it predicts.
 
-    ``together`` of the probes are taken at once; 0: the kernel is the whole one.
+    ``together`` probes are taken at once; 0: the kernel is the whole one, and both errors are 0.
     """
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
@@ -215,7 +232,10 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """``|Theta - H (x) I| / |Theta|``; H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
+    """Returns ``|Theta - H (x) I| / |Theta|``.
+
+    H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``.
+    """
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:

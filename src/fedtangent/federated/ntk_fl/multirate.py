@@ -1,14 +1,15 @@
-"""The descent of a loss whose derivative is not linear, by few products with the whole kernel.
+"""The descent of a loss whose derivative is not linear, with few products with the whole kernel.
 
-``R_{t+1} = R_t + s force(K R_t)`` takes a product with K a step. The few largest eigenvalues of K make nearly all of
-what a step changes, and all that changes fast. So K is taken apart, as multirate integrators do (Gear and Wells, 1984):
+``R_{t+1} = R_t + s force(K R_t)`` takes a product with K in every step. The few largest eigenvalues of K cause nearly
+all of a step's change, and all changes that are fast. So K is split, as multirate integrators do (Gear and Wells,
+1984):
 
     K = F F' + rest
 
-with F of low rank (``leading_factor``). Every step is taken, with F alone, and the slow ``rest R_t`` comes from a
-polynomial in t through the steps at which it was computed, by one product each (``multirate_dual``). Where it is to be
-computed next follows from how far off the polynomial was. Nothing stands for a step but the step itself: the result is
-that of the descent and not of its flow, at steps of every size that the descent takes.
+with F of low rank (``leading_factor``). Every step is taken with F, and the slow ``rest R_t`` comes from a polynomial
+in t through the steps at which it was computed, by one product each (``multirate_dual``). The error of the polynomial
+decides at which step it is computed next. Every step is really taken: the result is that of the descent, and not of
+the gradient flow, at steps of every size that the descent allows.
 """
 
 from __future__ import annotations
@@ -33,17 +34,22 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """The rank of F for a kernel of so many rows."""
+    """Returns the rank of F for a kernel with ``rows`` rows."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
 def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple[Array, int]:
-    """F [rows, r], ``F F'`` near the part of a positive semi-definite K with the largest eigenvalues, and the products.
+    """Returns F [rows, r], so that ``F F'`` is near the leading part of a kernel K, and the number of products used.
 
-    Nystrom's approximation on the image of fixed random signs (Halko, Martinsson and Tropp, SIAM Review 2011,
-    algorithm 5.5). ``product`` maps ``shape`` = [n, C]; where all columns have one kernel, ``rows`` is n, and where K
-    is that of all outputs it is n C. r is ``rank_of(rows)``, rounded up to whole products, and at most ``rows``. Zero
-    where the kernel is, or is not finite: F decides how many products the descent takes, and not where it leads.
+    The leading part of K, which is positive semi-definite, has its largest eigenvalues. F is Nystrom's approximation on
+    the image of fixed random signs (Halko, Martinsson and Tropp, SIAM Review 2011, algorithm 5.5). r is
+    ``rank_of(rows)``, rounded up to whole products, and at most ``rows``. F is zero if the kernel is zero or not
+    finite: F decides how many products the descent takes, and not its result.
+
+    Args:
+        product: ``g -> K g`` for g of ``shape``.
+        shape: The shape [n, C] of the outputs.
+        rows: Rows of K: n if all columns have one kernel, n C if K is the kernel of all outputs.
     """
     columns = shape[0] * shape[1] // rows
     groups = -(-rank_of(rows) // columns)
@@ -66,15 +72,15 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 
 
 class Nodes(NamedTuple):
-    """Where ``rest R_t`` was computed, the latest first."""
+    """The steps at which ``rest R_t`` was computed, and its values there, the latest first."""
 
     times: Array  # [NODES]
     values: Array  # [NODES, columns, rows]
-    number: Array  # [] int32 of those that count: there is one at the start
+    number: Array  # [] int32, how many nodes count: one at the start
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """The polynomial through the nodes that count, at a time; [columns, rows]."""
+    """Returns the polynomial through the nodes that count, at a time; [columns, rows]."""
     counts = jnp.arange(NODES) < nodes.number
     others = counts[None, :] & ~jnp.eye(NODES, dtype=bool)
     gaps = nodes.times[:, None] - nodes.times[None, :]
@@ -83,14 +89,14 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The descent between two stretches of steps; examples come last, which took half the time."""
+    """The descent between two stretches of steps; the last axis is examples, because that order is twice as fast."""
 
     time: Array  # [] int32
     dual: Array  # R' [columns, rows]
     moved: Array  # R' F [columns, r]
     nodes: Nodes
-    length: Array  # [] int32 of the next stretch
-    products: Array  # [] int32
+    length: Array  # [] int32, steps of the next stretch
+    products: Array  # [] int32, products with K so far
 
 
 def multirate_dual(
@@ -102,11 +108,15 @@ def multirate_dual(
     factor: Array,
     active: Array | bool = True,
 ) -> tuple[Array, Array]:
-    """The dual [Psi, n, C] after each number of steps, and the number of products [] taken.
+    """Returns the dual [Psi, n, C] after each number of steps, and the number of products [] taken.
 
-    What ``dual.descend_dual`` computes, with the same arguments, besides ``factor``, F [n, r] or [n C, r]. A stretch of
-    steps at whose end the polynomial was further off than ``SLOW_TOLERANCE`` is taken again, in shorter ones; a stretch
-    of one step is exact, so that a factor of no use costs a product a step, and no accuracy.
+    It is the result of ``dual.descend_dual``. A stretch of steps at whose end the polynomial was further off than
+    ``SLOW_TOLERANCE`` is taken again, in shorter stretches. A stretch of one step is exact, so a useless factor costs a
+    product in every step, but no accuracy.
+
+    Args:
+        product, force, like, step, times, active: As in ``dual.descend_dual``.
+        factor: F, [n, r] or [n C, r].
     """
     columns = like.size // factor.shape[0]
 
@@ -117,7 +127,7 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Steps up to ``last`` at most."""
+        """Takes steps up to ``last`` at most."""
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
 
@@ -156,9 +166,16 @@ def multirate_dual(
 
 
 def next_length(length: Array, off: Array, kept: Array, now: _Descent) -> Array:
-    """How many steps the next stretch has, by how far off this one was; odd, at least one, fewer than one not kept.
+    """Returns the number of steps of the next stretch: odd, at least one, and fewer if this stretch was not kept.
 
-    Large steps make outputs swing from step to step: nodes at odd distances see it, at even ones they would not.
+    With large steps, outputs swing from step to step: nodes at odd distances show this, nodes at even distances would
+    not.
+
+    Args:
+        length: Steps of this stretch.
+        off: Error of the polynomial at its end.
+        kept: Whether the stretch was kept.
+        now: The descent before this stretch.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)

@@ -1,4 +1,4 @@
-"""How the server of NTK-FL evolves the kernel: the choices, the losses that it descends, and what it can evolve."""
+"""Options of NTK-FL's evolution of the kernel, the losses that it descends, and checks of its arguments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ UNSTABLE = ("stop", "clip", "allow")
 class OutputLoss(NamedTuple):
     """A loss of outputs f [n, C] and targets y [n, C], whose derivative is ``predict(f) - y`` over a constant."""
 
-    predict: Callable[[Array], Array]  # f -> what is compared with y, [n, C]
-    examples: Callable[[Array, Array], Array]  # (f, y) -> of every example, before the mean over what counts, [n]
-    averages_outputs: bool  # whether the mean is over n C and not over n
-    curvature: float  # the largest of an example's loss by its outputs
-    stable: str  # the largest stable learning rate, times lambda_max of the kernel
-    labels: str  # what to do with class labels
-    methods: tuple[str, ...]  # of METHODS, those that can evolve it
+    predict: Callable[[Array], Array]  # f -> the prediction that is compared with y, [n, C]
+    examples: Callable[[Array, Array], Array]  # (f, y) -> the loss of every example, [n], before averaging
+    averages_outputs: bool  # whether the mean is over examples and outputs (n C), or over examples only (n)
+    curvature: float  # largest second derivative of an example's loss by its outputs
+    stable: str  # largest stable learning rate times lambda_max of the kernel, as text
+    labels: str  # how to pass class labels, as text for errors
+    methods: tuple[str, ...]  # the METHODS that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
-        """What the loss is divided by, and the learning rate with it."""
+        """Returns the number by which the loss, and the learning rate with it, is divided."""
         return num_examples * (num_outputs if self.averages_outputs else 1)
 
 
@@ -66,10 +66,19 @@ LOSSES = tuple(OUTPUT_LOSSES)
 
 
 def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
-    """Targets of the cross entropy as probabilities [n, C], from those or from class labels [n].
+    """Returns the targets of the cross entropy as probabilities [n, C], from probabilities or from class labels [n].
 
-    Raises ``ValueError`` for fewer than two classes and, where values are known, for rows that are not probabilities
-    and labels that are not classes. Other shapes come back as they are.
+    Targets of another shape are returned unchanged.
+
+    Args:
+        name: Name of the argument, for the error message.
+        y: The targets.
+        num_classes: Number of classes C.
+        mask: Whether a row is a real example, [n]; None for all.
+
+    Raises:
+        ValueError: Fewer than two classes or, unless the values are traced, rows that are not probabilities or labels
+            that are not classes.
     """
     if num_classes < 2:
         raise ValueError(f"loss: got 'cross_entropy' for {num_classes} outputs, must be for at least two")
@@ -90,7 +99,7 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """What ``ntk_evolve`` does, all of it static; raises ``ValueError`` for what is not allowed."""
+    """The static options of ``ntk_evolve``; raises ``ValueError`` for values that are not allowed."""
 
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
@@ -142,7 +151,7 @@ class Evolution:
 
 
 def _times(times: Any) -> tuple[int, ...]:
-    """The candidate numbers of steps; raises ``ValueError`` unless there is one, and they increase from 1 or more."""
+    """Returns the candidate numbers of steps; raises ``ValueError`` unless they increase from at least 1."""
     given = tuple(times) if np.ndim(times) == 1 else ()
     if not given or not all(map(_is_count, given)) or any(a >= b for a, b in itertools.pairwise(given)):
         raise ValueError(
@@ -152,12 +161,19 @@ def _times(times: Any) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a number is whole, and from 1 to 2^31 - 1: rounds of a loop are counted in 32 bits."""
+    """Returns whether a number is whole, and from 1 to 2^31 - 1: rounds of a loop are counted in 32 bits."""
     return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 
 def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: Any) -> None:
-    """Raise ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take."""
+    """Raises ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take.
+
+    Args:
+        evolution: Options of the evolution.
+        model: The network.
+        examples: The pooled examples.
+        learning_rate: eta of the descent.
+    """
     x, y, mask = examples
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise ValueError("dtype: got float32, must be float64 for ntk_evolve: call fedtangent.enable_x64() first")
@@ -178,9 +194,16 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
 
 
 def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
-    """The validation examples with targets of the loss, the cross entropy's class labels as probabilities.
+    """Returns the validation examples, with probabilities in place of class labels for the cross entropy.
 
-    Raises ``ValueError`` for examples that are none, or of another shape than ``x``'s and the targets.
+    Args:
+        validation: The pair (x [m, ...], y [m, C]) or None, which is returned unchanged.
+        loss: Name of the loss.
+        model: The network.
+        x: Pooled inputs, whose examples must have the same shape; None to skip this check.
+
+    Raises:
+        ValueError: Not a pair, no example, or another shape.
     """
     if validation is None:
         return None

@@ -1,8 +1,8 @@
 """NTK-FL as a local problem and a server of the common loop (Yue et al., ICML 2022, section 4.1).
 
-A client's message stands for its Jacobians, outputs and targets. The simulator sends the examples instead and lets
-the server rebuild the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the ledger
-for the Jacobians that the wire would carry.
+A client's message stands for its Jacobians, outputs and targets. The simulator sends the examples instead and lets the
+server rebuild the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the wire ledger
+for the Jacobians.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedtangent.types import Array, Client, Key, Local, Model, PyTree, RoundInfo
 
 
 def send_examples() -> Local:
-    """The client's part: its examples, standing for their Jacobians. No training takes place."""
+    """Builds the client's part: it sends its examples, which stand for their Jacobians, and does not train."""
 
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
@@ -43,17 +43,20 @@ def ntk_server(
     pool_size: int | None = None,
     shuffle: bool = False,
 ) -> Server:
-    """The server's part: pool the cohort's examples, evolve the kernel, keep the best time (eq. 9-11).
+    """Builds the server's part: it pools the cohort's examples, evolves the kernel and keeps the best time (eq. 9-11).
 
     Args:
-        validation: as in ``ntk_evolve``.
-        pool_size: the most examples that are pooled (rows of the kernel; ``largest_sample`` never drops one). By
-            default as many as the messages have rows, padding included. ``info["examples_dropped"]`` counts those
-            beyond.
-        shuffle: a server between clients and aggregation permutes the rows of Jacobians, outputs and targets together
-            (section 4.2), by the round's key; the update stays the same up to rounding.
+        model: The network.
+        learning_rate: eta of the descent, a number or a schedule of the round.
+        evolution: Times, kernel, method and loss of the evolution.
+        validation: Examples that choose the time, as in ``ntk_evolve``.
+        pool_size: The most examples that are pooled (rows of the kernel; ``largest_sample`` never drops an example). By
+            default as many as the messages have rows, padding included. ``info["examples_dropped"]`` counts the others.
+        shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
+            together (section 4.2), by the round's key; the update stays the same up to rounding.
 
-    Raises ``ValueError`` for an argument that is not allowed.
+    Raises:
+        ValueError: An argument that is not allowed.
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:

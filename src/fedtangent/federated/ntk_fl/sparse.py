@@ -1,13 +1,13 @@
-"""The linearised network behind sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
+"""The linearised network with sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
 
-The server of CP-NTK-FL only has what the clients sent: Jacobians whose small entries are zero. Its kernel is
-``H_ij = 1/C sum <Js_i, Js_j>`` and its update ``Js' R``, both of the sparsified ``Js`` (Yue et al., ICML 2022, sections
-4.1 and 4.2). No array [n, C, P] is held: entries are made again for a chunk of parameters at a time (dense networks, of
-whose Jacobians the layers' parts are outer products) or for a block of examples (any other model).
+The server of CP-NTK-FL only has the clients' messages: Jacobians whose small entries are zero. Its kernel is ``H_ij =
+1/C sum <Js_i, Js_j>`` and its update ``Js' R``, both with the sparsified ``Js`` (Yue et al., ICML 2022, sections 4.1
+and 4.2). No array [n, C, P] is in memory: entries are computed again for a chunk of parameters at a time (dense
+networks, whose layers' Jacobians are outer products) or for a block of examples (any other model).
 
-Of output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
-(scaled) inputs h [U] and the back-propagated signal d_k [V], and the one by its biases is the (scaled) signal. The last
-layer's signal is the identity: its part is h, once for every output.
+For output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
+(scaled) inputs h [U] and the back-propagated signal d_k [V], and the derivative by its biases is the (scaled) signal.
+The last layer's signal is the identity, so its derivative is h, once for every output.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ SYMMETRIC_BLOCKS = 8  # of the rows of a kernel, of which one half is computed
 
 
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: Any = jnp.float32) -> Linearise:
-    """What ``ntk_evolve`` sees of a network whose examples' Jacobians [C, P] are sparsified.
+    """Builds the ``Linearise`` of a network whose examples' Jacobians [C, P] are sparsified.
+
+    For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and thresholds are
+    found without making the Jacobian; other models form Jacobians of blocks of examples.
 
     Args:
-        sparsity: share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` largest
-            magnitudes stay. 0 keeps all.
-        value_bits: bits of a kept number on the wire, 10 to 32: rounded to nearest, with an exponent of 8 bits.
-        dtype: in which clients compute their Jacobians, float32 or float64. Kernels are products in it, of a few
-            thousand parameters at a time, summed in float64; updates are computed in float64.
+        sparsity: Share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` numbers of
+            largest magnitude stay. 0 keeps all.
+        value_bits: Bits of a kept number on the wire, 10 to 32: rounded to nearest, with an exponent of 8 bits. None:
+            the bits of ``dtype``.
+        dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype,
+            of a few thousand parameters at a time, summed in float64; updates are computed in float64.
 
-    For dense networks a kernel costs ``2 n^2 C P`` operations (those of the last layer C times fewer) and thresholds
-    are found without making the Jacobian; other models form Jacobians of blocks of examples.
-
-    Raises ``ValueError`` for an argument out of range.
+    Raises:
+        ValueError: An argument out of range.
     """
     check_sparsity(sparsity)
     if value_bits is not None:
@@ -76,13 +78,18 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: A
 
 
 class Keep(NamedTuple):
-    """What is kept of a Jacobian, and how it is written down."""
+    """The rule by which entries of a Jacobian are kept, and their bits on the wire."""
 
-    sparsity: float  # share of the C P numbers of an example that is set to zero
-    value_bits: int | None  # of a kept number: a sign, 8 bits of exponent and the rest; None: those of the dtype
+    sparsity: float  # share of an example's C P numbers that is set to zero
+    value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
 
     def of(self, entries: Array, at: Array) -> Array:
-        """``entries`` [n, ...] of at least the magnitudes ``at`` [n], as the wire writes them; the others are 0."""
+        """Returns the entries that are kept, rounded as on the wire; the others are 0.
+
+        Args:
+            entries: Entries [n, ...].
+            at: Magnitudes from which entries are kept, [n].
+        """
         reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
         return rounded(jnp.where(reach, entries, 0), self.value_bits)
 
@@ -93,11 +100,11 @@ class Keep(NamedTuple):
 class _DensePart(NamedTuple):
     inputs: Array  # [n, U], scaled
     signals: Array | None  # [n, C, V]; None at the last layer: the identity
-    bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, of its own output; None without biases
+    bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, alike for each output; None without biases
 
 
 def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
-    """The tangent of a dense network's sparsified Jacobians, in the layers' dtype; ``outputs`` [n, C] in float64."""
+    """Returns the tangent of a dense network's sparsified Jacobians; ``outputs`` [n, C] are in float64."""
     num_outputs = outputs.shape[1]
     kept = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
 
@@ -141,7 +148,7 @@ def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tang
 
 
 class _Hidden(NamedTuple):
-    """The weights' part of a layer below the last, in groups of units; padded units have no signal."""
+    """The weights of a layer below the last, in groups of units; padded units have no signal."""
 
     inputs: Array  # [n, U]
     signals: Array  # [groups, n, C, g]
@@ -149,11 +156,11 @@ class _Hidden(NamedTuple):
     kept: Callable[[Array], Array]
 
     def entries(self, signals: Array) -> Array:
-        """[n, C, U, g]."""
+        """Returns the kept entries of a group, [n, C, U, g]."""
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
-        """The sum of ``A A'`` over groups, in float64, A [size, ...] being what ``one`` makes of a group's signals."""
+        """Returns the sum of ``A A'`` over groups, in float64; ``one`` makes A [size, ...] from a group's signals."""
 
         def add(found: Array, signals: Array) -> tuple[Array, None]:
             return _add_square(found, one(signals)), None
@@ -161,18 +168,18 @@ class _Hidden(NamedTuple):
         return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
 
     def gram(self) -> Array:
-        """[n, n], summed over outputs."""
+        """Returns this layer's part of the kernel, [n, n], summed over outputs."""
         n = self.inputs.shape[0]
         return self._sum(lambda signals: self.entries(signals).reshape((n, -1)), n)
 
     def whole(self) -> Array:
-        """[n C, n C]."""
+        """Returns this layer's part of the whole kernel, [n C, n C]."""
         rows = self.inputs.shape[0] * self.signals.shape[2]
         inputs = self.inputs.shape[1] * self.signals.shape[3]
         return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
 
     def push(self, change: Array) -> Array:
-        """[U, V] -> [n, C]."""
+        """Returns the change of the outputs [n, C] for a change of the weights [U, V]."""
         groups, _, _, size = self.signals.shape
         padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
         parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
@@ -184,7 +191,7 @@ class _Hidden(NamedTuple):
         return jax.lax.scan(add, start, (self.signals, parts))[0]
 
     def pull(self, residual: Array) -> Array:
-        """[n, C] -> [U, V]."""
+        """Returns the transpose of ``push``: [n, C] -> [U, V]."""
         found = jax.lax.map(
             lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
         )
@@ -192,12 +199,12 @@ class _Hidden(NamedTuple):
 
 
 def _wide(values: Array) -> Array:
-    """In float64; None stays None."""
+    """Returns ``values`` in float64; None stays None."""
     return values if values is None else values.astype(jnp.float64)
 
 
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
-    """What the Jacobian is made of, first layer first; zero in rows of padding."""
+    """Returns the factors of the Jacobian, first layer first; zero in rows of padding."""
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
     signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
@@ -210,7 +217,7 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
 
 
 def _units(layer: _DensePart) -> tuple[Array, int]:
-    """A hidden layer's signals in groups of units [groups, n, C, g], and how many units there are."""
+    """Returns a hidden layer's signals in groups of units, [groups, n, C, g], and the number of units."""
     assert layer.signals is not None
     n, num_outputs, units = layer.signals.shape
     each = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
@@ -220,7 +227,7 @@ def _units(layer: _DensePart) -> tuple[Array, int]:
 
 
 def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
-    """The magnitude from which an example's entries are kept, [n]."""
+    """Returns the magnitude from which an example's entries are kept, [n]."""
     n = layers[0].inputs.shape[0]
     k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
     blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
@@ -228,7 +235,7 @@ def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> 
 
 
 def _num_weights(layer: _DensePart, num_outputs: int) -> int:
-    """Weights and biases of a layer."""
+    """Returns the number of weights and biases of a layer."""
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))
 
@@ -257,7 +264,7 @@ def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
 
 
 def _add_square(found: Array, rows: Array) -> Array:
-    """``found + A A'`` on and below the diagonal blocks; what lies above is not meant."""
+    """Returns ``found + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):
@@ -272,12 +279,12 @@ def _rows_a_block(n: int) -> int:
 
 
 def _mirrored(found: Array) -> Array:
-    """The symmetric matrix of which ``_add_square`` has the lower part."""
+    """Returns the symmetric matrix whose lower part ``_add_square`` computed."""
     return jnp.tril(found) + jnp.tril(found, -1).T
 
 
 def _square(rows: Array) -> Array:
-    """``A A'`` in float64."""
+    """Returns ``A A'`` in float64."""
     return _mirrored(_add_square(jnp.zeros((rows.shape[0],) * 2, jnp.float64), rows))
 
 
@@ -328,7 +335,7 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
 
 
 def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
-    """``A A'`` [blocks * size]^2 in float64 of a matrix whose rows come in blocks; half of its blocks are computed."""
+    """Returns ``A A'`` [blocks * size]^2 in float64 of a matrix A in blocks of rows, from half of the products."""
 
     def row(i: Array, found: Array) -> Array:
         left = rows(i)
@@ -344,6 +351,6 @@ def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
 
 
 def _blocks(values: Array, size: int) -> Array:
-    """``values`` [n, ...] in blocks of so many rows, [blocks, size, ...], the last one filled with zeros."""
+    """Returns ``values`` [n, ...] in blocks of ``size`` rows, [blocks, size, ...]; zeros fill the last block."""
     padded = jnp.pad(values, ((0, -len(values) % size),) + ((0, 0),) * (values.ndim - 1))
     return padded.reshape((-1, size, *values.shape[1:]))

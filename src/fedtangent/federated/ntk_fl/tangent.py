@@ -1,4 +1,4 @@
-"""A network linearised at its weights, as the evolution of NTK-FL sees it, on the pooled examples of a cohort."""
+"""The network linearised at its weights, on the pooled examples of a cohort, as NTK-FL evolves it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
 
 
 class Examples(NamedTuple):
-    """Examples as clients send them; rows where ``mask`` is False are padding, and may hold anything."""
+    """The examples that a client sends; rows where ``mask`` is False are padding, with arbitrary values."""
 
     x: Array  # [n, ...]
     y: Array  # [n, C], or class labels [n]
@@ -34,9 +34,9 @@ class Pool(NamedTuple):
 
 
 class Tangent(NamedTuple):
-    """What the evolution sees of the linearised network, on the pooled examples; rows of padding are zero.
+    """The linearised network on the pooled examples, as the evolution uses it; rows of padding are zero.
 
-    With J [n, C, P] the derivative of the outputs by the weights (or what stands for it: a sparsified one), float64.
+    J [n, C, P] is the derivative of the outputs by the weights, or a sparsified one, in float64.
     """
 
     outputs: Array  # f_0 [n, C]
@@ -44,14 +44,20 @@ class Tangent(NamedTuple):
     push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
     pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
     whole: Callable[[], Array]  # () -> [n C, n C], <J_ik, J_jm>
-    remade: bool = False  # whether push and pull make the Jacobian's entries anew: many at once then cost as one
+    remade: bool = False  # whether push and pull recompute the Jacobian's entries: many at once then cost as one
 
 
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
 
 
 def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
-    """Float64 examples with padding set to zero, so that not even a NaN in it counts."""
+    """Returns the examples in float64 with padding set to zero, so that not even a NaN in the padding counts.
+
+    Args:
+        x: Inputs [n, ...].
+        y: Targets [n, C].
+        mask: Whether a row is a real example, [n] bool.
+    """
     real = mask.reshape((-1,) + (1,) * (x.ndim - 1))
     x = jnp.where(real, x, jnp.zeros((), x.dtype))
     x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -60,7 +66,13 @@ def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
 
 
 def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
-    """The whole network's linearisation at ``weights`` (float64): structured kernels, no Jacobian in memory."""
+    """Returns the linearisation of the whole network, with structured kernels and no Jacobian in memory.
+
+    Args:
+        model: The network.
+        weights: Its parameters, in float64.
+        pool: The pooled examples.
+    """
     outputs, push = jax.linearize(lambda p: pool.mask * model.apply(p, pool.x), weights)
     transpose = jax.linear_transpose(push, weights)
 
@@ -77,11 +89,18 @@ def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
 
 
 def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """``g -> H g`` [n, C] without the kernel in memory: C^2 passes through the network and back for each product."""
+    """Returns the function ``g -> H g`` [n, C] without the kernel in memory.
+
+    A product takes C^2 passes through the network and back.
+
+    Args:
+        tangent: The linearised network.
+        shape: The shape (n, C) of the outputs.
+    """
     n, outputs = shape
 
     def one(g: Array, c: Array, k: Array) -> Array:
-        """Column c of g under the kernel of output k, [n]."""
+        """Returns column c of g times the kernel of output k, [n]."""
         at_k = jnp.zeros((n, outputs)).at[:, k].set(g[:, c])
         return tangent.push(tangent.pull(at_k))[:, k]
 
@@ -98,11 +117,23 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
 
 
 def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
-    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more if ``tangent.remade``."""
+    """Returns how many duals to pull, or changes to push, at once.
+
+    Args:
+        tangent: The linearised network.
+        params: Shapes of the parameters.
+        wanted: The number of all duals or changes.
+        least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
+    """
     num_bytes = 8 * pytrees.size(params)
     return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Random signs in float64 from a fixed seed: probes that do not depend on the run's seed."""
+    """Returns random signs in float64 from a fixed seed, which do not depend on the run's seed.
+
+    Args:
+        shape: Shape of the result.
+        i: Number of the draw.
+    """
     return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

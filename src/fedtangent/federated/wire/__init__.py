@@ -1,13 +1,13 @@
-"""What crosses the wire between clients and server, what it costs, and what hides it.
+"""The wire between clients and server: its messages, their cost, and the methods that hide them.
 
 ::
 
-    channel              how messages travel: whole, clipped, sparsified, quantised, chained, with error feedback
-    ledger               the bytes of everything that is sent
-    sparsify             which numbers of a Jacobian are kept
+    channel              transport of messages: whole, clipped, sparsified, quantised, chained, with error feedback
+    ledger               bytes of all messages
+    sparsify             the numbers of a Jacobian that are kept
     subsample            clients that use a part of their examples
     shuffler             a server that permutes the messages
-    secure_aggregation   masks, of which the server sees the sum only
+    secure_aggregation   masked messages, so that the server learns only their sum
     key_server           a secret seed, sealed to each client
 """
 

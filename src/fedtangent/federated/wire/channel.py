@@ -1,8 +1,9 @@
-"""Channels: how a message travels from client to server, whole, clipped, sparsified or quantised.
+"""Channels: the transport of a message from client to server, whole, clipped, sparsified or quantised.
 
 A compressed message is coded as one vector: its P floating numbers, leaf after leaf, whatever their dtypes. A channel
-is a sequence of stages; each leaves out or rounds some of the numbers that are still to be sent. ``ledger`` counts the
-bytes of the result. Channels can be chained, and with error feedback what one leaves out is added to the next message.
+is a sequence of stages; each stage leaves out or rounds some of the numbers that are still to be sent. ``ledger``
+counts the bytes of the result. Channels can be chained, and with error feedback the numbers that a channel leaves out
+are added to the client's next message.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from fedtangent.types import Array, Channel, Key, PyTree
 
 
 class Unsent(NamedTuple):
-    """The numbers of a vector of P that are still to be sent."""
+    """The numbers of a vector of P numbers that are still to be sent."""
 
     values: Array  # [k]
-    at: Array | None  # [k] int32, their places among the P; None: all of them, in order
+    at: Array | None  # [k] int32, their places among the P numbers; None: all P numbers, in order
 
 
 class Stage(NamedTuple):
-    """A step of coding."""
+    """A step of coding: its effect on the numbers, and on the size of the code."""
 
     apply: Callable[[Key, Unsent], Unsent]
     code: Callable[[Code], Code]
 
 
 def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-    """The message after all stages; stage j draws from ``fold_in(key, j)``."""
+    """Returns the message after all stages; stage j draws from ``fold_in(key, j)``."""
     leaves, structure = jax.tree.flatten(message)
     floating = [i for i, leaf in enumerate(leaves) if ledger.is_floating(leaf)]
     if not stages or not floating:
@@ -60,28 +61,31 @@ def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tu
 
 
 def _staged(*stages: Stage) -> Channel:
-    """The channel that codes the whole message with these stages, one after another."""
+    """Builds the channel that codes the whole message with these stages, one after another."""
     return Channel(send=functools.partial(_send, stages), uplink=functools.partial(_uplink, stages))
 
 
 def lossless() -> Channel:
-    """The message as it is, each number in its own dtype."""
+    """Builds the channel that sends the message unchanged, each number in its dtype."""
     return _staged()
 
 
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
-    """Messages as they are, for which ``uplink`` is charged (as in ``types.Channel``)."""
+    """Builds the channel that sends messages unchanged and charges the bytes of ``uplink`` (see ``types.Uplink``)."""
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
-    """NTK-FL's uplink: for each example the Jacobian [C, P], the C outputs and the C targets (NTK-FL, section 4.1).
+    """Builds NTK-FL's uplink: for each example the Jacobian [C, P], C outputs and C targets (NTK-FL, section 4.1).
 
-    Of a sparsified Jacobian (CP-NTK-FL, section 4.2) the ``num_kept(sparsity, C P)`` largest numbers and their places;
-    a number takes ``value_bits``, by default those of the widest parameter.
+    A sparsified Jacobian (CP-NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)`` largest numbers and their
+    places. The simulator never forms the Jacobian (it sends the examples and rebuilds the kernel from them); the wire
+    ledger is charged for the Jacobian, in the dtype of the parameters.
 
-    The simulator never forms the Jacobian (it sends the examples and rebuilds the kernel from them); the ledger is
-    charged for what the wire would carry, in the dtype of the parameters.
+    Args:
+        output_size: Outputs C.
+        sparsity: Share of the Jacobian's numbers that is set to zero.
+        value_bits: Bits of a number; None for the bits of the widest parameter.
     """
 
     def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
@@ -95,11 +99,14 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
 
 
 def chain(*channels: Channel) -> Channel:
-    """Channels one after another: each codes what the one before it leaves to be sent.
+    """Builds the chain of several channels: each codes the numbers that the previous one leaves to be sent.
 
     ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
-    first. Raises ``ValueError`` for a channel that is not made of this file's stages, or has a memory: error feedback
-    goes around the chain.
+    first.
+
+    Raises:
+        ValueError: A channel that is not made of this file's stages, or has a memory: put error feedback around the
+            chain.
     """
     stages: list[Stage] = []
     for i, channel in enumerate(channels):
@@ -113,13 +120,13 @@ def chain(*channels: Channel) -> Channel:
 
 
 def with_error_feedback(channel: Channel) -> Channel:
-    """What ``channel`` leaves out of a client's message is added to that client's next one.
+    """Builds the channel that adds to a client's next message the numbers that ``channel`` left out.
 
     With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
-    Karimireddy et al., 2019, algorithm 1), so that what was sent plus the memory is the sum of the messages. The memory
-    is kept per model and client, also by a client that is absent or rejected. It costs no bytes. Use it with
+    Karimireddy et al., 2019, algorithm 1), so that the sent numbers plus the memory are the sum of the messages. The
+    memory is kept per model and client, and stays while a client is absent or rejected. It costs no bytes. Use it with
     compressors whose error is shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many
-    levels): with others the memory grows without bound. Leaves that are not floating are sent as they are.
+    levels): with others the memory grows without bound. Leaves that are not floating are sent unchanged.
     """
 
     def init(message: PyTree) -> PyTree:
@@ -139,9 +146,12 @@ def with_error_feedback(channel: Channel) -> Channel:
 
 
 def clip(norm: float) -> Channel:
-    """The whole message scaled down to Euclidean length ``norm`` where it is longer (McMahan et al., 2018, FlatClip).
+    """Builds the channel that scales a message longer than ``norm`` down to that Euclidean length.
 
-    Raises ``ValueError`` unless ``norm`` is positive and finite.
+    Source: McMahan et al., 2018, FlatClip.
+
+    Raises:
+        ValueError: ``norm`` is not positive and finite.
     """
     number("norm", norm, above=0)
 
@@ -165,12 +175,17 @@ def clip(norm: float) -> Channel:
 
 
 def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
-    """The k numbers of largest magnitude of the whole message, the rest are 0 (Stich et al., 2018, definition 2.1).
+    """Builds the channel that sends the k numbers of largest magnitude, the others as 0 (Stich et al., 2018, def. 2.1).
 
-    Of equal magnitudes the first count. Give ``k``, or a ``fraction`` of the P numbers, rounded to at least 1.
+    The k numbers are chosen among all numbers of the message; of equal magnitudes the first count.
 
-    Raises ``ValueError`` for other than one of the two, a fraction outside (0, 1], and, once the message is known, k
-    outside 1 .. P.
+    Args:
+        k: How many numbers to send; give either ``k`` or ``fraction``.
+        fraction: Share of the P numbers to send, rounded to at least one number.
+
+    Raises:
+        ValueError: Not exactly one of the two, a fraction outside (0, 1], and, once the message is known, k outside 1
+            .. P.
     """
     _check_share(k, fraction)
 
@@ -184,14 +199,17 @@ def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
 def random_k(
     k: int | None = None, *, fraction: float | None = None, rescale: bool = True, shared_seed: bool = False
 ) -> Channel:
-    """k numbers of the whole message drawn uniformly, times P / k, which makes it unbiased; the rest are 0.
+    """Builds the channel that sends k random numbers of the message, times P / k, which is unbiased; the others are 0.
 
     Args:
-        k: or a ``fraction`` of the P numbers, rounded to at least 1.
-        rescale: without it the message shrinks instead (Stich et al., 2018, definition 2.1), for error feedback.
-        shared_seed: the server draws the same places from the client's seed, so that none are sent.
+        k: How many numbers to send; give either ``k`` or ``fraction``.
+        fraction: Share of the P numbers to send, rounded to at least one number.
+        rescale: Whether to multiply by P / k; without it the message shrinks (Stich et al., 2018, definition 2.1), as
+            error feedback needs.
+        shared_seed: Whether the server draws the same places from the client's seed, so that no places are sent.
 
-    Raises ``ValueError`` as ``top_k`` does.
+    Raises:
+        ValueError: As ``top_k`` raises.
     """
     _check_share(k, fraction)
 
@@ -211,7 +229,7 @@ def random_k(
 
 
 def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
-    """The numbers of ``unsent`` at ``chosen``, in the order of their places, as a bitmap lists them."""
+    """Returns the numbers of ``unsent`` at ``chosen``, in the order of their places, as a bitmap lists them."""
     chosen = jnp.sort(chosen)
     at = chosen if unsent.at is None else unsent.at[chosen]
     return Unsent(unsent.values[chosen], at.astype(jnp.int32))
@@ -238,15 +256,17 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
 
 
 def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
-    """QSGD's quantiser (Alistarh et al., 2017, section 3.1): a sign and a level of ``|v| / |v|_2`` for each number v.
+    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / |v|_2`` (Alistarh et al., 2017, 3.1).
 
-    The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; v is rounded to one of its two neighbours at random
-    so that it is unbiased. A number takes ``bits`` bits and a bucket one norm.
+    The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; a number is rounded to one of its two neighbours at
+    random, so that the result is unbiased.
 
     Args:
-        bucket_size: numbers that share a norm; by default the whole message does.
+        bits: Bits of a number; each bucket also sends one norm.
+        bucket_size: Numbers that share a norm; by default all numbers of the message.
 
-    Raises ``ValueError`` for bits outside 2 .. 16 and a ``bucket_size`` below 1.
+    Raises:
+        ValueError: Bits outside 2 .. 16, or a ``bucket_size`` below 1.
     """
     whole("bits", bits, 2, 16)
     if bucket_size is not None:
@@ -273,12 +293,14 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
 
 
 def uniform_quantiser(bits: int) -> Channel:
-    """Each number rounded to one of 2^bits levels, equally far apart from the message's least number to its largest.
+    """Builds the quantiser that rounds to 2^bits levels between the least and the largest number of the message.
 
-    It is rounded to one of its two neighbours at random so that it is unbiased, as FedCOM asks of its quantiser
-    (Haddadpour et al., 2021, assumption 1). A number takes ``bits`` bits, and the message its two ends.
+    The levels are equally far apart. A number is rounded to one of its two neighbours at random, so that the result is
+    unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). A number takes ``bits`` bits, and the message
+    also sends its two ends.
 
-    Raises ``ValueError`` for bits outside 2 .. 16.
+    Raises:
+        ValueError: Bits outside 2 .. 16.
     """
     whole("bits", bits, 2, 16)
     top = 2**bits - 1
@@ -298,9 +320,14 @@ def uniform_quantiser(bits: int) -> Channel:
 
 
 def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
-    """The channel called ``text``, such as ``top_k:0.01``; None for ``lossless``, which changes nothing.
+    """Returns the channel written as ``text``, such as ``top_k:0.01``; None for "lossless", which changes nothing.
 
-    Raises ``ValueError`` for a text that names no channel, and for error feedback where nothing is lost.
+    Args:
+        text: Name of a channel, with a colon and a number if the channel needs one.
+        error_feedback: Whether to add error feedback.
+
+    Raises:
+        ValueError: ``text`` is not the name of a channel, or error feedback is asked of a lossless channel.
     """
     made: Channel = build_written("channels", text)
     if text == "lossless":

@@ -1,10 +1,10 @@
 """The trusted key server of CP-NTK-FL: one secret seed, sealed to each client's public key (Yue et al., 2022, 4.2).
 
-Clients make a key pair each and publish the public half; the key server draws the seed of the random projection and
+Each client makes a key pair and publishes the public half; the key server draws the seed of the random projection and
 sends to every client a box that only that client can open (libsodium's sealed boxes: X25519 and XSalsa20-Poly1305, by
-PyNaCl). The aggregation server sees neither the seed nor a private key, and takes part in nothing here.
+PyNaCl). The aggregation server sees neither the seed nor a private key, and takes no part in the exchange.
 
-Secrets are held in ``Secret``, which never prints its bytes and cannot be pickled; no error message shows them.
+Secrets are stored in ``Secret``, which never prints its bytes and cannot be pickled; no error message shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER = "fedtangent key file 1"
 
 
 class Secret:
-    """Bytes that must not be shown by accident: only ``reveal`` returns them."""
+    """Secret bytes that must not be shown by accident: only ``reveal`` returns them."""
 
     __slots__ = ("_value",)
 
@@ -36,7 +36,7 @@ class Secret:
         self._value = bytes(value)
 
     def reveal(self) -> bytes:
-        """The bytes."""
+        """Returns the secret bytes."""
         return self._value
 
     def __repr__(self) -> str:
@@ -52,21 +52,21 @@ class Secret:
 
 
 class KeyPair(NamedTuple):
-    """A client's keys."""
+    """A client's public and private key."""
 
     public: bytes  # [32], to be published
     private: Secret
 
 
 class KeyFile(NamedTuple):
-    """What a key file holds."""
+    """The contents of a key file: the secret seed and a salt."""
 
     seed: Secret
     salt: bytes
 
     @property
     def digest(self) -> str:
-        """Tells one seed from another without telling the seed: its salted SHA-256, and the salt."""
+        """Salted SHA-256 of the seed, with the salt; it tells seeds apart without revealing them."""
         found = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
         return f"{self.salt.hex()}:{found[:32]}"
 
@@ -75,7 +75,7 @@ _drawn: ContextVar[dict[Path, KeyFile] | None] = ContextVar("_drawn", default=No
 
 
 def generate_keys() -> KeyPair:
-    """A client's new key pair, from the operating system's randomness."""
+    """Generates a new key pair for a client, from the operating system's randomness."""
     from nacl.public import PrivateKey
 
     private = PrivateKey.generate()
@@ -83,14 +83,19 @@ def generate_keys() -> KeyPair:
 
 
 def draw_seed() -> Secret:
-    """A new seed of 256 bits, from the operating system's randomness."""
+    """Draws a new seed of 256 bits from the operating system's randomness."""
     return Secret(secrets.token_bytes(SEED_BYTES))
 
 
 def seal_seed(seed: Secret, public_key: bytes) -> bytes:
-    """The key server's message to one client: ``seed`` in a box for that public key, [80] bytes.
+    """Returns the key server's message to one client: ``seed`` in a box for that client's public key, [80] bytes.
 
-    Raises ``ValueError`` for a public key that is not one of 32 bytes, and a seed of another length than 32.
+    Args:
+        seed: The seed, 32 bytes.
+        public_key: Public key of the client, 32 bytes.
+
+    Raises:
+        ValueError: A seed of another length, or a public key that is invalid.
     """
     from nacl.exceptions import CryptoError
     from nacl.public import PublicKey, SealedBox
@@ -105,7 +110,15 @@ def seal_seed(seed: Secret, public_key: bytes) -> bytes:
 
 
 def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
-    """The seed in a client's box. Raises ``ValueError`` for another client's box, a damaged one, or no key pair."""
+    """Returns the seed in a client's box.
+
+    Args:
+        sealed: The box, [80] bytes.
+        keys: The client's keys.
+
+    Raises:
+        ValueError: Another client's box, a damaged box, or keys that are no ``KeyPair``.
+    """
     from nacl.exceptions import CryptoError
     from nacl.public import PrivateKey, SealedBox
 
@@ -120,12 +133,20 @@ def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
 
 
 def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
-    """The whole exchange: the seed sealed to each client, and what each client opens, in the clients' order."""
+    """Performs the whole exchange: seals the seed to each client, and returns the seeds that the clients open.
+
+    Args:
+        seed: The seed.
+        clients: The clients' keys; the result has the same order.
+    """
     return [open_seed(seal_seed(seed, keys.public), keys) for keys in clients]
 
 
 def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
-    """``algorithm`` charged, before the first round, for each client's public key up and its sealed seed down."""
+    """Returns ``algorithm`` with the key exchange in its cost before the first round.
+
+    Each client sends a public key and receives a sealed seed.
+    """
     up, down = key_exchange_bytes(num_clients)
 
     def charged(cost: Cost, data: FederatedData) -> Cost:
@@ -135,9 +156,12 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
-    """The seed kept at ``path``; a new one from the operating system, readable by its owner alone, if there is none.
+    """Returns the key file at ``path``; makes a new one, readable only by its owner, if the file does not exist.
 
-    Raises ``ValueError`` for a file that others can read, that is none of ours, or that cannot be made.
+    The seed of a new key file is drawn from the operating system's randomness.
+
+    Raises:
+        ValueError: A file that others can read, that is not a key file, or that cannot be made.
     """
     place = Path(path)
     try:
@@ -155,9 +179,10 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
 
 @contextlib.contextmanager
 def written_at_the_end() -> Iterator[None]:
-    """New key files are written when the block ends, and not at all where it is left by an exception.
+    """Delays the writing of new key files to the end of the block; after an exception none is written.
 
-    Raises ``ValueError`` for one that cannot be made, or that another process made meanwhile.
+    Raises:
+        ValueError: A key file cannot be made, or another process has made it in the meantime.
     """
     drawn: dict[Path, KeyFile] = {}
     before = _drawn.set(drawn)
@@ -176,7 +201,7 @@ def written_at_the_end() -> Iterator[None]:
 
 
 def _create(path: Path, seed: Secret, salt: bytes) -> None:
-    """Write a new key file, whole or not at all; one that another process made meanwhile stays."""
+    """Writes a new key file, whole or not at all; a file that another process has made in the meantime stays."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:

@@ -1,11 +1,11 @@
-"""Secure aggregation: the server learns the sum of the clients' messages and none of them (Bonawitz et al., 2017).
+"""Secure aggregation: the server learns only the sum of the clients' messages (Bonawitz et al., 2017).
 
-Clients write their numbers as whole numbers modulo 2^bits and each pair of them agrees on a random mask, which one adds
-and the other subtracts. A masked message is uniformly distributed; in the sum of all the masks cancel exactly.
+Clients write their numbers as whole numbers modulo 2^bits, and each pair of clients agrees on a random mask, which one
+of them adds and the other subtracts. A masked message is uniformly distributed; in the sum all masks cancel exactly.
 
-What is simulated is one round without malice: masks are drawn among those clients whose messages arrive, as if it were
-known before who does (the protocol reaches the same sum by sharing each client's secrets among the others, who reveal
-those of the clients that dropped out). Agreements on keys are replaced by draws from the round's key, and charged.
+The simulation is of one round without malice: masks are drawn among the clients whose messages arrive, as if these were
+known in advance. (The protocol reaches the same sum: each client's secrets are shared among the others, who reveal the
+secrets of clients that dropped out.) Key agreements are replaced by draws from the round's key, and charged.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ BITS = (32, 64)
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
-    """``server`` behind secure aggregation, and the aggregate that it needs: it moves by the usual weighted mean.
+    """Returns ``server`` behind secure aggregation, so that it receives the weighted mean, and the aggregate it needs.
 
-    Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest one of the round, each rounded to a multiple of
-    ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The server decodes both sums; the mean is their
-    quotient. Nothing else reaches ``server``.
+    Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest weight of the round, each rounded to a multiple
+    of ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The server decodes both sums; the mean is their
+    quotient. No other information reaches ``server``.
 
     Args:
-        bits: of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
-        limit: the largest magnitude of a number of a message; larger ones are cut to it, not-a-number to 0, because
-            the sum must not wrap around. ``info["saturated"]`` counts them.
+        server: The server's part of an algorithm.
+        slots_per_model: The most messages of a model in a round.
+        bits: Bits of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
+        limit: Largest magnitude of a number of a message. Larger numbers are cut to it and not-a-number to 0, because
+            the sum must not wrap around; ``info["saturated"]`` counts them.
 
-    Raises ``ValueError`` for other bits, 64 without 64-bit mode, a limit that is not positive or leaves no bit for the
-    fraction, and messages with parts that are not floating.
+    Raises:
+        ValueError: Other bits, 64 without 64-bit mode, a limit that is not positive or leaves no bit for the fraction,
+            and messages with parts that are not floating.
     """
     fraction_bits(slots_per_model, bits, limit)
 
@@ -57,13 +60,22 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: floa
 
 
 def masked_numbers(bits: int = 32) -> Channel:
-    """The uplink of secure aggregation. Raises ``ValueError`` for bits other than 32 and 64."""
+    """Returns the channel of secure aggregation; raises ``ValueError`` for bits other than 32 and 64."""
     _check_bits(bits)
     return as_is(lambda message, broadcast: (ledger.masked_bytes(message, bits), 0))
 
 
 def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
-    """Bits after the point, so that no sum of ``num_messages`` numbers within ``limit`` leaves 2^bits."""
+    """Returns the bits after the binary point with which no sum of ``num_messages`` numbers exceeds 2^bits.
+
+    Args:
+        num_messages: The most numbers in a sum.
+        bits: Bits of a whole number, 32 or 64.
+        limit: Largest magnitude of a number.
+
+    Raises:
+        ValueError: Other bits, or a limit that leaves no bit for the fraction.
+    """
     _check_bits(bits)
     number("limit", limit, above=0)
     whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
@@ -81,7 +93,17 @@ def _check_bits(bits: int) -> None:
 
 
 def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Array, Array]:
-    """Messages [M, ...] as whole numbers modulo 2^bits, [M, P + 1], the weight last, and how many were cut."""
+    """Returns messages as whole numbers modulo 2^bits, [M, P + 1], weight last, and how many numbers were cut.
+
+    Args:
+        messages: Messages [M, ...], floating.
+        weight: Weights [M]; 0 marks a place without a message.
+        bits: Bits of a whole number, 32 or 64.
+        limit: Largest magnitude of a number; larger ones are cut.
+
+    Raises:
+        ValueError: Messages with parts that are not floating.
+    """
     leaves = jax.tree.leaves(messages)
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold others")
@@ -97,12 +119,14 @@ def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Ar
 
 
 def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Array:
-    """What each client sends, [M, P]: its whole numbers and the masks of its pairs, modulo 2^bits.
+    """Returns each client's masked message, [M, P]: its whole numbers plus the masks of its pairs, modulo 2^bits.
 
     Args:
-        numbers: [M, P] uint32 or uint64.
-        active: whose messages arrive, [M]; the others' rows are 0, and nobody has a mask with them.
-        client: ids [M]; a pair's mask depends on the two ids alone, and the one with the smaller id adds it.
+        key: Key of the masks.
+        numbers: Whole numbers [M, P], uint32 or uint64.
+        active: Whether a client's message arrives, [M]; other rows are 0 and share no masks.
+        client: Ids [M]; a pair's mask depends only on the two ids and the key, and the client with the smaller id adds
+            it.
     """
     count = numbers.shape[0]
 
@@ -126,7 +150,13 @@ def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Arr
 
 
 def decode_mean(total: Array, like: PyTree, bits: int) -> PyTree:
-    """The weighted mean in a sum [P + 1] of encoded messages; ``like`` [M, ...] has the messages' shapes."""
+    """Returns the weighted mean of encoded messages, from their sum.
+
+    Args:
+        total: Sum of the encoded messages, [P + 1].
+        like: Messages [M, ...], whose shapes and dtypes the mean has.
+        bits: Bits of a whole number, 32 or 64.
+    """
     dtype = jnp.result_type(*jax.tree.leaves(like), jnp.float32)
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
     parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], dtype), like))[1]

@@ -1,7 +1,7 @@
 """A shuffling server between the clients and the aggregation server (Yue et al., ICML 2022, section 4.2, figure 2).
 
-It forwards the messages in a random order and without names, so that the server cannot tell who sent what. Averages,
-and the evolution of the tangent kernel, do not depend on the order.
+It forwards the messages in a random order and without names, so that the aggregation server cannot tell which client
+sent which message. Averages, and the evolution of the tangent kernel, do not depend on the order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from fedtangent.types import Aggregate, Array, Key, PyTree, RoundInfo, Server, S
 
 
 def permuted(key: Key, rows: PyTree) -> PyTree:
-    """Every array of ``rows``, all with the same leading axis, in the same random order along it."""
+    """Returns every array of ``rows``, all with the same leading axis, in the same random order along that axis."""
     count = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
     return pytrees.take(rows, order)
 
 
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
-    """``aggregate`` and ``server`` behind a shuffler: messages reach the server in a random order and without names.
+    """Returns ``aggregate`` and ``server`` behind a shuffler: messages arrive in a random order and without names.
 
     Messages travel with their weights and without the clients' ids; the order is drawn with the round's key. All
-    messages of a round are held at once, up to ``slots_per_model`` (give all of the schedule's slots to lose none).
+    messages of a round are in memory at once.
+
+    Args:
+        aggregate: Reduction of a round's messages.
+        server: The server's part of an algorithm.
+        slots_per_model: The most messages of a model; the schedule's number of slots loses none.
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -36,7 +41,13 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
 
 
 def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
-    """What ``aggregate`` makes of one model's messages [M, ...] with weights [M], a weight of 0 being no message."""
+    """Returns the aggregate of one model's messages.
+
+    Args:
+        aggregate: Reduction of a round's messages.
+        messages: Messages [M, ...].
+        weight: Weights [M]; 0 marks a place without a message.
+    """
     filled = weight > 0
     place = jnp.cumsum(filled, dtype=jnp.int32) - 1
     count = weight.shape[0]

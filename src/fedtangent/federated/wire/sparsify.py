@@ -1,12 +1,12 @@
-"""Which entries of an example's Jacobian are kept: its threshold, found by counting and not by sorting.
+"""Sparsified Jacobians: the threshold above which entries are kept, found by counting and not by sorting.
 
 Of the C P numbers of an example's Jacobian the k of largest magnitude are kept (top-k sparsification, Yue et al., ICML
-2022, section 4.2 and appendix B). A threshold that leaves exactly those is found by bisection over the bit patterns of
-floating numbers, whose order is the numbers', given a function that counts the entries above one. A dense layer's part
-is an outer product, so that its count is a sum of binary searches in the sorted inputs of the layer.
+2022, section 4.2 and appendix B). A threshold that keeps exactly these is found by bisection over the bit patterns of
+floating numbers, which are ordered as the numbers are, with a function that counts the entries above a threshold. A
+dense layer's part is an outer product, so that its count is a sum of binary searches in the sorted inputs of the layer.
 
-Entries that equal the k-th magnitude are all kept, even if that makes more than k: so the choice depends neither on
-the order of parameters nor on that of outputs. Zeros are never sent.
+Entries that equal the k-th magnitude are all kept, even if that makes more than k. So the choice depends neither on the
+order of parameters nor on the order of outputs. Zeros are never sent.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of
 
 
 def num_kept(sparsity: float, total: int) -> int:
-    """How many of ``total`` numbers are kept: the share that is not set to zero, rounded half up, at least 1."""
+    """Returns how many of ``total`` numbers are kept: the share ``1 - sparsity``, rounded half up, at least 1."""
     return max(1, math.floor((1 - sparsity) * total + 0.5))
 
 
 def check_sparsity(sparsity: float) -> None:
-    """Raise ``ValueError`` unless ``sparsity`` is a number in [0, 1)."""
+    """Raises ``ValueError`` unless ``sparsity`` is a number in [0, 1)."""
     number("sparsity", sparsity, at_least=0, below=1)
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """``values`` rounded to the nearest number of ``bits`` bits, 8 of them the exponent; as they are for None."""
+    """Returns ``values`` rounded to the nearest number of ``bits`` bits, 8 of them the exponent; None: unchanged."""
     return values if bits is None else jax.lax.reduce_precision(values, 8, bits - 9)
 
 
 def threshold_of(count: Count, largest: Array, k: int) -> Array:
-    """A threshold for each example that exactly its k largest magnitudes reach (and their equals), [b].
+    """Returns a threshold for each example that exactly its k largest magnitudes (and ties) reach, [b].
 
-    It is the k-th magnitude itself, or a number between it and the next one below. 0 where fewer than k entries are
-    above zero.
+    It is the k-th magnitude, or a number between it and the next smaller one. It is 0 if fewer than k entries are above
+    zero.
 
     Args:
-        count: entries of at least a magnitude, exact and not rising in it.
-        largest: an upper bound of the magnitudes, [b], float32 or float64, finite.
+        count: Function from thresholds [b] to the number of entries of each example of at least that magnitude, exact
+            and not rising in the threshold.
+        largest: Upper bounds of the magnitudes, [b], float32 or float64, finite.
+        k: Number of entries to keep.
     """
     bits = jnp.int32 if largest.dtype == jnp.float32 else jnp.int64
 
@@ -69,18 +71,26 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
 
 
 def thresholds(numbers: Array, sparsity: float) -> Array:
-    """The magnitude from which the numbers of each row of ``numbers`` [b, ...] are kept, [b].
+    """Returns the magnitude from which the numbers of each row are kept, [b], for a Jacobian that is in memory.
 
-    For a Jacobian that is held whole: ``num_kept`` of its numbers stay, as ``threshold_of`` chooses them.
+    ``num_kept`` of each row's numbers stay, as ``threshold_of`` chooses them.
+
+    Args:
+        numbers: The rows [b, ...].
+        sparsity: Share of the numbers that is set to zero.
     """
     flat = jnp.abs(numbers).reshape((numbers.shape[0], -1))
     return threshold_of(count_numbers(flat), jnp.max(flat, axis=1), num_kept(sparsity, flat.shape[1]))
 
 
 def count_products(left: Array, right: Array) -> Count:
-    """Counts the products ``|left_u right_q|``, each rounded to their dtype, of at least a threshold.
+    """Returns a function that counts the products ``|left_u right_q|`` of at least a threshold.
 
-    ``left`` [b, U] and ``right`` [b, Q]; a threshold costs Q binary searches among U sorted numbers.
+    Each product is rounded to the dtype of its factors. A threshold costs Q binary searches among U sorted numbers.
+
+    Args:
+        left: First factors [b, U].
+        right: Second factors [b, Q].
     """
     size = left.shape[1]
     width = 1 << size.bit_length()
@@ -102,6 +112,11 @@ def count_products(left: Array, right: Array) -> Count:
 
 
 def count_numbers(numbers: Array, times: int = 1) -> Count:
-    """Counts the numbers [b, Q] of at least a magnitude, each of which occurs ``times`` times."""
+    """Returns a function that counts the numbers of at least a magnitude.
+
+    Args:
+        numbers: The numbers [b, Q].
+        times: How often each number occurs.
+    """
     magnitudes = jnp.abs(numbers)
     return lambda threshold: times * jnp.sum(magnitudes >= threshold[:, None], axis=1, dtype=jnp.int32)

@@ -12,31 +12,42 @@ from fedtangent.types import Array, Client, Key, Local, Partition, PyTree
 
 
 def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
-    """How many of ``size`` examples a client uses: ``beta * size`` rounded half up, at least 1; 0 of none."""
+    """Returns how many of ``size`` examples a client uses: ``beta * size`` rounded half up, at least 1; 0 of none."""
     size = np.asarray(size)
     return np.where(size > 0, np.maximum(1, np.floor(beta * size + 0.5)), 0).astype(np.int32)
 
 
 def largest_sample(partition: Partition, clients: int, beta: float = 1.0) -> int:
-    """The most examples that so many clients of ``partition`` use together in a round, at least 1."""
+    """Returns the most examples that clients of a partition use together in a round, at least 1.
+
+    Args:
+        partition: The clients' examples.
+        clients: Number of clients in the round.
+        beta: Share of its examples that a client uses.
+    """
     return max(1, int(np.sort(num_sampled(partition.sizes, beta))[::-1][:clients].sum()))
 
 
 def check_beta(beta: float) -> None:
-    """Raise ``ValueError`` unless ``beta`` is a number in (0, 1]."""
+    """Raises ``ValueError`` unless ``beta`` is a number in (0, 1]."""
     number("beta", beta, above=0, at_most=1)
 
 
 def subsampled(local: Local, beta: float) -> Local:
-    """``local`` on a part of each client's examples, drawn anew in every round (Yue et al., ICML 2022, section 4.2).
+    """Returns ``local`` on a random part of each client's examples (Yue et al., ICML 2022, section 4.2).
 
-    A client of n examples uses ``num_sampled(n, beta)`` of them, drawn uniformly without replacement with its own key
-    of the round; a client that trains two models in a round draws the same for both. ``info["examples"]``, by which the
-    ledger charges what is sent per example, counts the drawn ones. A client's weight in an average stays that of all
-    that it holds: with one beta for all this differs by rounding only, and does not change with the draw. Arrays are as
-    small as the largest draw. ``beta = 1`` is ``local`` itself.
+    A client of n examples uses ``num_sampled(n, beta)`` of them, drawn in every round, uniformly without replacement,
+    with the client's key of the round; a client that trains two models in a round draws the same examples for both.
+    ``info["examples"]``, by which the wire ledger charges bytes per example, counts the drawn examples. A client's
+    weight in an average still counts all its examples: with one beta for all clients this differs only by rounding, and
+    does not change with the draw. Arrays are as small as the largest draw. ``beta = 1`` returns ``local``.
 
-    Raises ``ValueError`` for a beta outside (0, 1].
+    Args:
+        local: A client's part of an algorithm.
+        beta: Share of the examples, in (0, 1].
+
+    Raises:
+        ValueError: A beta outside (0, 1].
     """
     check_beta(beta)
     if beta == 1:

@@ -1,8 +1,9 @@
 """FedAvg on deep linear networks (DeepLin, papers: ``liu_deep_linear``); rows are examples, the paper's are columns.
 
-Eq. (1), (5): ``models.linear_networks``, ``gram.products``. (3), (4): the loss ``squared_error_sum``. (6) to (8), (10),
-(17): ``rounds``. (14) to (16): ``gram``. (18), Theorem IV.2, its hypotheses A to C: ``theorem``. (23) to (26), terms of
-(17) along runs: ``experiments.deep_linear.theorem``. All of it against simulation: ``compare.theorems.deep_linear``.
+Where to find the paper's equations: (1), (5) in ``models.linear_networks`` and ``gram.products``; (3), (4) in the loss
+``squared_error_sum``; (6) to (8), (10), (17) in ``rounds``; (14) to (16) in ``gram``; (18), Theorem IV.2 and its
+hypotheses A to C in ``theorem``; (23) to (26), the terms of (17) along runs, in ``experiments.deep_linear.theorem``.
+``compare.theorems.deep_linear`` compares all of it with simulation.
 """
 
 from fedtangent.theory.deep_linear.gram import spectrum as deep_linear_spectrum

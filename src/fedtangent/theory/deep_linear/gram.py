@@ -1,12 +1,12 @@
-"""Gram matrices of deep linear networks, eq. (14) and (15) of DeepLin, as operators and, where they are small, dense.
+"""Gram matrices of deep linear networks, eq. (14) and (15) of DeepLin, as operators and for small problems as matrices.
 
 With rows for examples, ``A_i = X (W^(i-1) .. W^1)'`` [n, fan_in of layer i] and ``B_i = W^L .. W^(i+1)`` [C, fan_out
 of layer i], eq. (15) maps residuals R [n_c, C] of client c to ``1/(m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` [n, C];
 eq. (14) is the case of one and the same network and data. No matrix of n C x n C is needed.
 
-Its spectrum lies on the range of X, as every A_i is X times something: in an orthonormal basis of that range, of r
-rows, the operator acts on r C numbers. Both ends of the spectrum are found by the Lanczos method, the lower one by that
-of the inverse.
+The spectrum of the operator lies on the range of X, because every A_i is X times a matrix: in an orthonormal basis of
+that range, of r rows, the operator acts on r C numbers. The Lanczos method finds the largest eigenvalue of the operator
+and, applied to its inverse, the least.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_STEPS = 10_000
 
 
 class Products(NamedTuple):
-    """A network at given inputs, float64."""
+    """Products of a network's layers at n inputs, float64."""
 
     below: tuple[np.ndarray, ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
     above: tuple[np.ndarray, ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
@@ -35,9 +35,14 @@ class Products(NamedTuple):
 
 
 def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.ndarray, ...]:
-    """Weights ``W^1 .. W^L`` as float64, [fan_out, fan_in] each; ``dimension`` is the fan_in of the first.
+    """Checks weights ``W^1 .. W^L`` and returns them as float64, [fan_out, fan_in] each.
 
-    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    Args:
+        weights: One matrix per layer.
+        dimension: Required fan_in of the first layer; None for any.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     if not isinstance(weights, list | tuple) or not weights:
         got = "none" if isinstance(weights, list | tuple) else f"{' '.join(repr(weights).split()):.60}"
@@ -55,9 +60,14 @@ def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.
 
 
 def products(weights: Sequence[Any], x: Any) -> Products:
-    """The network of weights ``W^1 .. W^L``, [fan_out, fan_in] each, at inputs x [n, d] (eq. 5).
+    """Computes a network's products of layers and its outputs (eq. 5) at inputs x.
 
-    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    Args:
+        weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
+        x: Inputs [n, d].
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     inputs = checks.check_rows("x", x, "n, d")
     layers = layers_of(weights, inputs.shape[1])
@@ -73,7 +83,13 @@ def products(weights: Sequence[Any], x: Any) -> Products:
 
 
 def applied(of: Products, residuals: Any, local: Products | None = None) -> np.ndarray:
-    """Eq. (15) applied to residuals [n_c, C] of the client whose network is ``local``, [n, C]; without it eq. (14)."""
+    """Applies the operator of eq. (15) to residuals: [n, C].
+
+    Args:
+        of: Server's network at n examples.
+        residuals: Residuals [n_c, C] of one client.
+        local: Client's network at its n_c examples; by default the server's, which is eq. (14).
+    """
     own = of if local is None else local
     values = real_array("residuals", residuals)
     checks.check_shape("residuals", values, own.outputs.shape)
@@ -84,7 +100,7 @@ def applied(of: Products, residuals: Any, local: Products | None = None) -> np.n
 
 
 def dense(of: Products, local: Products | None = None) -> np.ndarray:
-    """The operator that ``applied`` applies, as a matrix [n C, n_c C], example-major: for tests and small problems."""
+    """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems."""
     own = of if local is None else local
     total = sum(
         np.kron(a @ a_own.T, b @ b_own.T)
@@ -94,11 +110,18 @@ def dense(of: Products, local: Products | None = None) -> np.ndarray:
 
 
 def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
-    """Least and largest eigenvalue of eq. (14) on the range of X.
+    """Computes the least and the largest eigenvalue of eq. (14) on the range of X.
 
-    The least is 0 for networks narrower than both ends of their map, which reach matrices of lower rank only.
+    The least is 0 for networks that are narrower than both ends of their map, because they reach only matrices of lower
+    rank.
 
-    Raises as ``products`` does, and ``RuntimeError`` (SciPy's of the Lanczos method is one) where it is not found.
+    Args:
+        weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
+        x: Inputs [n, d].
+
+    Raises:
+        ValueError: As for ``products``, or all inputs are 0.
+        RuntimeError: The Lanczos method or the solver of linear systems does not converge.
     """
     of = products(weights, in_row_space(checks.check_rows("x", x, "n, d")))
     singular = np.linalg.norm(of.below[0], axis=1)
@@ -118,7 +141,7 @@ def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
         return np.asarray(sum(left @ each @ right for left, right in bare)).ravel()
 
     def solved(column: np.ndarray) -> np.ndarray:
-        """The inverse: what is left when the singular values are taken out is near L / C at any width."""
+        """Applies the inverse by conjugate gradients, preconditioned with the singular values of X."""
         found, left = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
         if left != 0:
             raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
@@ -137,9 +160,9 @@ def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
 
 
 def in_row_space(x: np.ndarray) -> np.ndarray:
-    """``U' X`` [r, d] of the thin decomposition ``X = U S V'``: what acts on a residual's part in the range of X.
+    """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``, the examples of a problem of full rank.
 
-    Raises ``ValueError`` where that is 0 alone.
+    A residual in the range of X has r rows in the basis U. Raises ``ValueError`` if X is 0.
     """
     if not x.any():
         raise ValueError("x: got zeros alone, must hold an example that is not 0")

@@ -1,8 +1,8 @@
-"""A round of FedAvg on deep linear networks as DeepLin writes it: its gradients, its residual, the terms of eq. (17).
+"""A round of FedAvg on deep linear networks in DeepLin's notation: gradients, residual and the terms of eq. (17).
 
-With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` has A_i, B_i and
-s). A round is K such steps at each of N clients from the server's weights (7), and their mean (8). In terms of the
-residual it is eq. (17), whose last term E holds all products of two or more layers' changes (10).
+With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` defines A_i, B_i
+and s). A round is K such steps at each of N clients from the server's weights (7), and their mean (8). In terms of the
+residual it is eq. (17), whose last term E contains all products of two or more layers' changes (10).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
 
 
 class FullBatchWork(NamedTuple):
-    """What all clients do in a round; made by ``full_batch_work``."""
+    """Work of all clients in a round; built by ``full_batch_work``."""
 
     x: np.ndarray  # [n, d]
     y: np.ndarray  # [n, C]
@@ -32,20 +32,29 @@ class FullBatchWork(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients N."""
         return self.partition.num_clients
 
     def of_client(self, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """X_c and Y_c."""
+        """Returns inputs X_c and targets Y_c of client c."""
         rows = self.partition.client(c)
         return self.x[rows], self.y[rows]
 
 
 def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
-    """The clients' work in a round: x [n, d] is the paper's X', y [n, C] its Y'; every example has exactly one client.
+    """Builds the clients' work in a round.
 
-    Raises ``ValueError`` for shapes that do not fit, numbers out of range or not finite, a client without examples, and
-    an example of no client or of several: the paper's X is what clients hold, together.
+    Args:
+        x: Inputs [n, d], the paper's X'.
+        y: Targets [n, C], the paper's Y'.
+        partition: Examples of each client; every example belongs to exactly one client, because the paper's X is the
+            clients' examples together.
+        learning_rate: Step size eta of ``1/2 |f(X_c) - Y_c|^2``.
+        local_steps: Number K of steps of each client.
+
+    Raises:
+        ValueError: Shapes that do not fit, numbers out of range or not finite, a client without examples, or an example
+            of no client or of several.
     """
     inputs, targets = checks.check_rows("x", x, "n, d"), checks.check_rows("y", y, "n, C")
     if len(inputs) != len(targets):
@@ -57,7 +66,7 @@ def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, 
 
 
 def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
-    """The layers of a network from x to y. Raises ``ValueError`` for others."""
+    """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them."""
     layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
     if len(layers[-1]) != outputs:
         raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y")
@@ -65,22 +74,30 @@ def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
 
 
 def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
-    """Eq. (6): gradients of the sum of squares by the weights of every layer, for residuals [n, C]."""
+    """Computes the gradients of the sum of squares by every layer's weights (eq. 6), for residuals [n, C]."""
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
 
 
 class LocalPath(NamedTuple):
-    """One client's local steps."""
+    """Local steps of one client."""
 
-    before: tuple[Products, ...]  # of its network at its examples, before each of the K steps
+    before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
     residuals: tuple[np.ndarray, ...]  # xi_{k,c}, [n_c, C] each
-    weights: tuple[np.ndarray, ...]  # after the last
+    weights: tuple[np.ndarray, ...]  # after the last step
 
 
 def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
-    """Eq. (7): ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2``.
+    """Computes ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2`` (eq. 7).
 
-    Raises ``ValueError`` for a rate at which the weights overflow.
+    Args:
+        weights: Weights at the start of the round.
+        x: Inputs [n_c, d] of the client.
+        y: Targets [n_c, C] of the client.
+        learning_rate: Step size.
+        local_steps: Number K of steps.
+
+    Raises:
+        ValueError: The weights overflow at this learning rate.
     """
     own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
     for _ in range(local_steps):
@@ -95,18 +112,18 @@ def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: fl
 
 
 def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
-    """The local steps of every client."""
+    """Computes the local steps of every client."""
     every = (work.of_client(c) for c in range(work.num_clients))
     return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
 
 
 def averaged(paths: Sequence[LocalPath]) -> list[np.ndarray]:
-    """Eq. (8): the server's weights after the round, the plain mean."""
+    """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8)."""
     return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
 
 
 class ResidualTerms(NamedTuple):
-    """Eq. (17): the server's residual after a round as a sum of four, [n, C] each."""
+    """Terms of eq. (17): the server's residual after a round is the sum of these four, [n, C] each."""
 
     first: np.ndarray  # (I - eta K/N P(0)) xi: the linear model's
     second: np.ndarray  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
@@ -115,7 +132,7 @@ class ResidualTerms(NamedTuple):
 
     @property
     def total(self) -> np.ndarray:
-        """The residual after the round."""
+        """Residual after the round."""
         return self.first + self.second + self.third + self.fourth
 
 
@@ -151,9 +168,9 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 
 
 def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarray) -> np.ndarray:
-    """``s E X`` of eq. (10), [n, C]: of the product of all layers what holds two changes or more.
+    """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more.
 
-    Entry o of ``orders`` is the sum of all products of the layers so far that hold o changes.
+    Entry o of ``orders`` is the sum of all products of the layers so far that contain o changes.
     """
     orders = [x]
     for w, to in zip(weights, after, strict=True):
@@ -163,11 +180,12 @@ def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarra
 
 
 def balancedness(weights: Weights) -> list[np.ndarray]:
-    """``W^{i+1}' W^{i+1} - W^i W^i'`` of i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen and Hazan, 2018).
+    """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
     One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of
-    FedAvg with K = 1. With K > 1 a round's mean keeps a part of first order in the clients' drift.
+    FedAvg with K = 1. With K > 1 the change by a round's mean is of first order in the clients' drift.
 
-    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]

@@ -1,23 +1,23 @@
-"""Theorem IV.2 of DeepLin: FedAvg on a wide deep linear network decays linearly, and what its proof assumes of a run.
+"""Theorem IV.2 of DeepLin, the linear decay of FedAvg on wide deep linear networks, and the hypotheses of its proof.
 
     L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
 
 L the sum of squares of N clients that take K full-batch steps at rate eta on ``1/2 |f(X_c) - Y_c|^2`` (18). The proof
-is an induction over three hypotheses: A, the bound itself; B, singular values of products of layers stay near those of
-the limit; C, no layer moves farther than R.
+is an induction over three hypotheses: A, the bound itself; B, singular values of products of layers stay near their
+values in the limit; C, no layer moves farther than R.
 
-What the paper leaves open, or says otherwise:
+Points that the paper leaves open or states otherwise:
 
-- P(0) is singular beyond the range of X. As in Du and Hu (2019), on whom the proof stands, the examples are those of a
-  reduced problem: lambda_min and sigma_min are the least on that range, and targets are ``Y = W* X``.
-- The conditions hold up to constants. The step's is printed inside the proof, ``eta <= d_out / (50 L kappa K |X|^2)``;
-  that of the width is taken as 1, which is the least that it can mean.
+- P(0) is singular beyond the range of X. As in Du and Hu (2019), whose result the proof uses, the examples belong to
+  a reduced problem: lambda_min and sigma_min are the least on that range, and targets are ``Y = W* X``.
+- The conditions hold up to constants. The step's constant is printed inside the proof,
+  ``eta <= d_out / (50 L kappa K |X|^2)``; the width's constant is taken as 1, the least possible reading.
 - (18) is of the squared norm. The proof bounds the norm itself by rho, so its square by rho^2; and to first order in
   eta the square falls by ``1 - 2 eta K lambda_min / N``: the theorem has a quarter of the rate. ``linear_rate`` is
-  that of the linear model, exact for any eta and K.
+  the rate of the linear model, exact for any eta and K.
 - In (33), and so in (25) and Lemma VII.7, the local kernel's bound ``1.25^4 L sigma_max^2 / d_out`` has lost its L;
   with it (``drift_bound``) the third term keeps the proof's share for eta smaller by L.
-- R is printed with 4 in hypothesis C and with 16 in the proof of it; 16 is what its steps give.
+- R is printed with 4 in hypothesis C and with 16 in the proof of it; 16 is the value that its steps give.
 - (27) orders the least eigenvalues of ``X'X`` and ``X_c'X_c``, which is true for columns of full rank, n <= d only.
 """
 
@@ -42,16 +42,16 @@ SPREAD = 2.0  # of hypothesis B's O(sqrt(L)): a square Gaussian matrix alone has
 
 
 class DeepLinearConstants(NamedTuple):
-    """The constants of Theorem IV.2."""
+    """Constants of Theorem IV.2."""
 
     depth: int  # L
     width: int  # m
     outputs: int  # d_out
     num_clients: int  # N
-    rank: int  # r, of X
+    rank: int  # r, rank of X
     largest: float  # |X|, its largest singular value
-    least: float  # sigma_min, the least that is not 0
-    lambda_min: float  # of P(0) on the range of X
+    least: float  # sigma_min, the least singular value of X that is not 0
+    lambda_min: float  # least eigenvalue of P(0) on the range of X
     lambda_max: float
     truth: float  # |W*|
     residual: float  # |xi(0)|
@@ -61,41 +61,41 @@ class DeepLinearConstants(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """Condition number of X X': of the squared singular values."""
+        """Condition number of X X', the ratio of the squared singular values."""
         return (self.largest / self.least) ** 2
 
     def rate(self) -> float:
-        """rho, at least 0: the factor that (18) grants the sum of squares in a round."""
+        """Computes rho, at least 0: the bound (18) of the factor by which the sum of squares shrinks in a round."""
         return max(1 - self.learning_rate * self.local_steps * self.lambda_min / (2 * self.num_clients), 0.0)
 
     def step_limit(self) -> float:
-        """The largest eta of the theorem."""
+        """Computes the largest eta that the theorem allows."""
         return self.outputs / (STEP * self.depth * self.kappa * self.local_steps * self.largest**2)
 
     def least_width(self) -> float:
-        """The least m of the theorem, its constant taken as 1."""
+        """Computes the least m that the theorem allows, with 1 for its unspecified constant."""
         shared = self.rank * self.kappa**4 * self.num_clients**2
         log_depth = math.log(self.depth) if self.depth > 1 else 0.0
         wanted = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
         return self.depth * max(wanted)
 
     def radius(self) -> float:
-        """R of hypothesis C, how far a layer may move: 0 for a residual of 0."""
+        """Computes R of hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
         spread = math.sqrt(self.outputs * self.num_clients)
         return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
 
     def drift_bound(self, steps: int) -> float:
-        """Lemma VII.7 with the L of (33): bound of a client's ``|U_k - U|`` over its ``|U - Y|`` after k steps."""
+        """Computes the bound of a client's ``|U_k - U| / |U - Y|`` after k steps, Lemma VII.7 with the L of (33)."""
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
     def kernel_bound(self) -> float:
-        """Lemma VII.5: bound of ``|P(t, k) - P(0)|``."""
+        """Computes the bound of ``|P(t, k) - P(0)|`` of Lemma VII.5."""
         return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
 
 
 @dataclass(frozen=True, repr=False)
 class DeepLinearTheorem:
-    """Theorem IV.2 on given data; made by ``deep_linear_theorem``."""
+    """Theorem IV.2 for one network and its data; built by ``deep_linear_theorem``."""
 
     constants: DeepLinearConstants
     assumptions: tuple[Assumption, ...]
@@ -117,18 +117,21 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """The factor of the sum of squares in a round at infinite width, in the long run: the sharp form of rho.
+        """Factor of the sum of squares in a round at infinite width, in the long run: the sharp form of rho.
 
-        Of ``|M - M*|^2`` each round leaves that at most; with K > 1 a single one may leave more of ``|X (M - M*)|^2``.
+        A round leaves at most this share of ``|M - M*|^2``; with K > 1 a single round may leave more of
+        ``|X (M - M*)|^2``.
         """
         return self.linear.contraction**2
 
     def singular_values(self, weights: Weights) -> tuple[float, float]:
-        """Least and largest of ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L, each over what it is in the limit.
+        """Computes the least and the largest singular value of products of layers, relative to infinite width.
 
-        The limit's are ``m^(layers/2)``, times the least or largest of X.
+        The products are ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L. Their singular values in the limit are
+        ``m^(layers/2)``, times the least or largest of X for the latter.
 
-        Raises ``ValueError`` for weights that are not of the initial shapes, and for a single layer.
+        Raises:
+            ValueError: Weights of other shapes than the initial ones, or a single layer.
         """
         weights, c, low, high = self._alike(weights), self.constants, list[float](), list[float]()
         if c.depth < 2:
@@ -144,9 +147,15 @@ class DeepLinearTheorem:
         return min(low), max(high)
 
     def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
-        """A, B and C of the proof at the server's weights after so many rounds; ``loss`` is L(t) / L(0).
+        """Checks the hypotheses A, B and C of the proof at the server's weights after ``rounds`` rounds.
 
-        Raises ``ValueError`` for weights that are not of the initial shapes.
+        Args:
+            weights: Weights of the server.
+            loss: Loss relative to the start, L(t) / L(0).
+            rounds: Number of finished rounds t.
+
+        Raises:
+            ValueError: Weights of other shapes than the initial ones.
         """
         weights, c = self._alike(weights), self.constants
         whole("rounds", rounds, 0)
@@ -173,9 +182,15 @@ class DeepLinearTheorem:
 
 
 def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
-    """Theorem IV.2 for initial weights ``W^1 .. W^L`` and the clients' work: rho, and which assumptions hold.
+    """Computes rho of Theorem IV.2 and checks which of its assumptions hold.
 
-    Raises ``ValueError`` for weights that do not fit the data, and for a rate at which the linear model diverges.
+    Args:
+        weights: Initial weights ``W^1 .. W^L``.
+        work: Full-batch work of the clients.
+        delta: Probability with which the theorem may fail.
+
+    Raises:
+        ValueError: Weights that do not fit the data, or a rate at which the linear model diverges.
     """
     number("delta", delta, above=0, below=1)
     instance("work", work, FullBatchWork)
@@ -210,10 +225,17 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
 
 
 def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
-    """FedAvg at infinite width: the linear model ``f(x) = M' x``, M [d, C], whose tangent kernel is ``L/C x x'``.
+    """Computes FedAvg at infinite width: a linear model ``f(x) = M' x``, M [d, C], with tangent kernel ``L/C x x'``.
 
-    Lazily trained the network is this model at the rate ``eta L / C``, from its own initial product of layers; every
-    round follows in closed form (``LocalRegression.models``). Raises ``ValueError`` for a depth below 1.
+    A lazily trained network is this model at the rate ``eta L / C``, started from the initial product of its layers.
+    Every round follows in closed form (``LocalRegression.models``).
+
+    Args:
+        work: Full-batch work of the clients.
+        depth: Number L of layers.
+
+    Raises:
+        ValueError: A depth below 1.
     """
     instance("work", work, FullBatchWork)
     whole("depth", depth)
@@ -224,13 +246,20 @@ def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
 
 
 def linear_model(weights: Weights) -> np.ndarray:
-    """The network as one matrix M [d, C]: ``f(x) = M' x``."""
+    """Returns the network as one matrix M [d, C]: ``f(x) = M' x``."""
     layers = layers_of(weights)
     return products(layers, np.eye(layers[0].shape[1])).outputs
 
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
-    """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``; inf where all X_c are 0."""
+    """Computes the rate above which a client's descent diverges at infinite width: the least ``2 d_out / (L |X_c|^2)``.
+
+    It is inf if all X_c are 0.
+
+    Args:
+        work: Full-batch work of the clients.
+        depth: Number L of layers.
+    """
     instance("work", work, FullBatchWork)
     whole("depth", depth)
     largest = max(_squared_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
@@ -242,13 +271,13 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def _squared_norm(x: np.ndarray) -> float:
-    """``|X|^2`` by the smaller Gram matrix, which costs a fraction of the singular values of X."""
+    """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 
 
 def _tails(weights: Weights) -> list[np.ndarray]:
-    """``W^{L:i}`` of i = L, .., 2: of 1, .., L - 1 layers."""
+    """Returns ``W^{L:i}`` of i = L, .., 2: products of 1, .., L - 1 layers."""
     found: list[np.ndarray] = []
     for w in weights[:0:-1]:
         found.append(np.asarray(found[-1] @ w if found else w))
@@ -256,7 +285,7 @@ def _tails(weights: Weights) -> list[np.ndarray]:
 
 
 def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
-    """``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
+    """Returns ``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
     found = [np.asarray(x)]
     for w in weights[:-1]:
         found.append(found[-1] @ w.T)
@@ -264,7 +293,7 @@ def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
 
 
 def _between(weights: Weights) -> list[tuple[int, np.ndarray]]:
-    """``W^{j:i}`` of 1 < i <= j < L, and of how many layers each is."""
+    """Returns the products ``W^{j:i}`` of 1 < i <= j < L, each with its number of layers."""
     found, inner = [], list(weights[1:-1])
     for i in range(len(inner)):
         product = np.asarray(inner[i])

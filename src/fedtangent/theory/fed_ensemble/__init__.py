@@ -1,4 +1,4 @@
-"""Fed-ensemble: FE-2021 (arXiv) and FE-2024 (IEEE TASE)."""
+"""Theory of Fed-ensemble, from the papers FE-2021 (arXiv) and FE-2024 (IEEE TASE)."""
 
 from fedtangent.theory.fed_ensemble.bias_variance import (
     corollary_1,

@@ -2,15 +2,15 @@
 
     E (y - h)^2 = E_x (y - ybar)^2 + E_x (ybar - hbar)^2 + E_x (h - hbar)^2
 
-with h the average of K models, hbar its expectation over all that is random in a run, ybar(x) = E[y | x]. FE-2024's
+with h the average of K models, hbar its expectation over all random draws of a run, ybar(x) = E[y | x]. FE-2024's
 eq. (10) prints h for hbar in the second term, with which the two sides differ by the variance; FE-2021's eq. (3) is
-meant. Two things are random in a run: the initial functions, and the schedule (who trains which model when), so by
-the law of total variance
+meant. A run has two random parts: the initial functions, and the schedule (who trains which model when), so by the law
+of total variance
 
     E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
 
-The first part is what the K independent initial functions leave, the second what their training orders add; at the
-fixed point of Theorem 2 the schedule no longer matters and Corollary 1's k(x, x)/K is all there is.
+The first part is the variance from the K independent initial functions, the second the variance from the schedules; at
+the fixed point of Theorem 2 the schedule no longer matters, and only Corollary 1's k(x, x)/K remains.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ MODELS_AT_ONCE = 1024
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error (0 where it is exact, nan where it cannot be known)."""
+    """A number and its standard error (0 for an exact number, nan if the standard error is unknown)."""
 
     value: float
     standard_error: float
 
 
 class Decomposition(NamedTuple):
-    """The terms of eq. (3) / (10), averaged over points and outputs; ``total = noise + bias + variance``."""
+    """Terms of eq. (3) / (10), averaged over points and outputs; ``total = noise + bias + variance``."""
 
     noise: float  # data uncertainty, E_x Var[y | x]
     bias: Estimate  # squared, E_x (ybar - hbar)^2
-    initialisation: Estimate  # the variance's part from initial functions
-    schedules: Estimate  # the variance's part from schedules
-    variance: Estimate  # knowledge uncertainty: the two together
+    initialisation: Estimate  # part of the variance from initial functions
+    schedules: Estimate  # part of the variance from schedules
+    variance: Estimate  # knowledge uncertainty, initialisation + schedules
     total: Estimate
 
 
@@ -60,31 +60,31 @@ class EnsembleLaw(NamedTuple):
     """Mean and variance of the average of K models after a round, given the schedule."""
 
     mean: np.ndarray  # [m, C]
-    variance: np.ndarray  # [m], or [m, C] where outputs differ: sum_k k_k(x, x) / K^2
+    variance: np.ndarray  # [m], or [m, C] if outputs differ: sum_k k_k(x, x) / K^2
 
 
 class Corollary1(NamedTuple):
-    """Corollary 1's right-hand side, and the exact left-hand side at a finite round, at m test points."""
+    """Right-hand side of Corollary 1, and its exact left-hand side at a finite round, at m test points."""
 
-    mean: np.ndarray | None  # [m, C], m(x) of Theorem 2; None where Theta has no usable inverse
+    mean: np.ndarray | None  # [m, C], m(x) of Theorem 2; None if Theta has no inverse in float64
     limit: np.ndarray | None  # [m], k(x, x) / K
     at_round: np.ndarray | None  # [m, C], E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
-    variance: np.ndarray | None  # [m] or [m, C], its variance part, known even without a limit
+    variance: np.ndarray | None  # [m] or [m, C], variance at the round, known even without a limit
     assumptions: tuple[Assumption, ...]
 
 
 def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Decomposition:
-    """The decomposition measured from repeated runs, unbiased, with jackknife standard errors.
+    """Estimates the decomposition from repeated runs, without bias and with jackknife standard errors.
+
+    The squared bias is corrected for the sampling variance of the mean, so its estimate may be below 0. The jackknife
+    leaves out one schedule, or one run, at a time.
 
     Args:
-        runs: predictions of the ensemble, [S, J, m, C]: S schedules, drawn independently, and for each J >= 2
-            independent initialisations (an analysis of variance tells the parts apart); or [E, m, C], E >= 2
-            independent runs that differ in both, from which only their sum is known (the parts are nan).
-        expected: [m, C], ybar(x) at points of p(x).
+        runs: Predictions of the ensemble. Either [S, J, m, C]: S independently drawn schedules, and for each of them
+            J >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]: E >= 2
+            independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
+        expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
-
-    The bias is corrected for the sampling variance of the mean, so that it may come out below 0. Standard errors leave
-    out one schedule, or one run, at a time.
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
@@ -102,9 +102,10 @@ def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Dec
 
 
 def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
-    """Exact law of the ensemble's prediction after round ``r`` of a flow, given its schedule, at its m test points.
+    """Computes the exact law of the ensemble's prediction after round ``r`` of a flow, given its schedule.
 
-    With independent initial functions the K models' variances add: ``sum_k k_k(x, x) / K^2``. One backward pass.
+    With independent initial functions the K models' variances add up to ``sum_k k_k(x, x) / K^2``. The cost is one
+    backward pass.
     """
     variance = np.diag(np.asarray(flow.ensemble_cov(r)))
     mean = np.asarray(flow.ensemble_mean(r))
@@ -121,16 +122,18 @@ def ensemble_laws(
     rounds: Sequence[int],
     num_models: int,
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``: for scans over settings.
+    """Computes ``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``, for large scans.
 
     The initial function is ``f0 = G z`` for a factor G of its covariance at all points, of the numerical rank q of the
-    kernel (about 50 for 100 radial basis functions): the flow moves the q columns as it moves any initial function
-    whose targets are 0, and one forward pass with C + q outputs serves all rounds. The models of many schedules go
-    through one pass together, as if they were one ensemble.
+    kernel (about 50 for 100 radial basis functions). The flow moves the q columns like initial functions with targets
+    0, so that one forward pass with C + q outputs serves all rounds. The models of many schedules go through one pass
+    together, as if they were one ensemble.
 
     Args:
-        cohorts: one for each schedule, arrays [R, S] of equal shapes.
-        rounds: any of 0 .. R. Other arguments: those of ``federated_flow`` (outputs that share a kernel).
+        kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel.
+        cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
+        rounds: Numbers of finished rounds, from 0 to R.
+        num_models: Number K of models.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
@@ -154,19 +157,19 @@ def ensemble_laws(
 
 
 def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
-    """Several schedules as one, with models of their own."""
+    """Joins several schedules into one, each with separate models."""
     client, weight = (np.concatenate([np.asarray(c[i]) for c in cohorts], axis=1) for i in (0, 2))
     model = np.concatenate([np.asarray(c.model) + i * num_models for i, c in enumerate(cohorts)], axis=1)
     return Cohort(client, model, weight)  # type: ignore[arg-type]
 
 
 def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: float = 0.0) -> Decomposition:
-    """The decomposition in closed form: given one schedule exactly, over several by averaging over those drawn.
+    """Computes the decomposition in closed form, for one schedule or on average over several drawn schedules.
 
     Args:
-        laws: one for each of S independently drawn schedules. With S = 1 the schedule is taken as given: its part
-            of the variance is 0, and all is exact. With more, standard errors are those of the draw of schedules.
-        expected: [m, C], ybar(x) at points of p(x).
+        laws: Laws of S independently drawn schedules. With S = 1 the schedule is fixed: its part of the variance is 0,
+            and all terms are exact. With S > 1 the standard errors come from the draw of schedules.
+        expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
@@ -190,15 +193,23 @@ def corollary_1(
     r: int | None = None,
     max_relative_jitter: float = 1e-10,
 ) -> Corollary1:
-    """Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``.
+    """Computes the ensemble's variance k(x, x)/K at the limit: Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021).
 
-    m and k are those of Theorem 2, after sufficiently many rounds. With a ``flow`` of K models, the exact left-hand
-    side at round ``r`` (default: its last) stands beside it: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the
-    place of ``k(x, x)/K``, with no remainder.
+    The corollary is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. Theorem 2 defines m and k, for
+    sufficiently many rounds. With a ``flow`` of K models the result also has the exact left-hand side at round ``r``:
+    there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
 
-    Assumes: Theta of full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
-    ``max_relative_jitter``), and a step size below a threshold (looked at where a flow is given). A singular Theta is
+    Assumes that Theta has full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
+    ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is
     reported in ``assumptions``, with ``limit`` None, and does not raise.
+
+    Args:
+        kernels: Kernel blocks with the nngp parts.
+        y_train: Targets [n, C].
+        num_models: Number K of models.
+        flow: Flow of K models; None for the limit only.
+        r: Number of finished rounds; by default all rounds of the flow.
+        max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
     """
     whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:
@@ -222,7 +233,10 @@ def corollary_1(
 
 
 def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.ndarray, noise: float) -> Decomposition:
-    """The terms from means [S, m, C] and inner variances [S] of S groups; the means hold ``share`` of the latter."""
+    """Computes the terms from means [S, m, C] and inner variances [S] of S groups.
+
+    The variance of a group's mean includes ``share`` of its inner variance.
+    """
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
         between = means.var(axis=0, ddof=1).mean()
@@ -238,7 +252,7 @@ def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.
 
 
 def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
-    """Standard errors of a statistic of ``count`` independent groups, from leaving out one at a time; nan for two."""
+    """Computes standard errors of a statistic of ``count`` independent groups by the jackknife; nan for two groups."""
     if count < 3:
         return np.full_like(statistic(np.arange(count)), np.nan)
     left_out = np.stack([statistic(np.delete(np.arange(count), i)) for i in range(count)])
@@ -246,7 +260,7 @@ def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.
 
 
 def _factor(kernels: KernelBlocks) -> np.ndarray:
-    """``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
+    """Computes ``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
     train, cross, test = prior_blocks(kernels)
     eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
     kept = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))

@@ -1,7 +1,7 @@
-"""What Theorem 1 assumes, measured on a run. An age is a number of rounds in which every client trains a model once.
+"""The assumptions of Theorem 1, measured on a run.
 
-The assumptions are those of 4.1 (i)-(iv), of Lemma 9.1 and Theorem 9.1 (FE-2021), and those that the proof uses without
-naming them.
+They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 (FE-2021), and further assumptions that the
+proof uses without naming them. An age is a number of rounds in which every client trains a model once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 
 
 class AgePlan(NamedTuple):
-    """A run divided into ages of ``rounds_per_age`` rounds; rounds after the last whole age belong to none."""
+    """A run divided into ages of ``rounds_per_age`` rounds; rounds after the last whole age belong to no age."""
 
     rounds_per_age: int
     num_models: int
@@ -29,7 +29,7 @@ class AgePlan(NamedTuple):
     weight_error: np.ndarray  # [R, K] largest |p_i - n_i / sum n_i| over the clients of a model in a round
     steps: np.ndarray  # [N] local steps
     rates: np.ndarray  # [R] step sizes
-    trains: np.ndarray  # [N] bool, clients that ever train
+    trains: np.ndarray  # [N] bool, whether the client trains in any round
 
     @property
     def num_ages(self) -> int:
@@ -38,20 +38,31 @@ class AgePlan(NamedTuple):
 
     @property
     def least_progress(self) -> np.ndarray:
-        """The least ``eta tau`` of any client and round in each age, [A]."""
+        """Least ``eta tau`` of any client and round in each age, [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
 
     @property
     def most_progress(self) -> float:
-        """The largest ``eta tau`` of any client and round."""
+        """Largest ``eta tau`` of any client and round."""
         return float(self.rates.max() * self.steps[self.trains].max())
 
 
 def age_plan(
     partition: Partition, cohorts: Cohort, rule: Rule, num_models: int | None, rounds_per_age: int | None
 ) -> AgePlan:
-    """The plan of checked cohorts [R, S]; ages of K rounds unless told otherwise. ``ValueError`` for what is wrong."""
+    """Divides a run with cohorts [R, S] into ages, after checking its arguments.
+
+    Args:
+        partition: Training rows of each client.
+        cohorts: Client, model and weight of every slot.
+        rule: Rule of plain FedAvg.
+        num_models: Number K of models; by default one more than the largest model index in use.
+        rounds_per_age: Rounds of an age; K by default.
+
+    Raises:
+        ValueError: A rule other than plain FedAvg, cohorts that do not fit the partition, or numbers out of range.
+    """
     check_fed_avg(rule)
     sizes = np.asarray(partition.sizes)
     client, model, num_models = checks.check_cohorts(cohorts, sizes, num_models)
@@ -86,7 +97,7 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """A run as the assumptions look at it."""
+    """Data of a run that the assumptions are measured on."""
 
     theta: np.ndarray  # [n, n]
     eigenvalues: np.ndarray  # [n] of theta, rising
@@ -100,7 +111,13 @@ class Theorem1Data(NamedTuple):
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """All assumptions that can be measured, the theorem's own first."""
+    """Measures all assumptions that can be measured, the theorem's stated ones first.
+
+    Args:
+        problem: Data of the run.
+        kappa_2: kappa_2 of eq. (19) at the largest step.
+        kappa_3: kappa_3 at the largest step.
+    """
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
 
@@ -128,10 +145,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Largest ``||J_i g_i / n_i||`` where ``J g = 0``, over the largest at the start.
+    """Computes the largest ``||J_i g_i / n_i||`` at a global minimum (``J g = 0``) over the largest at the start.
 
     There g is the part of the initial residual in Theta's null space, which training cannot reach; the squared norm
-    is ``g_i' Theta_ii g_i``. 0 if Theta has full rank: every global minimum then fits all the data.
+    is ``g_i' Theta_ii g_i``. It is 0 if Theta has full rank: every global minimum then fits all the data.
     """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:

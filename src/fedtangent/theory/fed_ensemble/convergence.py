@@ -1,7 +1,7 @@
 """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): exponential decay of the training error, and the weights' movement.
 
 Conventions. The papers' step is ``eta = eta_0 / l`` on weights of the standard parameterisation, and their Theta is
-``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size as it is used, and
+``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size in use, and
 ``l^-1/2 ||J_i||_F`` is ``sqrt(trace Theta_ii)``. A movement of the weights in the NTK parameterisation is the bound
 without its factor ``l^-1/2``; ``width`` puts it back.
 
@@ -9,19 +9,19 @@ The statement comes in three forms that do not agree; with ``u = eta_0 tau lambd
 rate of an age of K rounds, by eq. 27) the norm of the residual falls in each age by ``e^{-f u}``:
 
 ==============  =====  ============================================================================================
-"proof"         1/3    the last lines of the proof of 9.1, and what it proves
+"proof"         1/3    the last lines of the proof of 9.1: the proved form
 "equation_18"   K/3    eq. (18) as printed, ``e^{-eta_0 lambda_m t K tau / (3 nbar)}`` after t ages: a factor K that the
                        proof does not have; faster than the first-order rate itself for K > 3
 "informal"      K/6    4.1 (FE-2024's Theorem 1), of the squared error, with t as FE-2024 counts it: rounds times
                        local steps; faster than the first-order rate for K > 6
 ==============  =====  ============================================================================================
 
-All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on those pages: (19) has
+All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on the same pages: (19) has
 ``R_0 / sqrt(l)`` where (26) has ``R_0 / l``; the exponent of kappa_2 bounds ``||Theta_i||`` by C_i, a few lines after
 by C_i^2, and does not divide by nbar (where C_i is above 1 and steps are small, the residual of a linear model grows
 by more than (20) allows; with C_2^2 for C_2 it does not); kappa_3 has one round's D_2 and N(N-1)/2 commutators where
 D_3 has K and K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the
-induction over t_i, which is what its sum over ages gives.
+induction over t_i, which agrees with its sum over ages.
 
 Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
 ``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
@@ -51,13 +51,13 @@ MOVEMENTS = ("summed", "proof", "equation_18")
 
 
 class Constants(NamedTuple):
-    """The constants of Theorem 9.1, from the kernel, the clients and the initial residual."""
+    """Constants of Theorem 9.1, from the kernel, the clients and the initial residual."""
 
     lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
     lambda_max: float
     examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
-    least_examples_per_round: float  # the smallest, of rounds in which a model has a client
-    client_norms: np.ndarray  # [N] C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii), of clients that train
+    least_examples_per_round: float  # the smallest nbar, over rounds in which a model has a client
+    client_norms: np.ndarray  # [N] C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii); 0 for a client that never trains
     c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
     c2: float  # sum of the C_i
     r0: np.ndarray  # [K] norm of the initial residual
@@ -68,17 +68,26 @@ class Constants(NamedTuple):
 
 
 def kappa_2(progress: float, c1: float, c2: float, r0: float, width: float) -> float:
-    """``-1 + exp(eta_0 tau C_2 + eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19).
+    """Computes ``-1 + exp(eta_0 tau C_2 + eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19).
 
-    ``progress`` is ``eta_0 tau``. 1 + kappa_2 bounds how much the residual's norm may grow inside an age (20).
-    Infinite where it overflows.
+    1 + kappa_2 bounds the growth of the residual's norm inside an age (20). The result is inf if it overflows.
+
+    Args:
+        progress: ``eta_0 tau``.
+        c1: Bound C_1 of the Hessian.
+        c2: Sum C_2 of the clients' norms.
+        r0: Norm R_0 of the initial residual.
+        width: Width l.
     """
     with np.errstate(over="ignore"):
         return float(np.expm1(progress * c2 + progress**2 * _quartic(c1, c2, r0, width)))
 
 
 def kappa_3(progress: float, c1: float, c2: float, r0: float, width: float, num_clients: int) -> float:
-    """``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, as printed before FE-2021 (27)."""
+    """Computes ``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
+
+    FE-2021 prints it before eq. (27). ``num_clients`` is N; the other arguments are documented at ``kappa_2``.
+    """
     return float(progress**2 * (_quartic(c1, c2, r0, width) + 0.5 * num_clients * (num_clients - 1) * c2**4))
 
 
@@ -87,7 +96,10 @@ def _quartic(c1: float, c2: float, r0: float, width: float) -> float:
 
 
 def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
-    """The ``eta_0 tau`` at which kappa_2 of (19) is 1: the largest that Theorem 9.1 allows by its first assumption."""
+    """Computes the ``eta_0 tau`` at which kappa_2 of (19) is 1, the largest that Theorem 9.1 allows.
+
+    The arguments are documented at ``kappa_2``.
+    """
     square = _quartic(c1, c2, r0, width)
     # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
     return float(2 * np.log(2) / (c2 + np.sqrt(c2**2 + 4 * square * np.log(2))))
@@ -95,7 +107,7 @@ def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
 
 @dataclass(frozen=True, repr=False)
 class Theorem1:
-    """Theorem 1 for one run; made by ``theorem_1``. A is the number of whole ages, K of models."""
+    """Theorem 1 for one run; built by ``theorem_1``. A is the number of whole ages, K the number of models."""
 
     constants: Constants
     assumptions: tuple[Assumption, ...]
@@ -113,9 +125,11 @@ class Theorem1:
         return failing(self.assumptions)
 
     def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
-        """By how much the logarithm of the bound has fallen after each age, [A + 1], in one of ``FORMS``.
+        """Computes the decrease of the bound's logarithm after each age, [A + 1].
 
-        ``eigenvalue`` replaces lambda_m, for a negative control. "first_order" is the rate without the 1/3.
+        Args:
+            form: One of ``FORMS``; "first_order" is the rate without the factor 1/3.
+            eigenvalue: Number that replaces lambda_m, for a negative control.
         """
         choice("form", form, FORMS)
         length = self.plan.rounds_per_age
@@ -125,17 +139,23 @@ class Theorem1:
         return np.concatenate([[0.0], np.cumsum(steps)])
 
     def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
-        """Bound of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K]: ``R_0 e^{-exponent}``."""
+        """Computes the bound ``R_0 e^{-exponent}`` of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
+
+        The arguments are documented at ``exponent``.
+        """
         return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
 
     def movement_bound(self, form: str = "summed", growth: float | None = None) -> np.ndarray:
-        """Bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), second line.
+        """Computes the bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), line 2.
 
-        ``R_0 (1 + kappa_2) C_2`` times: "summed", the geometric sum over ages of what one may move,
-        ``eta_0 tau / nbar sum_s e^{-s u / 3}`` with the largest steps, the smallest nbar and the most visits of a
-        client, which is what the proof derives; "proof", its value for small steps,
-        ``3 / lambda_m (1 - e^{-t u / 3})``; "equation_18", as printed, that times ``eta_0 nbar``.
-        ``growth`` replaces ``1 + kappa_2``.
+        It is ``R_0 (1 + kappa_2) C_2`` times a factor that depends on ``form``:
+
+        Args:
+            form: "summed", the result of the proof: the geometric sum of the movements of all ages,
+                ``eta_0 tau / nbar sum_s e^{-s u / 3}``, with the largest steps, the smallest nbar and the most visits
+                of a client. "proof", its value for small steps, ``3 / lambda_m (1 - e^{-t u / 3})``. "equation_18", as
+                printed, ``eta_0 nbar`` times "proof".
+            growth: Number that replaces ``1 + kappa_2``.
         """
         choice("form", form, MOVEMENTS)
         c, exponent = self.constants, self.exponent("proof")
@@ -152,10 +172,10 @@ class Theorem1:
 
 
 class Networks(NamedTuple):
-    """What is known of the trained networks beside their limiting kernel."""
+    """Known properties of the trained networks in addition to their limiting kernel."""
 
-    f0_train: Any = None  # [K, n, C] initial functions at the training points; None: zero, the mean over them
-    x_train: Any = None  # [n, ...] inputs, for the assumptions on them; left out if None
+    f0_train: Any = None  # [K, n, C] initial functions at the training points; None: zero, their mean
+    x_train: Any = None  # [n, ...] inputs; if None, their assumptions are left out
     initial_kernel: Any = None  # [n, n] kernel of a network at its initial weights, to compare with Theta
     c1: float = 0.0  # bound of l^-1/2 ||Hessian||, in the papers' parameterisation; 0 for a model linear in its weights
     width: float = 1.0  # l, for the factor l^-1/2 of the movement and beside C_1
@@ -172,17 +192,18 @@ def theorem_1(
     rounds_per_age: int | None = None,
     networks: Networks | None = None,
 ) -> Theorem1:
-    """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) on given data: constants, bounds, and which assumptions hold.
+    """Computes constants and bounds of Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) and checks its assumptions.
 
-    Runs on the host in NumPy float64, O(n^3). Takes what ``federated_flow`` takes (kernels that outputs share, a
-    rule of FedAvg by gradient descent), and:
+    Runs on the host in NumPy float64 at a cost of O(n^3).
 
     Args:
-        rounds_per_age: K of the theorem; the number of models if None.
-        networks: what is known of the networks themselves; nothing if None.
+        kernels, y_train, partition, cohorts, num_models: As for ``federated_flow``, with outputs that share a kernel.
+        rule: Rule of FedAvg by gradient descent.
+        rounds_per_age: K of the theorem; by default the number of models.
+        networks: Known properties of the networks; by default none.
 
     Returns:
-        Theorem1. Nothing is refused because an assumption fails: ``assumptions`` says so.
+        The theorem for this run. An assumption that fails does not raise; it is reported in ``assumptions``.
     """
     y = checks.check_rows("y_train", y_train, "n, C")
     theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
@@ -228,22 +249,30 @@ def _constants(
 
 
 def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
-    """How far the weights of a linear model have moved after round r, ``||w_r - w_0||``, exactly.
+    """Computes ``||w_r - w_0||`` of a linear model exactly: the distance that its weights have moved after round r.
 
-    They move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a kernel
-    have weights of their own. This is what the second line of eq. (18) bounds.
+    The weights move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a
+    kernel have separate weights. The second line of eq. (18) bounds this distance.
 
     Args:
-        theta: [n, n]; operator: [n, n], ``Flow.operator(r, model)``; residual: [n, C], ``f_0(X) - Y``.
+        theta: Kernel [n, n] of the training points.
+        operator: M_r [n, n], ``Flow.operator(r, model)``.
+        residual: Initial residual ``f_0(X) - Y`` [n, C].
     """
     a = real_array("operator", operator) @ real_array("residual", residual)
     return float(np.sqrt(max(float(np.sum(a * (real_array("theta", theta) @ a))), 0.0)))
 
 
 def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:
-    """FE-2021 section 9.4, as printed, ``progress = eta_0 tau``; inf where it overflows.
+    """Computes kappa_4 of FE-2021 section 9.4 as printed; inf if it overflows.
 
-    ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
+    It is ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
+
+    Args:
+        progress: ``p = eta_0 tau``.
+        c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1.
+        examples_per_round: nbar.
+        width: Width l.
     """
     given = {"progress": progress, "c1": c1, "c2": c2, "r0": r0}
     _check(given, {"examples_per_round": examples_per_round, "width": width})
@@ -257,10 +286,17 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
 def linearisation_gap(
     kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
 ) -> float:
-    """The last bound of FE-2021 section 9.4 on ``||g_lin - g||`` at any age: ``kappa_4 / (1 - q)``.
+    """Computes the last bound of FE-2021 section 9.4 on ``||g_lin - g||`` at any age, ``kappa_4 / (1 - q)``.
 
-    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}``, ``p = eta_0 tau``; inf unless q < 1, as the paper
-    requires. ``d4_norm`` is the operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
+    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` with ``p = eta_0 tau``. The result is inf unless q < 1,
+    as the paper requires.
+
+    Args:
+        kappa: kappa_4.
+        progress: ``p = eta_0 tau``.
+        lambda_min: Least eigenvalue of Theta_0.
+        examples_per_round: nbar.
+        d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
     """
     _check({"kappa": kappa, "progress": progress, "lambda_min": lambda_min, "d4_norm": d4_norm},
            {"examples_per_round": examples_per_round})  # fmt: skip
@@ -269,15 +305,18 @@ def linearisation_gap(
 
 
 def gap_from_drift(progress: Any, drift: float, r0: float, lambda_min: float, examples_per_round: float) -> np.ndarray:
-    """First-order bound of ``||g_lin - g||`` from how far the kernel has moved, ``drift >= ||Theta_s - Theta_0||``.
+    """Computes a first-order bound of ``||g_lin - g||`` from the kernel's movement, ``drift >= ||Theta_s - Theta_0||``.
 
     With ``t = progress / nbar`` in all, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the
-    identity that opens section 9.4, over an age and to first order in the step), and ``||g_s|| <= R_0 e^{-lambda s}``
-    bounds it by ``R_0 drift t e^{-lambda t}``; lambda_min is the least eigenvalue along the way (Theta_0's, less the
-    drift). Largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+    identity that opens section 9.4, over an age and to first order in the step). ``||g_s|| <= R_0 e^{-lambda s}``
+    bounds it by ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
 
     Args:
-        progress: sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
+        progress: Sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
+        drift: Bound of the kernel's movement in operator norm.
+        r0: Norm R_0 of the initial residual.
+        lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).
+        examples_per_round: nbar.
     """
     _check({"drift": drift, "r0": r0, "lambda_min": lambda_min}, {"examples_per_round": examples_per_round})
     t = np.asarray(progress, np.float64) / examples_per_round

@@ -1,4 +1,4 @@
-"""Corollary 4.1 of FE-2021: how often an ensemble's mean is far from the limit's."""
+"""Corollary 4.1 of FE-2021: the probability that an ensemble's mean is far from the limit's mean."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fedtangent.types import Gaussian
 
 
 def corollary_4_1(limit: Gaussian, num_models: int, epsilon: Any) -> np.ndarray:
-    """Corollary 4.1 of FE-2021, eq. (5): ``P(|1/K sum_k f_k(x) - m(x)| >= epsilon) <= k(x, x) / (K epsilon^2)``.
+    """Computes the bound of ``P(|1/K sum_k f_k(x) - m(x)| >= epsilon)``, Corollary 4.1 of FE-2021, eq. (5).
 
-    By Chebyshev's inequality from Theorem 4.2, which is what the page's ``O(1 / (epsilon^2 K))`` stands for: the K
-    models are independent with mean m (the limit's most probable function) and variance k(x, x). After sufficiently
-    many rounds; for kernels that outputs share.
+    The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality from Theorem 4.2; the paper prints
+    ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the limit's most probable function) and variance
+    k(x, x). It holds after sufficiently many rounds, for kernels that outputs share.
 
     Args:
-        limit: m and k, as from ``gp_limit``, [m, C] and [m, m].
-        num_models: K.
-        epsilon: a number above 0, or one for each point [m].
+        limit: Mean m [m, C] and covariance k [m, m], for example from ``gp_limit``.
+        num_models: Number K of models.
+        epsilon: A number above 0, or one for each point [m].
 
     Returns:
         The bound at each point, [m], at most 1.

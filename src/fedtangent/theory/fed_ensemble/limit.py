@@ -1,4 +1,4 @@
-"""The Gaussian process that every model of Fed-ensemble is a draw of, after sufficiently many rounds."""
+"""The Gaussian process of Fed-ensemble's models after sufficiently many rounds: every trained model is a draw of it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, rela
 def gp_limit(
     kernels: KernelBlocks | LargeKernel, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
 ) -> Gaussian:
-    """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): mean and covariance of a model trained to convergence.
+    """Computes mean and covariance of a model trained to convergence, Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021).
 
-    ``m(x) = Theta(x, X) Theta^-1 Y`` and
-    ``k(x, x') = K(x, x') + B K B' - (B K(X, x') + K(x, X) B')``, ``B = Theta(x, X) Theta^-1``,
-    for the squared loss, an infinitely wide (or linear) model, and a zero-mean initial function of covariance K.
-    The theorem assumes that Theta has full rank. Where it has not in float64, the least sufficient jitter is added to
-    its diagonal and reported in the result. The papers' remainder ``o(eta_0^2)`` is 0 here: every stable step size has
-    exactly this fixed point.
+    They are ``m(x) = Theta(x, X) Theta^-1 Y`` and ``k(x, x') = K(x, x') + B K B' - (B K(X, x') + K(x, X) B')`` with
+    ``B = Theta(x, X) Theta^-1``, for the squared loss, an infinitely wide (or linear) model, and a zero-mean initial
+    function of covariance K. The theorem assumes that Theta has full rank. If Theta is singular in float64, the least
+    sufficient jitter is added to its diagonal and reported in the result. The papers' remainder ``o(eta_0^2)`` is 0
+    here: every stable step size has exactly this fixed point.
 
-    Runs on the host in NumPy float64; not traceable.
+    The function runs on the host in NumPy float64 and cannot be traced.
 
     Args:
-        kernels: kernel blocks of n training and m test points. With a ``LargeKernel`` the mean alone is found, by
-            conjugate gradients in float32, preconditioned by Nystroem's method and without jitter.
-        y_train: [n, C] targets, finite.
-        max_relative_jitter: the most jitter allowed, relative to Theta's mean diagonal; 0 for none.
+        kernels: Kernel blocks of n training and m test points. With a ``LargeKernel`` the result has a mean and no
+            covariance, by conjugate gradients in float32, preconditioned by Nystroem's method and without jitter.
+        y_train: Targets [n, C], finite.
+        max_relative_jitter: Largest allowed jitter, relative to Theta's mean diagonal; 0 for none.
         outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
 
     Returns:
         Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C].
 
     Raises:
-        SingularKernelError: Theta singular beyond the jitter allowed, or too nearly so for conjugate gradients.
+        SingularKernelError: Theta is singular beyond the allowed jitter, or too nearly singular for conjugate
+            gradients.
 
-    Example; at a training point the mean is its target, and nothing is uncertain:
+    Example; at a training point the mean is its target, and the variance is 0:
 
         >>> import numpy as np, fedtangent as ft
         >>> x, y = np.array([[-1.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])
@@ -68,7 +68,7 @@ def gp_limit(
 
 
 def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:
-    """``Theta^-1 Y`` [n, C], to a relative residual of ``TOLERANCE``."""
+    """Computes ``Theta^-1 Y`` [n, C] to a relative residual of ``TOLERANCE``."""
     sizes = np.linalg.norm(targets, axis=0)  # each output counts alike, however large it is
     factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)
 

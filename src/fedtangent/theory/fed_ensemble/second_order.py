@@ -1,8 +1,8 @@
 """Federated training to second order in the step: Lemmas 9.2 and 9.3 of FE-2021, and its eq. (13)-(15).
 
-Both lemmas say how far federated training is from one exponential of the summed operators: rounds do not commute
-(9.2), and the clients of a round differ (9.3). A third term of the same order belongs to gradient descent itself,
-which is not the gradient flow that the papers put in its place:
+Both lemmas give the distance of federated training from one exponential of the summed operators: rounds do not commute
+(9.2), and the clients of a round differ (9.3). A third term of the same order comes from gradient descent, for which
+the papers substitute gradient flow:
 
     (I - h A / T)^T = exp(-h A) - h^2 / (2 T) A^2 + O(h^3),      h = eta T,
 
@@ -32,21 +32,21 @@ from fedtangent.types import Cohort, Partition
 
 
 class Expansion(NamedTuple):
-    """An operator to second order in the step: ``total`` is off by a term of third order."""
+    """An operator to second order in the step; the error of ``total`` is of third order."""
 
     first_order: np.ndarray  # [n, n], one exponential
-    second_order: np.ndarray  # [n, n], what the lemma adds; proportional to the step's square
+    second_order: np.ndarray  # [n, n], the lemma's correction, proportional to the step's square
 
     @property
     def total(self) -> np.ndarray:
-        """The sum of the first- and second-order terms, [n, n]."""
+        """Sum of the first- and second-order terms, [n, n]."""
         return self.first_order + self.second_order
 
 
 def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
-    """``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act, [n, n].
+    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act, [n, n].
 
-    Costs K products, not K^2: operator i meets the sum of those before it.
+    Costs K products instead of K^2: operator i is multiplied with the sum of the operators before it.
     """
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
@@ -56,7 +56,12 @@ def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def variance(operators: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3, [n, n]; weights as given (they sum to 1)."""
+    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3, [n, n].
+
+    Args:
+        operators: Operators A_i, [n, n] each.
+        weights: Weights p_i, which must sum to 1; they are not checked.
+    """
     mean, square = np.zeros_like(operators[0]), np.zeros_like(operators[0])
     for p, a in zip(weights, operators, strict=True):
         mean += p * a
@@ -65,14 +70,14 @@ def variance(operators: Sequence[np.ndarray], weights: Sequence[float]) -> np.nd
 
 
 def exponential_product(operators: Any, step: float) -> Expansion:
-    """Lemma 9.2 of FE-2021, eq. (9): ``e^{-h A_K} ... e^{-h A_1}`` by one exponential of the sum.
+    """Computes ``e^{-h A_K} ... e^{-h A_1}`` to second order, from the summed operators (FE-2021, Lemma 9.2, eq. 9).
 
     ``first_order = e^{-h (A_1 + ... + A_K)}`` and ``second_order = h^2/2 sum_{i > j} [A_i, A_j]``, where A_1 acts
     first; ``h = eta tau``. (The page calls the remainder o(eta tau^2) once; it is o(eta^2 tau^2), as in the proof.)
 
     Args:
-        operators: [K, n, n], the first to act first.
-        step: h, a number.
+        operators: Operators [K, n, n], the first to act first.
+        step: The number h.
     """
     a = _operators(operators)
     number("step", step)
@@ -80,14 +85,14 @@ def exponential_product(operators: Any, step: float) -> Expansion:
 
 
 def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
-    """Lemma 9.3 of FE-2021, eq. (10): ``sum_i p_i e^{-h A_i}`` by the exponential of the average.
+    """Computes ``sum_i p_i e^{-h A_i}`` to second order, from the averaged operator (FE-2021, Lemma 9.3, eq. 10).
 
     ``first_order = e^{-h sum_i p_i A_i}`` and ``second_order = h^2/2 Var(A)``.
 
     Args:
-        operators: [N, n, n].
-        weights: [N], non-negative, summing to 1.
-        step: h = eta tau, a number.
+        operators: Operators [N, n, n].
+        weights: Weights [N], non-negative, summing to 1.
+        step: The number h = eta tau.
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
@@ -106,7 +111,7 @@ def _operators(operators: Any) -> np.ndarray:
 
 
 class Age(NamedTuple):
-    """The rounds of one age of one model, the first round first, in terms of ``A_i = eta tau_i Pi_i``."""
+    """Rounds of one age of one model, the first round first, in terms of ``A_i = eta tau_i Pi_i``."""
 
     means: np.ndarray  # [K, n, n], E[A_l] = sum_i p_i A_i over the round's clients
     variances: np.ndarray  # [K, n, n], Var[A_l] of Lemma 9.3
@@ -114,12 +119,12 @@ class Age(NamedTuple):
 
 
 class Condition15(NamedTuple):
-    """Condition (15) of FE-2021: the product of eq. (15)'s left side is below 1, so that the residual decays."""
+    """Condition (15) of FE-2021: its left side is below 1, so that the residual decays."""
 
     holds: bool
-    value: float  # (1 + B_1 / 2) e^{-lambda}, in units where the step is in the operators
+    value: float  # (1 + B_1 / 2) e^{-lambda}; B_1 and lambda include the step
     b1: float  # largest operator norm of sum_l Var[E_l] + sum_{i>j} [E_i, E_j] over the ages, eta^2 tau^2 B_1
-    decay: float  # lambda: the least eigenvalue of sum_l E_l over the ages, eta tau K lambda_min(Pi)
+    decay: float  # lambda: least eigenvalue of sum_l E_l over the ages, eta tau K lambda_min(Pi)
     largest_factor: float  # the multiple of the step in use up to which (15) holds, to leading order
 
 
@@ -133,16 +138,16 @@ def age_operators(
     model: int = 0,
     rounds: Sequence[int] | None = None,
 ) -> Age:
-    """The operators of one age of one model: of the rounds in which every client trains it once.
+    """Computes the operators of one age of one model: of the rounds in which every client trains it once.
 
     Args:
-        theta: [n, n] kernel of the training points.
-        partition: which rows each of N clients holds.
-        cohorts: [R, S] each, as for ``federated_flow``.
+        theta: Kernel [n, n] of the training points.
+        partition: Training rows of each of N clients.
+        cohorts: Client, model and weight of every slot, [R, S] each, as for ``federated_flow``.
         local_steps: tau, an integer or one per client [N].
         learning_rate: eta, a number or one per round [R].
-        model: which model's age.
-        rounds: the age's rounds in order; all of them if None. A round without a client of the model does nothing.
+        model: Index of the model.
+        rounds: Rounds of the age in order; all rounds if None. A round without a client of the model changes nothing.
     """
     theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
@@ -162,7 +167,7 @@ def age_operators(
 def _round_terms(
     theta: np.ndarray, partition: Partition, client: np.ndarray, weight: np.ndarray, steps: np.ndarray, rate: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
+    """Computes E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
     n, total = len(theta), weight.sum()
     held, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
@@ -177,11 +182,15 @@ def _round_terms(
 
 
 def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
-    """What an age adds to its first-order exponential, up to terms of third order in the step, [n, n].
+    """Computes an age's correction to its first-order exponential, [n, n]; its error is of third order in the step.
 
-    ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2; for gradient
-    descent also ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large as the
-    lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
+    It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2.
+    Gradient descent adds ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large
+    as the lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
+
+    Args:
+        age: Operators of the age.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     choice("dynamics", dynamics, DYNAMICS)
     terms = age.variances.sum(axis=0) + commutator_sum(list(age.means))
@@ -189,21 +198,27 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
 
 
 def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
-    """What an age does to the residual: ``e^{-eta tau sum_l E[Pi_l]}`` and second-order terms (FE-2021 section 9.2).
+    """Computes the map of an age on the residual to second order (FE-2021 section 9.2).
 
-    If the cohorts of all rounds hold the same number nbar of examples and each client comes up once, the first part
-    is ``e^{-eta tau Theta / nbar}``: all of the data at once.
+    The first-order part is ``e^{-eta tau sum_l E[Pi_l]}``. If the cohorts of all rounds contain the same number nbar of
+    examples and each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
+
+    Args:
+        age: Operators of the age.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
 
 def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> np.ndarray:
-    """Eq. (13) of FE-2021: a product of exponentials with the variance of one round at a time put in, [n, n].
+    """Computes eq. (13) of FE-2021 [n, n]: a product of exponentials, with one round's variance inserted at a time.
 
-    ``order="acting"`` has later rounds on the left, as operators act; it is right to second order. ``"printed"`` has
-    the factors as the page orders them, l rising to the right, which is the age with its rounds reversed: wrong by
-    ``sum_{i>j} [E_i, E_j]``, a second-order term, and at odds with Lemma 9.2 and eq. (14). For "gradient_descent" each
-    round's variance goes with its -E[A^2 / tau].
+    Args:
+        age: Operators of the age.
+        dynamics: "gradient_flow", or "gradient_descent", which adds -E[A^2 / tau] to each round's variance.
+        order: "acting" has later rounds on the left, as operators act, and is right to second order. "printed" has the
+            factors in the order of the page, l rising to the right, which is the age with its rounds reversed. It is
+            wrong by ``sum_{i>j} [E_i, E_j]``, a second-order term, and contradicts Lemma 9.2 and eq. (14).
     """
     choice("dynamics", dynamics, DYNAMICS)
     choice("order", order, ("acting", "printed"))
@@ -218,22 +233,32 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
 
 
 def operator_u(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
-    """U of eq. (14), ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``, [n, n]: one age of the residual.
+    """Computes U of eq. (14), the map of one age on the residual, [n, n].
 
-    (The page writes its left side at round tau (tK + r + 1); it is the age, ``f_{w((t+1) K tau)}``.)
+    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. (The page writes its left side at round
+    tau (tK + r + 1); it is the age, ``f_{w((t+1) K tau)}``.)
+
+    Args:
+        age: Operators of the age.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ expm(-age.means.sum(axis=0))
 
 
 def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condition15:
-    """Whether the step is small enough by eq. (15), ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
+    """Checks eq. (15), that the step is small enough: ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
-    B_1 is the largest operator norm over ``ages``; lambda_min is that of the smallest of their summed operators, whose
-    eigenvalues are those of the symmetric ``Theta^1/2 D Theta^1/2`` (0 where Theta is singular, or where a client with
-    data sat an age out; the paper takes the smallest that is not 0). To leading order (15) holds up to
-    ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which comes back as a factor on the step in use. The paper prints
-    ``K lambda`` for ``(K lambda)^2``, which adds terms of different order in the step. (15) also holds for steps so
-    large that the exponential wins again; second-order terms then say nothing, so ask for a factor above 1 too.
+    B_1 is the largest operator norm over ``ages``; lambda_min is the least eigenvalue, over the ages, of an age's
+    summed operators. These have the eigenvalues of the symmetric ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if
+    Theta is singular or if a client with data is absent from an age; the paper takes the smallest eigenvalue that is
+    not 0. To leading order (15) holds up to ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a
+    factor of the step in use. The paper prints ``K lambda`` for ``(K lambda)^2``, which adds terms of different order
+    in the step. (15) also holds for steps so large that the exponential dominates again; there the second-order terms
+    mean nothing, so require a factor above 1 too.
+
+    Args:
+        ages: Operators of one or more ages.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     if not ages:
         raise ValueError("ages: got none, must be at least one")

@@ -1,4 +1,4 @@
-"""The exact federated dynamics, and what is read from them: where they end, which steps are stable, which are best."""
+"""The exact federated dynamics, their fixed point, their stable step sizes and the search for the best step size."""
 
 from fedtangent.theory.flow.build import federated_flow
 from fedtangent.theory.flow.flow import Flow

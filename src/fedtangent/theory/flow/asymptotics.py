@@ -1,9 +1,9 @@
-"""Where the rounds of a flow lead: stable step sizes, and where they end without assuming that it is Theta^-1.
+"""The long run of a flow: stable step sizes, and the fixed point, computed without the assumption that it is Theta^-1.
 
-A pass over all R rounds is an affine map ``s -> L s + d`` of what a model's run remembers: its coefficients, a momentum
-buffer, corrections. Coefficients that no function sees (null directions of Theta) are left out, so that L acts on
-``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that nobody
-trains; with these at their initial value the fixed point is unique.
+A pass over all R rounds is an affine map ``s -> L s + d`` of the state of a model's run: its coefficients, a momentum
+buffer, corrections. Coefficients that no function depends on (null directions of Theta) are left out, so that L acts on
+``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that no
+client trains; with these at their initial value the fixed point is unique.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NULL, LEAST = 1e-13, 1e-11
 class PassSpectrum(NamedTuple):
     """Eigenvalues of a pass over all rounds."""
 
-    eigenvalues: np.ndarray  # [d] complex, those that never change anything (exactly 1) left out
-    constants: int  # how many were left out
+    eigenvalues: np.ndarray  # [d] complex, without the eigenvalues of directions that never change (exactly 1)
+    constants: int  # number of directions that never change
 
     @property
     def radius(self) -> float:
-        """The largest modulus: below 1, repeated passes converge at this rate per pass."""
+        """Largest modulus of an eigenvalue; below 1, repeated passes converge at this rate per pass."""
         return float(np.max(np.abs(self.eigenvalues), initial=0.0))
 
 
@@ -47,10 +47,10 @@ class _Frame(NamedTuple):
 
     down: np.ndarray  # [rank, q], Lambda^(1/2) V'
     up: np.ndarray  # [q, rank], V Lambda^(-1/2)
-    own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down and up [b, s, s], which count [b, s]
+    own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
 
     def reduced(self, state: FlowState) -> np.ndarray:
-        """Coordinates [d, D] of a state of one model."""
+        """Returns the coordinates [d, D] of a state of one model."""
         shared = [part for part in (state.a, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
         for own, (down, _, counts) in zip(state.own or (), self.own, strict=False):
@@ -58,7 +58,7 @@ class _Frame(NamedTuple):
         return np.concatenate(parts)
 
     def lifted(self, like: FlowState, coordinates: np.ndarray) -> FlowState:
-        """The state of one model with coordinates [d, D]; ``like`` has its parts."""
+        """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
         shared, rest, own = [], coordinates, []
         for _ in range(1 if like.memory is None else 2):
@@ -87,7 +87,7 @@ def _frame(program: Program) -> _Frame:
 
 @dataclass(frozen=True)
 class _Pass:
-    """All rounds of a flow as one affine map of what one model's run remembers, in coordinates."""
+    """All rounds of a flow as one affine map of the state of one model's run, in coordinates."""
 
     flow: Flow
     model: int
@@ -95,7 +95,7 @@ class _Pass:
 
     @in_float64
     def matrix(self) -> np.ndarray:
-        """L, [d, d]."""
+        """Computes L, [d, d]."""
         like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
         size = len(self.frame.reduced(like))
         zeros = np.zeros((len(self.flow.theta), 1, size))
@@ -103,7 +103,7 @@ class _Pass:
 
     @in_float64
     def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Where the pass leads from zeros, for unit residuals and unit ``J(X) w_0``, [d, q] each.
+        """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
 
         The second is 0 unless weight decay has ``taken`` w_0 away.
         """
@@ -114,14 +114,14 @@ class _Pass:
         return plain, self._end(zeros, eye, start, True) if taken else np.zeros_like(plain)
 
     def decay(self) -> np.ndarray | None:
-        """What the pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
+        """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
         if not self.flow.kind.decays:
             return None
         found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
         return None if found[0, 0] == 1 else found
 
     def _end(self, residual: Any, along: Any, start: FlowState, taken: bool) -> np.ndarray:
-        """Where the pass leads; all of w_0 is there before it, or decay has ``taken`` it."""
+        """Computes the end of a pass; before it all of w_0 is present, or weight decay has ``taken`` it."""
         flow = self.flow
         given, beta = Input(residual, along if flow.kind.decays else None), np.full((flow.num_rounds + 1, 1), not taken)
         program = flow.program(self.model, residual.shape[2])
@@ -138,13 +138,13 @@ def _pass_of(flow: Flow, model: int) -> _Pass:
 
 
 def _null(singular: np.ndarray) -> np.ndarray:
-    """Which singular values of ``I - L`` are 0."""
+    """Returns which singular values of ``I - L`` are 0."""
     largest = float(singular[0]) if len(singular) else 0.0
     return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
 
 
 def _constants(change: np.ndarray) -> np.ndarray:
-    """Rows [c, d] that span the combinations which ``I - L`` leaves alone."""
+    """Returns rows [c, d] that span the combinations which ``I - L`` maps to 0."""
     u, singular, _ = np.linalg.svd(change)
     null = _null(singular)
     between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
@@ -158,7 +158,7 @@ def _constants(change: np.ndarray) -> np.ndarray:
 
 
 def spectrum(flow: Flow, model: int) -> PassSpectrum:
-    """Eigenvalues of a pass, without those of combinations that never change."""
+    """Computes the eigenvalues of a pass, without the combinations that never change."""
     rounds = _pass_of(flow, model)
     matrix, decay = rounds.matrix(), rounds.decay()
     count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -168,14 +168,14 @@ def spectrum(flow: Flow, model: int) -> PassSpectrum:
 
 
 def fixed_point(flow: Flow, model: int) -> Gaussian:
-    """Law of the model at the fixed point of repeated passes that its initial state leads to."""
+    """Computes the law of a model at the fixed point of repeated passes that its initial state leads to."""
     on_residual, on_along, c = _influence_at_end(flow, model)
     mean: Any = _mean(flow, on_residual)
     return Gaussian(mean, covariance_terms(flow.blocks, on_residual + c * on_along, 1 - c).total)
 
 
 def mean_at_end(flow: Flow, model: int) -> np.ndarray:
-    """The mean of ``fixed_point`` alone, [m, C], which needs no prior."""
+    """Computes the mean of ``fixed_point`` without its covariance, [m, C]; it needs no prior."""
     return _mean(flow, _influence_at_end(flow, model)[0])
 
 
@@ -184,7 +184,7 @@ def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
 
 
 def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """How the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and how much of the latter decay takes."""
+    """Computes how the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and the share that decay takes."""
     rounds = _pass_of(flow, model)
     matrix, decays = rounds.matrix(), rounds.decay() is not None
     change = np.eye(len(matrix)) - matrix
@@ -205,9 +205,10 @@ def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, f
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """The factor of the step sizes up to which passes do not grow, to a relative ``tolerance``.
+    """Computes the largest factor of the step sizes at which passes do not grow, to a relative ``tolerance``.
 
-    inf where there is no such bound, 0 where no factor is stable. Doubling begins far below any client's bound.
+    Returns inf if every factor is stable and 0 if none is. The search begins far below every client's bound and
+    doubles.
     """
     last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
     small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
@@ -234,16 +235,16 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
 
 
 class Stability(NamedTuple):
-    """A sufficient condition for FedAvg to be stable: no round expands the residual, whatever the cohort.
+    """Sufficient condition for stable FedAvg: no round expands the residual, for any cohort.
 
-    Client i contracts its own residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2``; with minibatches
-    each of them must fulfil this. The average of such clients, scaled by the server's step s, expands nothing in the
-    norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. An unstable
-    client may be kept in check by the others: a condition that fails means "not guaranteed", not "diverges".
+    Client i contracts its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2``; with minibatches every
+    minibatch must fulfil this. The average of such clients, scaled by the server's step s, expands nothing in the norm
+    of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. Other clients may
+    stabilise an unstable client, so a condition that fails means "not guaranteed", not "diverges".
     """
 
-    condition: Assumption  # the largest step in use against the least of the clients' bounds
-    client_bounds: np.ndarray  # [N] largest stable step of each client that trains; inf for one that never does
+    condition: Assumption  # the largest step in use is below the least of the clients' bounds
+    client_bounds: np.ndarray  # [N] largest stable step of each client; inf for a client that never trains
 
     @property
     def stable(self) -> bool:
@@ -252,7 +253,7 @@ class Stability(NamedTuple):
 
     @property
     def max_stable_learning_rate(self) -> float:
-        """The least of the clients' bounds."""
+        """Least of the clients' bounds."""
         return self.condition.required
 
 
@@ -278,7 +279,7 @@ def stability(flow: Flow) -> Stability:
 
 
 def _stiffness(flow: Flow, i: int) -> float:
-    """``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
+    """Computes ``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
     clients, batches = flow.clients, flow.rounds.batches
     if batches is None:
         return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])
@@ -295,9 +296,9 @@ def _stiffness(flow: Flow, i: int) -> float:
 
 
 def _largest_x(flow: Flow, steps: int) -> float:
-    """The supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*), and x* <= 2 but for a flow.
+    """Computes the supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*).
 
-    Where the steps are not all alike only a server that does not extrapolate is known to be safe.
+    Gradient descent has x* <= 2. If the steps differ, only a server that does not extrapolate is known to be safe.
     """
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":

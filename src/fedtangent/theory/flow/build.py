@@ -1,4 +1,4 @@
-"""Making a flow: what it is given is checked, and brought into the form that the recursion runs on."""
+"""Builds a ``Flow``: checks the arguments of ``federated_flow`` and converts them to the arrays of the recursion."""
 
 from __future__ import annotations
 
@@ -31,36 +31,38 @@ def federated_flow(
     num_models: int | None = None,
     outputs: str = "shared",
 ) -> Flow:
-    """Exact prediction of every round of federated training: mean and covariance of every model, no network trained.
+    """Computes the exact law of every model after every round of federated training, without training a network.
+
+    The law is the mean and the covariance over initial functions.
 
     Each client takes the rule's local steps from the server's model on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2`` (FE-2024,
-    eq. 9, summed over outputs), and the server replaces its model by the weighted average of the clients'. The
+    eq. 9, summed over outputs), and the server replaces its model by the weighted average of the clients' models. The
     prediction assumes a model linear in its parameters: a linear model, a network linearised at its initial weights
-    (whose kernel is the empirical one), or a network of infinite width (whose kernel is the analytic one; at width w
-    the error is of order w^-1/2).
+    (with the empirical kernel), or a network of infinite width (with the analytic kernel; at width w the error is of
+    order w^-1/2).
 
     Args:
-        kernels: kernel blocks of n training and m test points; the covariance needs the nngp blocks. With a
-            ``LargeKernel`` runs from given initial functions are predicted, by products in float32, but neither mean
-            nor covariance.
-        y_train: [n, C] targets.
-        partition: which training rows each of N clients holds; rows may belong to several clients.
-        cohorts: client, model and weight of every slot, [R, S] each. Weights are relative within a model and round; 0
-            marks an empty slot. A model that has no slot in a round does not move in it.
-        rule: what clients and server do: ``Rule(local_steps, learning_rate)`` is FedAvg.
-        num_models: K; by default one more than the largest model in use.
+        kernels: Kernel blocks of n training and m test points; the covariance needs the nngp blocks. With a
+            ``LargeKernel`` the flow predicts runs from known initial functions, by products in float32, but neither
+            mean nor covariance.
+        y_train: Targets [n, C].
+        partition: Training rows of each of N clients; a row may belong to several clients.
+        cohorts: Client, model and weight of every slot, [R, S] each. Weights are relative within a model and round; 0
+            marks an empty slot. A model without a slot in a round keeps its weights in that round.
+        rule: Work of clients and server: ``Rule(local_steps, learning_rate)`` is FedAvg.
+        num_models: Number K of models; by default one more than the largest model index in use.
         outputs: "shared", one [n, n] kernel for all outputs; or "full", [n C, n C] in example-major order.
 
     Returns:
-        Flow. With ``jax_enable_x64`` it is differentiable in every number of the rule and in the cohorts' weights;
+        The flow. With ``jax_enable_x64`` it is differentiable in every number of the rule and in the cohorts' weights;
         kernels, targets and indices must be known numbers.
 
     Raises:
-        ValueError: shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
+        ValueError: Shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
             client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take;
             options that exclude each other; a traced call with 64-bit types off.
 
-    Example, FedAvg on three clients, of which two take part in every round:
+    Example, FedAvg on three clients, two of them in every round:
 
         >>> import numpy as np, fedtangent as ft
         >>> ft.enable_x64()

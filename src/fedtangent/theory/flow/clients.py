@@ -1,8 +1,8 @@
-"""The clients of a partition, grouped by size, and what local training makes of a client's residual.
+"""The clients of a partition, grouped by size, and the linear map from a client's residual to its local update.
 
 A client starts at the server's model w and minimises ``F_i(v) + <tilt, v> + mu/2 |v - w|^2 + decay/2 |v|^2``. With
-``b = tilt + decay w`` and ``nu = mu + decay`` its move is ``-Phi_i z - kappa b`` for its own features Phi_i, and with
-the eigenvalues lambda of ``Theta_ii = Phi_i' Phi_i``, one step of size eta gives, mode by mode,
+``b = tilt + decay w`` and ``nu = mu + decay`` its move is ``-Phi_i z - kappa b``, where Phi_i are the features of its
+examples. With the eigenvalues lambda of ``Theta_ii = Phi_i' Phi_i``, one step of size eta gives, mode by mode,
 
     z <- (1 - eta nu) z + (eta / n_i) (g - lambda z - kappa b_i),     kappa <- (1 - eta nu) kappa + eta,
 
@@ -11,10 +11,11 @@ g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values
 gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
 limit of many small steps.
 
-Under another loss the place of g / n_i is taken by the derivative of the loss by the outputs at the client's own model
-(``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is no longer linear in
-anything, and the steps are taken one by one. So are those on minibatches, and those of an optimiser other than gradient
-descent: it runs on the coefficients, which it treats as it treats the weights, since it is linear in the gradients.
+Under another loss the derivative of the loss by the outputs at the client's current model replaces g / n_i
+(``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is not linear in the
+residual, and the steps are taken one by one. Steps on minibatches, and steps of an optimiser other than gradient
+descent, are taken one by one too. Such an optimiser runs on the coefficients, with the same result as on the weights,
+because it is linear in the gradients.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ SMALL = 0.1  # below, a divided difference loses digits and its integral is exac
 
 
 class Bucket(NamedTuple):
-    """Clients of similar size, padded to the largest of them, so that a skewed partition costs what it holds.
+    """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
 
     A padding row has ``rows`` equal to the number of kernel rows q (out of range: reads 0, writes nothing),
     eigenvalue 0 and zero eigenvectors.
     """
 
     rows: Array | np.ndarray  # [b, s] int32, the client's rows of Theta
-    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii; [b, 0] of a large kernel, as the vectors
-    eigenvectors: Array | np.ndarray  # [b, s, s], columns
+    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii; of a large kernel [b, 0]
+    eigenvectors: Array | np.ndarray  # [b, s, s], in columns; of a large kernel [b, 0, 0]
     num_examples: Array | np.ndarray  # [b] float64, n_i
     local_steps: Array | np.ndarray  # [b] int64, T_i
-    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, where local steps are taken one by one
+    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, if local steps are taken one by one
 
 
 class ClientBlocks(NamedTuple):
@@ -61,7 +62,7 @@ class ClientBlocks(NamedTuple):
     bucket_of: np.ndarray  # [N] int32, -1 for a client with no examples
     place_in_bucket: np.ndarray  # [N] int32
     largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
-    smallest_eigenvalue: np.ndarray  # [N] float64, the least, or 0 if none is below
+    smallest_eigenvalue: np.ndarray  # [N] float64, lambda_min(Theta_ii), or 0 if it is above 0
 
 
 def build_clients(
@@ -71,10 +72,15 @@ def build_clients(
     rows_per_example: int,
     stepwise: bool = False,
 ) -> ClientBlocks:
-    """Eigendecompositions of every client's own kernel block.
+    """Computes the eigendecomposition of every client's kernel block.
 
-    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks
-    themselves too, for steps that are taken one by one; a large kernel has these alone.
+    Args:
+        theta: Kernel [q, q] with ``q = n * rows_per_example``, in example-major order; or a large kernel.
+        partition: Training rows of each client.
+        local_steps: Steps of each client [N].
+        rows_per_example: Kernel rows of an example, the number of outputs that the kernel couples.
+        stepwise: Whether to keep the kernel blocks too, for local steps that are taken one by one. A large kernel has
+            blocks and no eigendecompositions.
     """
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
@@ -96,8 +102,9 @@ def build_clients(
 
 
 def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Array:
-    """Eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda``, ``x = eta lambda / n_i``; and ``eta T / n_i`` at lambda = 0.
+    """Computes the eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
 
+    The value at lambda = 0 is ``eta T / n_i``.
     Accurate to rounding for small x (through log1p and expm1) and valid for x > 1 too, where 1 - x is negative.
     """
     step = learning_rate / num_examples
@@ -115,7 +122,7 @@ def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_step
 
 
 def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:
-    """Rows of the kernel that belong to a client, [n_i * rows_per_example]."""
+    """Returns the kernel rows of a client's examples, [n_i * rows_per_example]."""
     examples = np.asarray(partition.client(client), np.int64)
     return (examples[:, None] * rows_per_example + np.arange(rows_per_example)[None, :]).reshape(-1)
 
@@ -142,7 +149,7 @@ def _build_bucket(
 
 
 def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
-    """The bucket with each client's kernel block, 0 in padding."""
+    """Returns the bucket with each client's kernel block, 0 in padding."""
     rows = np.asarray(bucket.rows)
     block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if isinstance(theta, LargeKernel) else np.float64)
     for i, own in enumerate(rows):
@@ -156,15 +163,24 @@ def _own_block(theta: np.ndarray | LargeKernel, rows: np.ndarray) -> np.ndarray:
 
 
 class Gains(NamedTuple):
-    """What local training multiplies a client's residual and tilt with, mode by mode: ``z = own g - tilt b_i``."""
+    """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = own g - tilt b_i``."""
 
-    own: Array  # [s] A, to its residual
-    tilt: Array  # [s] C, to its tilt; 0 where there is none
-    kappa: Array  # [] how far a constant force moves it
+    own: Array  # [s] A, the factor of the residual
+    tilt: Array  # [s] C, the factor of the tilt; 0 for a rule without tilt
+    kappa: Array  # [] how far a constant force of size 1 moves the client
 
 
 def gains(kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
-    """The gains of ``steps`` full-batch steps of size ``rate``; see the module."""
+    """Computes the gains of ``steps`` full-batch steps of size ``rate``; the module documents their formulas.
+
+    Args:
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        eigenvalues: Eigenvalues of Theta_ii, [s].
+        rate: Learning rate, [].
+        num_examples: Number n_i of the client's examples, [].
+        steps: Number of the client's local steps, [].
+    """
     nu = numbers.nu
     if kind.dynamics == "gradient_flow":
         return _flow(kind, numbers, eigenvalues / num_examples, nu, rate, num_examples, steps)
@@ -178,7 +194,7 @@ def gains(kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_exa
 
 
 def sizes_of_steps(kind: Kind, numbers: Numbers, rate: Array, steps: Array) -> Array:
-    """Step size of each local step, [most_steps]; 0 beyond the client's own."""
+    """Returns the size of each local step, [most_steps]; 0 after the client's last step."""
     return jnp.where(jnp.arange(kind.most_steps) < steps, rate * numbers.step_weights, 0.0)
 
 
@@ -211,18 +227,18 @@ def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> 
 
 
 class Felt(NamedTuple):
-    """What drives a client at the server's model, on its own rows."""
+    """Functions that drive a client's local training at the server's model, on the client's rows."""
 
-    values: Array  # [s, D] its residual; under a loss other than the squared one f itself
+    values: Array  # [s, D] the client's residual; f under a loss other than the squared error
     tilt: Array | None  # [s, D] values of b
-    targets: Array | None  # [s, D], under a loss other than the squared one
+    targets: Array | None  # [s, D] under a loss other than the squared error
 
 
 class Batch(NamedTuple):
-    """A minibatch of a client's own rows."""
+    """A minibatch of a client's rows."""
 
-    rows: Array  # [b] places, beyond the last row for none
-    counts: Array  # [b] bool, whether a row is of one of the batch's examples
+    rows: Array  # [b] places among the client's rows; padding lies beyond the last row
+    counts: Array  # [b] bool, False for padding
 
 
 def descent_by_steps(
@@ -235,12 +251,17 @@ def descent_by_steps(
     sizes: Array,
     felt: Felt,
 ) -> Array:
-    """z after local steps that are taken one by one, [s, D]; each costs the rows of its batch.
+    """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
 
     Args:
-        block: [s, s] Theta_ii; of_step: the batch of step t; steps: the client's own number of them.
-        optimizer: The client's, in unit steps (``unit_optimizer``).
-        sizes: of ``sizes_of_steps``.
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        block: Kernel block Theta_ii [s, s].
+        optimizer: The clients' optimiser in unit steps (``unit_optimizer``).
+        of_step: Returns the batch of step t.
+        steps: Number of the client's local steps, [].
+        sizes: Sizes of the steps (``sizes_of_steps``), [most_steps].
+        felt: Residual, tilt and targets on the client's rows.
     """
     nu, before = numbers.nu, kappas(optimizer, numbers.nu, sizes)[0]
 
@@ -265,7 +286,7 @@ def descent_by_steps(
 
 
 def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
-    """Derivative of the batch's loss by the outputs f [b, D], 0 for rows that do not count.
+    """Computes the derivative of the batch's loss by the outputs f [b, D], 0 for padding rows.
 
     Under the squared error f is the residual, and the derivative is f over the number of examples.
     """
@@ -296,7 +317,7 @@ def _by_recursion(
 
 
 def _flow(kind: Kind, numbers: Numbers, x: Array, nu: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
-    """Gradient flow for the time ``sum of the step sizes``."""
+    """Computes the gains of gradient flow for a time equal to the sum of the step sizes."""
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 
     def phi(h: Array) -> Array:  # (1 - e^{-time h}) / h

@@ -37,7 +37,7 @@ READ, GATHER = 40, 120
 
 
 class LimitDistance(NamedTuple):
-    """Relative Frobenius distance of a round's law from Theorem 2's."""
+    """Relative Frobenius distance between the law after a round and a limiting law, such as the law of Theorem 2."""
 
     mean: float
     cov: float
@@ -45,15 +45,16 @@ class LimitDistance(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Flow:
-    """What is predicted of every model after every round; made by ``federated_flow``.
+    """Closed-form prediction of every model after every round; built by ``federated_flow``.
 
     ``flow.mean(10, model=0)`` is the mean of model 0 after ten rounds [m, C], ``flow.cov(10, model=0)`` its covariance
-    [m, m], and ``flow.predict(f0_train, f0_test, 10, model=0)`` the run that starts from a given function.
+    [m, m], and ``flow.predict(f0_train, f0_test, 10, model=0)`` the run from one known initial function.
 
-    ``r`` is the number of finished rounds, from 0 (the initial model) to ``num_rounds``. Several rounds may be asked
-    for at once: the result then has a first axis for them. ``model=None`` is all K models, on the next axis. Functions
-    are [m, C] at the test points and [n, C] at the training points, float64. An unstable run that leaves the range of
-    float64 raises ``FloatingPointError``; only ``runs`` returns inf or NaN instead.
+    ``r`` is the number of finished rounds, from 0 (the initial model) to ``num_rounds``. Most methods also accept a
+    sequence of rounds; the first axis of the result then runs over these rounds. ``model=None`` selects all K models,
+    which the next axis runs over. Functions are [m, C] at the test points and [n, C] at the training points, float64.
+    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` returns inf or NaN
+    instead.
     """
 
     kernels: KernelBlocks | LargeKernel
@@ -82,12 +83,15 @@ class Flow:
         return len(self.slots.client)
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
-        """Mean of the function over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
+        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
         self.check_linear("mean")
         return self.predict(*functions.zero_functions(self, model), r, model)
 
     def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
-        """``f_r(X) - Y``, [..., n, C], of the run from ``f0_train``; without it, of the mean over initial functions."""
+        """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train``.
+
+        Without ``f0_train`` it is the residual of the mean over initial functions of mean zero.
+        """
         if f0_train is None:
             self.check_linear("residual of the mean")
             f0_train = functions.zero_functions(self, model)[0]
@@ -105,13 +109,17 @@ class Flow:
         along_train: Any = None,
         along_test: Any = None,
     ) -> Array:
-        """``f_r(x)`` [..., m, C] of a model that starts as f0: exact for a linear model, or one of infinite width.
+        """Computes ``f_r(x)`` [..., m, C] of a model with the initial function f0.
+
+        The result is exact for a linear model, a linearised network and a network of infinite width.
 
         Args:
-            f0_train, f0_test: values of one model's initial function, [n, C] and [m, C]; of all models, with
-                ``model=None``, [K, n, C] and [K, m, C].
-            along_train, along_test: ``J(x) w_0``, of the same shapes: what weight decay takes away from a linearised
-                network. By default the rule's ``homogeneity`` times f0.
+            f0_train, f0_test: Initial function at the training and the test points: [n, C] and [m, C] of one model, or
+                with ``model=None`` [K, n, C] and [K, m, C] of all models.
+            r: Number of finished rounds, or a sequence of such numbers.
+            model: Index of one model, or None for all.
+            along_train, along_test: ``J(x) w_0`` in the same shapes, the part of a linearised network that weight decay
+                shrinks. By default the rule's ``homogeneity`` times f0.
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of it and along_test, must be both or none")
@@ -123,32 +131,32 @@ class Flow:
     def predict_train(
         self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
     ) -> Array:
-        """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
+        """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``."""
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, trained, self.at_train, r, model)
 
     @in_float64
     def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int], num_train: int | None = None) -> Runs:
-        """``f_r`` at training and test points, of runs from E initial functions: faster than E calls of ``predict``.
+        """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
 
         Args:
-            f0_train, f0_test: initial functions of all K models, [E, K, n, C] and [E, K, m, C].
-            r: rounds.
-            num_train: how many training points, from the first on, are wanted; None for all.
+            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C].
+            r: Numbers of finished rounds.
+            num_train: Number of training points in the result, counted from the first; None for all.
         """
         wanted = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
         return functions.runs(self, f0_train, f0_test, self.rounds_of(r), wanted)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
-        """Mean of the average of the K models: [..., m, C]."""
+        """Computes the mean of the average of the K models, [..., m, C]."""
         return self.mean(r).mean(axis=-3)
 
     @in_float64
     def cov(self, r: int, model: int | None = None) -> Array:
-        """Covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
+        """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
-        It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full"
-        [m C, m C]. Costs one backward pass over r rounds with m columns per model.
+        It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
+        shape is [m C, m C]. The cost is one backward pass over r rounds with m columns per model.
         """
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
@@ -157,18 +165,18 @@ class Flow:
 
     @in_float64
     def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
-        """Variance at each test point, [..., m] for one model, [..., K, m] for all: the diagonal of ``cov``.
+        """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
 
-        With outputs "full" m C in place of m. Each of the rounds costs a backward pass.
+        With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
         """
         found = [jnp.diagonal(jnp.asarray(self.cov(i, model)), axis1=-2, axis2=-1) for i in np.atleast_1d(r).tolist()]
         return jnp.stack(found) if np.ndim(r) else found[0]
 
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Array:
-        """Covariance of two models that started as the same function, [m, m].
+        """Computes the covariance [m, m] between two models that start from the same random initial function.
 
-        Models that started as independent functions have none.
+        Models that start from independent functions have covariance 0.
         """
         (prior, prior_cross, prior_test), last = prior_blocks(self._prior), self.num_models - 1
         model, other = whole("model", model, 0, last), whole("other", other, 0, last)
@@ -179,9 +187,10 @@ class Flow:
 
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
-        """How ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0: B [K, m, q] and gamma [K], K = 1 for one model.
+        """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
 
-        ``..`` does not depend on f_0. gamma is 1 without weight decay.
+        Returns:
+            B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
         """
         theta_x = jnp.asarray(self.check_law("covariance").ntk_test_train)
         r = whole("r", r, 0, self.num_rounds)
@@ -194,9 +203,9 @@ class Flow:
 
     @in_float64
     def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
-        """Covariance of the average of the K models, [m, m].
+        """Computes the covariance of the average of the K models, [m, m].
 
-        The models start as independent functions; with ``common_start`` all start as the same one.
+        The models start from independent functions; with ``common_start`` all start from one and the same function.
         """
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
@@ -205,7 +214,7 @@ class Flow:
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
-        """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
+        """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems."""
         self.check_law("operator")
         model = whole("model", model, 0, self.num_models - 1)
         eye = np.eye(len(self.theta))[:, None, :]
@@ -214,23 +223,25 @@ class Flow:
         return path(self.kind, program, given, self.shares(model), self.rounds_of(r))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
-        """Where a model ends when the R rounds are repeated for ever: mean [m, C] and covariance [m, m].
+        """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
 
         It is computed from the operator of the rounds, not from Theta^-1, and is reached if ``contraction(model) < 1``.
-        Where all clients can be fitted it is the limit of Theorem 2, of the data that are ever trained on. Weight
-        decay, and labels that contradict each other, move it: see ``bias``. Costs O((R + n) n^2): for small problems.
+        If one model can fit the data of all clients, it is the limit of Theorem 2 for the data of the clients that
+        train. Weight decay and labels that contradict each other shift it (see ``bias``). The cost is O((R + n) n^2):
+        for small problems.
 
         Raises:
-            SingularKernelError: float64 does not determine it, as when Theta is nearly singular.
+            SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
         """
         return asymptotics.fixed_point(self, whole("model", model, 0, self.num_models - 1))
 
     def bias(self, model: int = 0) -> Array:
-        """The mean of the fixed point minus that of Theorem 2, [m, C]: 0 where the clients' losses share a minimiser.
+        """Computes the mean of the fixed point minus the mean of Theorem 2, [m, C].
 
-        With all clients in every round FedAvg ends where ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``
-        (A_i and kappa_i are those of ``theory.flow.clients``): least squares in which a client's residual has the
-        weight A_i and not 1 / n_i. Where examples repeat, Theorem 2 is taken with the pseudo-inverse of Theta.
+        It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends where
+        ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0`` (``theory.flow.clients`` defines A_i and
+        kappa_i): least squares in which a client's residual has the weight A_i instead of 1 / n_i. If examples repeat,
+        the mean of Theorem 2 uses the pseudo-inverse of Theta.
         """
         kernels = self.blocks
         found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
@@ -238,43 +249,50 @@ class Flow:
         return found - (reference @ self.targets).reshape(found.shape)
 
     def contraction(self, model: int = 0) -> float:
-        """Factor by which a pass over all rounds shrinks the distance to the fixed point: its spectral radius.
+        """Computes the spectral radius of a pass over all rounds: its contraction of the distance to the fixed point.
 
-        What server and clients remember (momentum, corrections) counts; directions that no round changes do not.
+        The state of a pass includes momentum and corrections of server and clients; directions that no round changes
+        are left out.
         """
         return self.spectrum(model).radius
 
     def spectrum(self, model: int = 0) -> PassSpectrum:
-        """Eigenvalues of a pass over all rounds, as a map of a model and of what server and clients remember of it."""
+        """Computes the eigenvalues of a pass over all rounds, a linear map of a model, its momentum and corrections."""
         return asymptotics.spectrum(self, whole("model", model, 0, self.num_models - 1))
 
     def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
-        """The largest learning rate at which repeated passes do not grow, to a relative ``tolerance``.
+        """Computes the largest learning rate at which repeated passes over the rounds do not grow.
 
-        The rates of all rounds are scaled alike; what is returned is that of the last round. In contrast to
-        ``stability`` it is exact and there for every algorithm, but it is a statement about this schedule alone. It is
-        the end of the interval of stable rates that begins at 0; inf if none is too large. It is found by doubling and
-        bisection, and each trial costs what ``spectrum`` does.
+        The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
+        contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
+        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
+        search doubles and bisects; each trial costs one call of ``spectrum``.
+
+        Args:
+            model: Index of the model.
+            tolerance: Relative tolerance of the result.
         """
         whole("model", model, 0, self.num_models - 1)
         number("tolerance", tolerance, above=0)
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
-        """How far mean and covariance after round r are from those of ``limit``, as ``gp_limit`` returns it."""
+        """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``)."""
         pairs = (self.mean(r, model), limit.mean), (self.cov(r, model), limit.cov)
         return LimitDistance(*(float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)) for a, b in pairs))
 
     def stability(self) -> Stability:
-        """Whether the largest step of a FedAvg run is small enough for each of its clients: sufficient, not necessary.
+        """Compares the largest step of a FedAvg run with the largest stable step of each client.
+
+        The condition is sufficient for stability, not necessary.
 
         Raises:
-            ValueError: an algorithm other than plain FedAvg (see ``largest_stable_learning_rate``); a traced rate.
+            ValueError: The algorithm is not plain FedAvg (see ``largest_stable_learning_rate``), or a rate is traced.
         """
         return asymptotics.stability(self)
 
     def check_linear(self, what: str) -> None:
-        """Raise ``ValueError`` for a loss under which a run is not linear in its initial function."""
+        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function."""
         if not self.kind.is_linear:
             raise ValueError(
                 f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run of "
@@ -283,7 +301,7 @@ class Flow:
 
     @property
     def _prior(self) -> KernelBlocks:
-        """The kernels, with the largest nngp block where JAX can use it without another copy."""
+        """Kernel blocks whose ``nngp_train`` is a JAX array, without a copy if the NumPy array is read-only."""
         kernels = self.blocks
         train = kernels.nngp_train
         return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
@@ -293,10 +311,14 @@ class Flow:
         return rows_needed(self.partition, self.slots, self.num_models, self.kind.rows_per_example, len(self.theta))
 
     def program(self, model: int | None, columns: int) -> Program:
-        """What the recursion runs on, for one model or all, with so many columns of coefficients for each.
+        """Builds the input of the compiled recursion for one model, or for all models with ``model=None``.
 
-        A round needs the residuals of its own clients only. With many columns it is cheaper to gather their rows of
-        Theta, with few to multiply by all of Theta.
+        A round needs the residuals of its clients only. With many columns it is cheaper to gather the clients' rows of
+        Theta, with few columns it is cheaper to multiply by all of Theta.
+
+        Args:
+            model: Index of one model, or None for all.
+            columns: Number of coefficient columns D of each model.
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1
         sizes = np.asarray(self.partition.sizes)[self.slots.client] * self.slots.present
@@ -310,14 +332,14 @@ class Flow:
         return Program(self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Any:
-        """How much of w_0 weight decay has left before each round and after the last, [R + 1, K]."""
+        """Computes the share of w_0 that weight decay has left before each round and after the last, [R + 1, K]."""
         program, num_models = self.program(model, 1), self.num_models if model is None else 1
         if not self.kind.decays:
             return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
     def at_train(self, a: Array, count: int | None = None) -> Array:
-        """``Theta(X, X) a`` for a [q, ..]; of the first ``count`` rows, where they are fewer than all."""
+        """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows."""
         if count is None or count >= len(a):
             return product(self.theta, a)
         found = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
@@ -325,18 +347,22 @@ class Flow:
 
     @property
     def num_test(self) -> int:
-        """Kernel rows of the test points."""
+        """Number of kernel rows of the test points."""
         return len(self.kernels.x_test if isinstance(self.kernels, LargeKernel) else self.kernels.ntk_test_train)
 
     @property
     def blocks(self) -> KernelBlocks:
-        """The kernel blocks; raises ``ValueError`` for a large kernel, of which only products are known."""
+        """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
         if isinstance(self.kernels, LargeKernel):
             raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
         return self.kernels
 
     def check_law(self, what: str) -> KernelBlocks:
-        """The kernel blocks of a run whose law is known; raises ``ValueError`` for another loss and a large kernel."""
+        """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
+
+        The law needs the squared error and kernel blocks (not a large kernel). ``what`` names the request in the
+        message.
+        """
         self.check_linear(what)
         return self.blocks
 
@@ -346,7 +372,7 @@ class Flow:
         return found if np.ndim(r) else found[0]
 
     def rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
-        """``r`` as an array of rounds; raises ``ValueError`` for numbers out of range."""
+        """Returns ``r`` as an array of rounds; raises ``ValueError`` for an empty sequence and rounds out of range."""
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
             raise ValueError("r: got an empty sequence, must have at least one round")
@@ -354,12 +380,12 @@ class Flow:
 
     @property
     def targets(self) -> np.ndarray:
-        """The targets in rows as those of the kernel, [q, D]."""
+        """Targets in the row order of the kernel, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
 
 
 def _finite(found: Array) -> Array:
-    """``found``; raises ``FloatingPointError`` where an unstable run has left the range of float64."""
+    """Returns ``found``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
     if is_concrete(found) and not np.isfinite(np.asarray(found)).all():
         raise FloatingPointError("learning_rate: got one at which the run is not stable: its functions are beyond "
                                  "float64; Flow.largest_stable_learning_rate() is the largest stable one")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Functions into the recursion and out of it: initial functions as its input, its coefficients as functions again."""
+"""Converts initial functions to inputs of the recursion, and its coefficients back to functions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,36 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """Predicted functions of runs from E initial functions."""
+    """Predicted functions of runs from E initial functions after r requested rounds."""
 
-    train: Array  # [r, K, E, n, C]
-    test: Array  # [r, K, E, m, C]
+    train: Array  # [r, K, E, n, C] at the training points
+    test: Array  # [r, K, E, m, C] at the test points
 
 
 def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The zero function at the training and the test points, of one model or all."""
+    """Returns the zero function at the training and at the test points, for one model or (``model=None``) for all.
+
+    The shapes are [n, C] and [m, C] for one model, [K, n, C] and [K, m, C] for all.
+    """
     models, shape = (flow.num_models,) if model is None else (), flow.y_train.shape
     return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.kind.rows_per_example, shape[1]))
 
 
 def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> Input:
-    """f_0 and, with weight decay, ``J w_0`` at the points of a split ("train" or "test"), [rows, K, D] each.
+    """Builds the input of the recursion from initial functions at the points of one split.
 
-    ``f0`` and ``along`` are [n, C] of one model, or [K, n, C] of all (``model=None``).
+    Args:
+        flow: Flow that the functions belong to.
+        split: "train" or "test".
+        f0: Initial function of one model [n, C], or of all models [K, n, C]; m in place of n for "test".
+        along: ``J w_0`` at the same points and of the same shape; None for ``homogeneity`` times f0.
+        model: Index of the one model, or None for all.
+
+    Returns:
+        f_0 and, with weight decay, ``J w_0``: [rows, K, D] each.
+
+    Raises:
+        ValueError: A wrong shape, a number that is not finite, or ``along`` without weight decay.
     """
     rows = len(flow.theta) if split == "train" else flow.num_test
     start = _rows(flow, f"f0_{split}", f0, rows, model)
@@ -49,10 +63,15 @@ def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> I
 def evolved(
     flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: np.ndarray, model: int | None
 ) -> Array:
-    """Functions [r, K, m, C] after each of ``rounds`` [r].
+    """Computes the functions [r, K, m, C] after each of ``rounds`` [r].
 
-    ``start`` is the initial function at the points that are asked for, ``trained`` the same at the training points, and
-    ``at(a)`` is ``Theta(points, X) a``.
+    Args:
+        flow: Flow to follow.
+        trained: Initial function at the training points.
+        start: Initial function at the m points of the result.
+        at: Maps coefficients a to ``Theta(points, X) a``.
+        rounds: Numbers of finished rounds, in any order.
+        model: Index of one model, or None for all.
     """
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
@@ -62,7 +81,7 @@ def evolved(
 
 
 def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train: int) -> Runs:
-    """``Flow.runs`` after each of ``rounds`` [r], of the first ``num_train`` training points."""
+    """Computes ``Flow.runs`` after each of ``rounds`` [r], at the first ``num_train`` training points."""
     if not np.ndim(f0_train) == np.ndim(f0_test) == 4 or not len(f0_train) == len(f0_test) > 0:
         got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
         raise ValueError(f"f0_train and f0_test: got {got}, must be [E, K, n, C] and [E, K, m, C]")
@@ -83,12 +102,12 @@ def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train:
 
 
 def _given(flow: Flow, trained: Input) -> Input:
-    """The input of the recursion: residuals, or functions where the loss is not the squared error."""
+    """Returns the input of the recursion: residuals under the squared error, functions under another loss."""
     return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
 
 
 def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Array:
-    """Functions [.., r, m, K, D] of coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
+    """Computes functions [.., r, m, K, D] from coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
     moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
     found = start.residual[..., None, :, :, :] - moved
     if start.along is not None:
@@ -98,12 +117,12 @@ def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Arr
 
 
 def _by_output(flow: Flow, rows: Array) -> Array:
-    """Values [.., m C, 1] of a kernel that couples outputs as [.., m, C]."""
+    """Reshapes values [.., m C, 1] of a kernel that couples outputs to [.., m, C]."""
     return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
 
 
 def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> Any:
-    """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
+    """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
     if is_concrete(values):

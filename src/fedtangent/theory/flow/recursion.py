@@ -2,11 +2,11 @@
 
 Every parameter vector of a run (the K models, a momentum buffer, corrections) stays in the span of the initial weights
 and the training features: it is ``beta w_0 - Phi a`` with a number beta and coefficients a [q]. A round maps these
-linearly, so that a few columns are carried and never an n x n operator. The beta depend on the rule alone and are
-computed first (``shares_of_start``).
+linearly, so the recursion carries a few columns and never an n x n operator. The numbers beta depend on the rule only
+and are computed first (``shares_of_start``).
 
-The same map is read in both directions: forward it gives the path of every prediction, and its transpose, applied to
-``Theta(X, x)``, how a prediction depends on the initial function (``influence``).
+The same map serves in both directions. Forward it gives the path of every prediction. Its transpose, applied to
+``Theta(X, x)``, gives how a prediction depends on the initial function (``influence``).
 """
 
 from __future__ import annotations
@@ -37,32 +37,39 @@ GATHERED = 2**25  # numbers of a large kernel gathered at once
 
 
 class FlowState(NamedTuple):
-    """Coefficients of everything that a run remembers; ``None`` for what a rule does not have."""
+    """Coefficients of the state of a run after a round; None for parts that the rule does not use."""
 
     a: Array  # [q, K, D] the models
-    memory: Array | None  # [q, K, D] momentum buffer, FedDyn's h or SCAFFOLD's c
-    own: tuple[Array, ...] | None  # per bucket [b, K, s, D], each client's h_i or c_i on its own rows
+    memory: Array | None  # [q, K, D] the server's momentum buffer, FedDyn's h or SCAFFOLD's c
+    own: tuple[Array, ...] | None  # per bucket [b, K, s, D], each client's h_i or c_i on the client's rows
 
 
 class Program(NamedTuple):
-    """Everything that the recursion reads besides its input."""
+    """Everything that the recursion reads in addition to its ``Input``."""
 
     theta: Array  # [q, q], or of a large kernel [q, p]
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
-    targets: Array | None = None  # [q, D], under a loss other than the squared one
+    targets: Array | None = None  # [q, D] under a loss other than the squared error
 
 
 class Input(NamedTuple):
-    """The input of the recursion, at the training points; under the squared loss the recursion is linear in it."""
+    """Initial functions at the training points; under the squared error the recursion is linear in them."""
 
     residual: Array  # [q, K or 1, D] f_0(X) - Y; under another loss f_0(X)
-    along: Array | None  # [q, K or 1, D] J(X) w_0, with weight decay only
+    along: Array | None  # [q, K or 1, D] J(X) w_0; None without weight decay
 
 
 def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> FlowState:
-    """The state before the first round: zeros."""
+    """Returns the state before the first round, all zeros.
+
+    Args:
+        kind: Static part of the rule.
+        program: Kernel, clients and rounds.
+        num_models: Number K of models.
+        columns: Number D of coefficient columns of each model.
+    """
     a = jnp.zeros((program.theta.shape[0], num_models, columns))
     remembers = kind.has_server_momentum or kind.corrects
     own = None
@@ -73,20 +80,23 @@ def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> F
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
 def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Array:
-    """beta before each round and after the last, [R + 1, K]: how much of w_0 weight decay has left."""
+    """Computes beta before each round and after the last, [R + 1, K]: the share of w_0 that weight decay has left."""
     return _decay(kind, program, jnp.ones(num_models), jnp.zeros(num_models))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
 def decay_map(kind: Kind, program: Program) -> Array:
-    """What a pass does to one model's beta and, with server momentum, to its memory of it: [1, 1] or [2, 2]."""
+    """Computes the linear map of a pass on one model's beta and, with server momentum, the momentum of beta.
+
+    Its shape is [1, 1] without and [2, 2] with server momentum.
+    """
     columns = [_decay(kind, program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if kind.has_server_momentum else whole[:1, :1]
 
 
 def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Array, Array]:
-    """beta before each round and after the last, [R + 1, K], and the server's memory of it at the end, [K]."""
+    """Computes beta before each round and after the last, [R + 1, K], and its momentum at the end, [K]."""
     rounds, num_models = program.rounds, len(beta)
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
@@ -101,9 +111,14 @@ def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Ar
 
 @functools.partial(jax.jit, static_argnames=("kind",))
 def path(kind: Kind, program: Program, given: Input, beta: Array, rounds: Array) -> Array:
-    """The models' coefficients after each of ``rounds`` [E], which rise, [E, q, K, D].
+    """Computes the models' coefficients after each of ``rounds``: [E, q, K, D].
 
-    Later rounds are not run, and cost nothing.
+    Args:
+        kind: Static part of the rule.
+        program: Kernel, clients and rounds.
+        given: Initial functions at the training points.
+        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        rounds: Numbers of finished rounds [E], increasing. The recursion stops after the last of them.
     """
     start = zero_state(kind, program, beta.shape[1], given.residual.shape[2])
     num_records, num_rounds = len(rounds), len(beta) - 1
@@ -127,7 +142,15 @@ def path(kind: Kind, program: Program, given: Input, beta: Array, rounds: Array)
 
 @functools.partial(jax.jit, static_argnames=("kind",))
 def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: FlowState) -> FlowState:
-    """The state after all rounds."""
+    """Computes the state after all rounds.
+
+    Args:
+        kind: Static part of the rule.
+        program: Kernel, clients and rounds.
+        given: Initial functions at the training points.
+        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        start: State before the first round.
+    """
 
     def step(state: FlowState, j: Array) -> tuple[FlowState, None]:
         return one_round(kind, program, given, jnp.asarray(beta)[j], state, j), None
@@ -137,10 +160,21 @@ def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: Flo
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
 def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active: Array, *, num_models: int) -> Input:
-    """Transpose of ``(residual, along) -> Theta(x, X) a``, [q, K, m] each: how a prediction depends on the input.
+    """Applies the transpose of ``(residual, along) -> Theta(x, X) a``: how a prediction depends on the input.
 
-    The rounds are transposed one by one, from the last to the first: a transpose of the whole scan would hold at once
-    what every round gathers.
+    The rounds are transposed one by one, from the last to the first. A transpose of the whole scan would store at once
+    the gathered rows of every round.
+
+    Args:
+        kind: Static part of the rule.
+        program: Kernel, clients and rounds.
+        theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
+        beta: Share of w_0 before each round, [R + 1, K].
+        active: Whether each round has taken place, [R] bool.
+        num_models: Number K of models.
+
+    Returns:
+        The dependence on residual and ``J(X) w_0``, [q, K, m] each.
     """
     columns = theta_x.shape[0]
     state = zero_state(kind, program, num_models, columns)
@@ -168,7 +202,16 @@ def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active:
 
 
 def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: FlowState, j: Array) -> FlowState:
-    """The state after round ``j``, ``beta`` [K] being what is left of w_0 before it."""
+    """Computes the state after round ``j``.
+
+    Args:
+        kind: Static part of the rule.
+        program: Kernel, clients and rounds.
+        given: Initial functions at the training points.
+        beta: Share of w_0 that is left before the round, [K].
+        state: State before the round.
+        j: Index of the round.
+    """
     felt = _felt(kind, program, given, beta, state, j)
     sums = _trained(kind, program, felt, state, j)
     change = _with_pull(kind, program.numbers, state, sums)
@@ -176,24 +219,24 @@ def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: Fl
 
 
 class _Felt(NamedTuple):
-    """What drives the clients at the server's models, on all training points, [q, K, D] each."""
+    """Functions that drive the clients' training at the server's models, on all training points, [q, K, D] each."""
 
-    residual: Array  # under a loss other than the squared one f itself
-    tilt: Array | None  # values of b (see ``clients``); None where nothing tilts all clients alike
+    residual: Array  # f under a loss other than the squared error
+    tilt: Array | None  # values of b (see ``clients``); None without a tilt common to all clients
 
 
 class _Sums(NamedTuple):
-    """What a round's clients answered, weighted and added up for each model."""
+    """Weighted sums of the clients' answers in a round, for each model."""
 
     change: Array  # [q, K, D] coefficients of their moves
     corrected: Array  # [q, K, D] SCAFFOLD: changes of c_i
-    pull: Array  # [K] kappa: how far a constant force moves them
-    own: tuple[Array, ...] | None  # what each client remembers now, not added up
+    pull: Array  # [K] kappa: how far a constant force of size 1 moves the clients
+    own: tuple[Array, ...] | None  # each client's correction after the round, not added up
 
 
 class _Answers(NamedTuple):
-    moves: Array  # [S, s, D] coefficients of the client's move on its own rows
-    gradient: Array  # [S, s, D] z, the part of them that its data made
+    moves: Array  # [S, s, D] coefficients of the client's move on the client's rows
+    gradient: Array  # [S, s, D] z, the part of the move that comes from the client's data
     kappa: Array  # [S]
 
 
@@ -213,7 +256,7 @@ def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: FlowSt
 
 
 def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Array) -> _Sums:
-    """Local training of the round's clients, bucket after bucket."""
+    """Trains the round's clients, bucket after bucket, and adds up their answers."""
     rounds, num_models = program.rounds, state.a.shape[1]
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(num_models)
     normaliser = _mean_kappa(kind, program, j, num_models) if kind.algorithm == "fed_nova" else None
@@ -236,7 +279,7 @@ def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Arr
 
 
 def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> Array:
-    """The clients' move with that of the forces that do not come from data: weight decay, SCAFFOLD's c."""
+    """Adds to the clients' move the forces that do not come from data: weight decay and SCAFFOLD's c."""
     change, pull = sums.change, sums.pull[None, :, None]
     if kind.decays:
         change = change - numbers.weight_decay * pull * state.a
@@ -248,7 +291,7 @@ def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> A
 def _answers(
     kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array, felt: _Felt, own: Array | None
 ) -> _Answers:
-    """What the clients of one bucket's slots answer to ``felt`` in round ``j``."""
+    """Computes the answers of one bucket's clients to ``felt`` in round ``j``."""
     place = slots.place[j]
     at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
@@ -275,10 +318,10 @@ def _train(
     kind: Kind, program: Program, bucket: Bucket, i: Array, j: Array, felt: Felt, e: Array | None,
     batches: Array | None,
 ) -> Array:  # fmt: skip
-    """z of client ``i`` of a bucket in round ``j``, [s, D].
+    """Computes z [s, D] of client ``i`` of a bucket in round ``j``.
 
-    ``e`` [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e. ``batches`` [T, B] are places
-    in its examples, -1 for none; None: all of them in every step.
+    ``e`` [s, D] are the coefficients of the client's h_i or c_i, which tilts its objective by -e. ``batches`` [T, B]
+    are places in the client's examples, -1 as padding; None: all examples in every step.
     """
     numbers, steps, rate = program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
@@ -308,7 +351,7 @@ def _train(
 
 
 def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> Array:
-    """Change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
+    """Computes the change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
     if kind.algorithm == "fed_dyn":
         return -numbers.mu * answer.moves
     moves = (answer.kappa > 0)[:, None, None]  # in a round of rate 0 no control variate changes
@@ -316,7 +359,7 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
 
 
 def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Array, sums: _Sums) -> FlowState:
-    """The server's part; a model that nobody trained keeps all it has."""
+    """Applies the server's update; a model without a client in the round keeps its state."""
     numbers, rounds = program.numbers, program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
     fraction = rounds.fraction[j][None, :, None]
@@ -333,7 +376,7 @@ def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Ar
 
 
 def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:
-    """``v = momentum v + change``, and the server moves by v (FedAvgM), or by ``change + momentum v`` (Nesterov)."""
+    """Computes the server's move, v or (Nesterov) ``change + momentum v``, and ``v = momentum v + change``."""
     if not kind.has_server_momentum or memory is None:
         return change, memory
     new = jnp.where(trained, numbers.server_momentum * memory + change, memory)
@@ -342,13 +385,13 @@ def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, t
 
 
 def _weights_of(slots: BucketSlots, rounds: Rounds, j: Array) -> tuple[Array, Array]:
-    """Weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
+    """Returns weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
 def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array) -> Array:
-    """How far a constant force moves each client of a bucket's slots in round ``j``, [S]."""
+    """Computes how far a constant force of size 1 moves each client of a bucket's slots in round ``j``, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
     optimizer = unit_optimizer(kind, j)
@@ -362,7 +405,7 @@ def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots,
 
 
 def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Array:
-    """The weighted mean of each model's clients' kappas in round ``j``, [K]; 0 for a model that nobody trains."""
+    """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
     mean = jnp.zeros(num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
         weight, model = _weights_of(slots, program.rounds, j)
@@ -371,7 +414,7 @@ def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Arra
 
 
 def _products(program: Program, a: Array, j: Array) -> Array:
-    """``Theta a``, [q, K, D]; where ``rounds.needed`` lists rows, those rows of each model only (0 elsewhere)."""
+    """Computes ``Theta a`` [q, K, D]; if ``rounds.needed`` lists rows, only these rows of each model (0 elsewhere)."""
     if program.rounds.needed is None:
         return product(program.theta, a)
     rows = program.rounds.needed[j]
@@ -390,7 +433,13 @@ def _products(program: Program, a: Array, j: Array) -> Array:
 
 @jax.jit
 def in_chunks(theta: Array, rows: Array, a: Array) -> Array:
-    """Some rows of ``Theta a`` [q, D], 0 elsewhere: those of a large kernel are gathered few at a time."""
+    """Computes the listed rows of ``Theta a`` [q, D], 0 elsewhere, and gathers few rows of Theta at a time.
+
+    Args:
+        theta: Kernel [q, p].
+        rows: Rows to compute, int32; entries of q or more are padding and come last.
+        a: Coefficients [q, D].
+    """
     q, chunk = theta.shape[0], max(1, min(len(rows), GATHERED // theta.shape[1]))
     rows = jnp.concatenate([rows, jnp.full(-len(rows) % chunk, q, rows.dtype)])
 

@@ -1,4 +1,4 @@
-"""Who trains what in every round, as the recursion reads it."""
+"""The slots of every round in the form that the recursion reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedtangent.types import Array, Partition
 
 
 class RunSlots(NamedTuple):
-    """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
+    """Client and model of every slot, [R, S] each, and whether the slot is filled, [R, S] bool."""
 
     client: np.ndarray
     model: np.ndarray
     present: np.ndarray
 
     def trains(self, num_clients: int) -> np.ndarray:
-        """Which clients ever train, [N] bool."""
+        """Returns whether each client trains in any round, [N] bool."""
         found = np.zeros(num_clients, bool)
         found[self.client[self.present]] = True
         return found
@@ -30,21 +30,21 @@ class RunSlots(NamedTuple):
 class BucketSlots(NamedTuple):
     """The slots of every round whose client lies in one bucket, packed to the left."""
 
-    slot: Any  # [R, s] int32, which of the round's slots
+    slot: Any  # [R, s] int32, index among the round's slots
     place: Any  # [R, s] int32, the client's place in the bucket
     present: Any  # [R, s] bool, False for padding
 
 
 class Rounds(NamedTuple):
-    """Who trains what, how strongly, with which step, in every round."""
+    """Model, weight, step and batch of every slot in every round."""
 
     model: Array  # [R, S] int32
     weight: Array  # [R, S] float64, relative to its model's total in the round
     learning_rate: Array  # [R] float64
     server_learning_rate: Array  # [R] float64
     anchoring: Array  # [R] float64, Modified Local-GD's alpha, 1 elsewhere
-    fraction: Array  # [R, K] float64, share of all clients that train the model
-    trained: Array  # [R, K] bool, whether any client does
+    fraction: Array  # [R, K] float64, share of the N clients that train the model
+    trained: Array  # [R, K] bool, whether any client trains the model
     slots: tuple[BucketSlots, ...]  # one per bucket
     batches: Array | None = None  # [R, S, T, B] int32, places in the examples of a slot's client, -1 for none
     needed: Array | None = None  # [R, K, E] int32, the rows of each model's clients; None: all rows
@@ -53,10 +53,17 @@ class Rounds(NamedTuple):
 def build_rounds(
     clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any, Any], num_models: int
 ) -> Rounds:
-    """The rounds, their slots [R, S] sorted by the clients' buckets.
+    """Builds the rounds, with their slots [R, S] sorted by the clients' buckets.
 
-    ``rates`` are the clients' learning rate, the server's, and the anchoring. Where weights are traced all slots are
-    ``present``, and those of weight 0 are found to be empty when the program runs.
+    If the weights are traced, all slots count as ``present``, and the compiled program treats slots of weight 0 as
+    empty.
+
+    Args:
+        clients: All clients, in buckets.
+        slots: Client and model of every slot.
+        weight: Weight of every slot [R, S], relative within a model and round.
+        rates: The clients' learning rate, the server's learning rate and the anchoring.
+        num_models: Number K of models.
     """
     client, _, present = slots
     packed = []
@@ -74,7 +81,7 @@ def build_rounds(
 def _weighted(
     slots: RunSlots, weight: Any, rates: Any, packed: tuple[BucketSlots, ...], num_clients: int, num_models: int
 ) -> Rounds:
-    """The rounds, with weights divided by their model's total in the round; 0 for empty slots."""
+    """Builds the rounds with weights divided by their model's total in the round; empty slots have weight 0."""
     model, present = slots.model, slots.present
     weight = jnp.where(jnp.asarray(present), jnp.asarray(weight, jnp.float64), 0.0)
     row = jnp.arange(model.shape[0])[:, None]
@@ -99,7 +106,7 @@ def _weighted(
 
 @jax.jit
 def only_model(rounds: Rounds, model: Array) -> Rounds:
-    """The same rounds with one model's slots kept, as model 0."""
+    """Returns the same rounds with the slots of one model only, which becomes model 0."""
 
     def one(table: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(table, model, 1, axis=1)
@@ -120,7 +127,10 @@ def only_model(rounds: Rounds, model: Array) -> Rounds:
 def rows_needed(
     partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
 ) -> np.ndarray:
-    """The distinct kernel rows of each model's clients in each round, [R, K, E] int32; ``num_rows`` or more pads."""
+    """Returns the distinct kernel rows of each model's clients in each round, [R, K, E] int32.
+
+    Entries of ``num_rows`` or more are padding.
+    """
     client, model, present = slots
     own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
     found = []
@@ -137,7 +147,10 @@ def rows_needed(
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """``ValueError`` where a client trains one model in two slots of a round: what it remembers would be ambiguous."""
+    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+
+    Its correction of that round would be ambiguous.
+    """
     for r, present in enumerate(slots.present):
         pairs = np.stack([slots.client[r], slots.model[r]], axis=1)[present]
         values, counts = np.unique(pairs, axis=0, return_counts=True)

@@ -1,4 +1,4 @@
-"""What clients and server do in a round: the ``Rule`` that ``federated_flow`` follows, and its checks."""
+"""The work of clients and server in a round: the ``Rule`` that ``federated_flow`` follows, and its checks."""
 
 from __future__ import annotations
 
@@ -25,89 +25,97 @@ Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rule:
-    """What clients and server do in a round: FedAvg by full-batch gradient descent, but for the options that are given.
+    """Work of clients and server in a round; with all defaults it is FedAvg by full-batch gradient descent.
 
-    ``Rule(local_steps=5, learning_rate=0.1)`` is FedAvg, ``Rule(5, 0.1, mu=0.01)`` FedProx. Numbers may be traced. They
-    are checked by ``federated_flow``, which knows how many rounds and clients there are.
+    ``Rule(local_steps=5, learning_rate=0.1)`` is FedAvg, ``Rule(5, 0.1, mu=0.01)`` FedProx. Numbers may be traced.
+    ``federated_flow`` checks them, because it knows the number of rounds and of clients.
     """
 
     local_steps: Any
-    """Steps T of a client in a round: an integer, or one per client [N]."""
+    """Number T of a client's steps in a round: an integer, or one per client [N]."""
     learning_rate: Any
     """Step size of the clients: a number, or one per round [R]."""
     algorithm: str = field(default="fed_avg", metadata=STATIC)
-    """"fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold" (Karimireddy et al.,
-    2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd" (Local-GD paper,
-    algorithm 3). The cohorts' weights are those of the clients' mean in each; the papers of FedDyn, SCAFFOLD and
-    Modified Local-GD have them uniform."""
+    """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
+    (Karimireddy et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd"
+    (Local-GD paper, algorithm 3). The cohorts' weights are the weights of the clients' mean in all of them; the papers
+    of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
+    """
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
-    """"gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``."""
+    """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
+    """
     mu: Any = 0.0
-    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova, FedDyn and, as lambda of eq. (12),
-    of the Local-GD paper."""
+    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn; in the Local-GD paper
+    it is the lambda of eq. (12).
+    """
     weight_decay: Any = 0.0
-    """Of the local objective, ``weight_decay / 2 |w|^2``."""
+    """Weight decay of the local objective, ``weight_decay / 2 |w|^2``."""
     homogeneity: Any = 1.0
-    """``J(x) w_0 / f_0(x)``, for weight decay: 1 for a linear model, the number of layers for a network without biases
-    whose activations are homogeneous, such as relu."""
+    """Ratio ``J(x) w_0 / f_0(x)``, which weight decay needs: 1 for a linear model, the number of layers for a network
+    without biases whose activations are homogeneous, such as relu.
+    """
     server_learning_rate: Any = 1.0
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
     server_momentum: Any = 0.0
     """Momentum of the server, as in FedAvgM, in [0, 1)."""
     nesterov: bool = field(default=False, metadata=STATIC)
-    """The server's momentum looks ahead."""
+    """Whether the server's momentum is Nesterov's."""
     step_weights: Any = None
-    """[T] factors of the local steps' sizes, T the largest of ``local_steps``; None: all 1."""
+    """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1."""
     batches: Any = None
-    """The training rows of each local step's minibatch. None: all rows of the client in every step. An array of whole
-    numbers [R, S, T, B], -1 for none: those that a run drew. Or for each client a sequence of batches, one for each of
-    its local steps, the same in every round."""
+    """Training rows of each local step's minibatch. None: all rows of the client in every step. An integer array
+    [R, S, T, B], with -1 as padding: the batches that a run drew. Or for each client a sequence of batches, one for
+    each local step, the same in every round.
+    """
     loss: str | Loss = field(default="squared_error", metadata=STATIC)
-    """A name of ``losses.LOSSES``, or a function as those there. Under "squared_error", ``1/2 |f - y|^2`` summed over
-    outputs, mean and covariance are predicted; under any other, such as "cross_entropy" (whose targets are
-    probabilities of the classes), the run that starts from a given function."""
+    """Name of a loss in ``losses.LOSSES``, or a function with the same arguments. Under "squared_error",
+    ``1/2 |f - y|^2`` summed over outputs, the flow predicts mean and covariance; under any other loss, such as
+    "cross_entropy" (whose targets are probabilities of the classes), it predicts the run from a known initial function.
+    """
     client_optimizer: Optimizer | None = field(default=None, metadata=STATIC)
-    """The clients' optimiser, an optax transformation that is linear in the gradients (or a function from the round to
-    one); its state does not outlive a round. ``learning_rate`` is the length of its first step along a gradient of 1:
-    another ``learning_rate`` scales all its steps. None: gradient descent."""
+    """Optimiser of the clients, an optax transformation that is linear in the gradients (or a function from the round
+    to one); its state is reset in every round. ``learning_rate`` is the length of its first step along a gradient of 1,
+    so another ``learning_rate`` scales all its steps. None: gradient descent.
+    """
     anchoring: Any = 1.0
-    """Modified Local-GD's alpha: the share of the clients' mean in the next model, the rest is the initial one; a
-    number from 0 to 1, or one per round [R]."""
+    """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
+    a number from 0 to 1, or one per round [R].
+    """
 
 
 class Kind(NamedTuple):
-    """The part of a rule that shapes the compiled program: static and hashable."""
+    """Static, hashable part of a rule, which shapes the compiled program."""
 
     algorithm: str = "fed_avg"  # one of ALGORITHMS
     dynamics: str = "gradient_descent"  # one of DYNAMICS
     has_server_momentum: bool = False  # the server keeps a momentum buffer
     nesterov: bool = False
     decays: bool = False  # the local objective has weight decay
-    weighs_steps: bool = False  # local steps have weights of their own
-    stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
-    loss: str | Loss = "squared_error"  # of losses.LOSSES
+    weighs_steps: bool = False  # local steps have weights (``step_weights``)
+    stepwise: bool = False  # local steps one by one: minibatches, another loss or optimiser, a large kernel
+    loss: str | Loss = "squared_error"  # a name in losses.LOSSES or a function
     client_optimizer: Optimizer | None = None  # None: gradient descent
-    rows_per_example: int = 1  # of the kernel
+    rows_per_example: int = 1  # kernel rows of an example
     most_steps: int = 1  # the largest number of local steps
 
     @property
     def is_linear(self) -> bool:
-        """Whether a run is linear in its initial function, so that mean and covariance are known."""
+        """Whether a run is linear in its initial function, so that mean and covariance have a closed form."""
         return self.loss == "squared_error"
 
     @property
     def corrects(self) -> bool:
-        """Whether clients remember a correction of their local objective."""
+        """Whether clients carry a correction of their local objective from round to round."""
         return self.algorithm in ("fed_dyn", "scaffold")
 
     @property
     def tilts(self) -> bool:
-        """Whether the local objective has a linear term, so that a client feels more than its own residual."""
+        """Whether the local objective has a linear term in addition to the client's loss."""
         return self.decays or self.corrects
 
 
 class Numbers(NamedTuple):
-    """The numbers of a rule, float64; each may be traced."""
+    """Numbers of a rule, float64; each may be traced."""
 
     mu: Array  # []
     weight_decay: Array  # []
@@ -117,14 +125,20 @@ class Numbers(NamedTuple):
 
     @property
     def nu(self) -> Array:
-        """The pull on the weights that is alike in every direction, ``mu + weight_decay``."""
+        """Strength of the pull on the weights in every direction, ``mu + weight_decay``."""
         return self.mu + self.weight_decay
 
 
 def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tuple[Kind, Numbers]:
-    """The kind and the numbers of a rule, for clients of ``local_steps`` [N]; ``stepwise`` asks for single steps.
+    """Checks a rule and splits it into its static part and its numbers.
 
-    Raises ``ValueError`` for values out of range and options that exclude each other.
+    Args:
+        rule: Rule to read.
+        local_steps: Steps of each client [N].
+        stepwise: Whether local steps are taken one by one even if the rule has a closed form.
+
+    Raises:
+        ValueError: Values out of range, or options that exclude each other.
     """
     _check_values(rule)
     kind = Kind(
@@ -152,7 +166,7 @@ def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tu
 
 
 def check_fed_avg(rule: Rule) -> None:
-    """``ValueError`` unless the rule is FedAvg's full-batch gradient descent."""
+    """Raises ``ValueError`` unless the rule is FedAvg by full-batch gradient descent."""
     instance("rule", rule, Rule)
     for option in fields(Rule)[2:]:
         value, default = getattr(rule, option.name), option.default
@@ -161,7 +175,17 @@ def check_fed_avg(rule: Rule) -> None:
 
 
 def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
-    """FedNova divides by how far a constant force moves a client: ``ValueError`` unless that is above 0."""
+    """Raises ``ValueError`` unless FedNova's normaliser of every client is certain to be above 0.
+
+    The normaliser is kappa, how far a constant force of size 1 moves the client. Traced numbers are not checked.
+
+    Args:
+        rule: Rule to check.
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        local_steps: Steps of each client [N].
+        trains: Whether each client trains in any round, [N] bool.
+    """
     if kind.algorithm != "fed_nova" or not is_concrete(numbers, rule.learning_rate):
         return
     weights, mu = np.asarray(numbers.step_weights), float(numbers.mu)
@@ -178,9 +202,19 @@ def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.
 def batch_places(
     rule: Rule, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
 ) -> np.ndarray | None:
-    """Batches of every slot [R, S] as places in its client's own examples, [R, S, T, B], -1 for none.
+    """Returns the batches of every slot as places in its client's examples, [R, S, T, B] with -1 as padding.
 
-    None where every step takes all of them.
+    Returns None if every step takes all of the client's examples.
+
+    Args:
+        rule: Rule with the batches.
+        local_steps: Steps of each client [N].
+        partition: Training rows of each client.
+        client: Client of every slot [R, S].
+        present: Whether the slot is filled, [R, S] bool.
+
+    Raises:
+        ValueError: A wrong shape, a batch without rows, or a row of another client.
     """
     if rule.batches is None:
         return None
@@ -198,7 +232,7 @@ def batch_places(
 def _drawn_places(
     rows: np.ndarray, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
 ) -> np.ndarray:
-    """Rows of the training set as places in the examples of each slot's client."""
+    """Converts batches of training rows [R, S, T, B] to places in the examples of each slot's client."""
     must = (*client.shape, int(local_steps.max()))
     if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
         got = f"{rows.dtype} of shape {rows.shape}"
@@ -223,7 +257,7 @@ def _drawn_places(
 
 
 def _listed_places(batches: Any, local_steps: np.ndarray, partition: Partition) -> Batches:
-    """Each client's batches, the same in every round, as places in its own examples."""
+    """Converts each client's listed batches, the same in every round, to places in the client's examples."""
     lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
     if not lists or len(batches) != partition.num_clients:
         got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
@@ -266,12 +300,12 @@ def _check_values(rule: Rule) -> None:
 
 
 def _is_on(value: Any) -> bool:
-    """Whether a number is not known to be 0."""
+    """Returns whether a number is traced or differs from 0."""
     return not is_concrete(value) or float(value) != 0
 
 
 def _check_company(rule: Rule, kind: Kind) -> None:
-    """``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
+    """Raises ``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
     all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")
     excluded = {

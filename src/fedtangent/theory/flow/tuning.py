@@ -1,4 +1,4 @@
-"""Choosing a run's numbers by its predicted test loss: the flow is differentiable in all of them."""
+"""Chooses the numbers of a run by its predicted test loss: the flow is differentiable in all of them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class PredictedLoss(NamedTuple):
 
     total: Array  # []
     bias: Array  # [] mean squared error of the mean over initial functions
-    variance: Array  # [] what the initial functions add
+    variance: Array  # [] variance over initial functions
 
 
 @in_float64
 def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = None) -> PredictedLoss:
-    """``E |sum_k m_k f_k(x) - y|^2`` after round r, over independent initial functions: FE-2024's eq. (10), exactly.
+    """Computes ``E |sum_k m_k f_k(x) - y|^2`` after round r exactly (FE-2024, eq. 10), E over initial functions.
 
-    Differentiable in whatever ``flow`` was built from (learning rates, weights of local steps and of clients, mu, ..)
-    and in ``mixing``; ``jax.grad`` needs ``jax_enable_x64``.
+    The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
+    of local steps and of clients, mu, ..); ``jax.grad`` needs ``jax_enable_x64``.
 
     Args:
-        flow: without nngp blocks every model starts as the zero function, and the variance is 0.
-        y_test: [m, C] targets at the test points.
-        r: finished rounds, all of them by default.
-        mixing: [K] weights of the models in the prediction; by default uniform (eq. 2).
+        flow: Flow of the run. Without nngp blocks every model starts as the zero function, and the variance is 0.
+        y_test: Targets [m, C] at the test points.
+        r: Number of finished rounds; all rounds by default.
+        mixing: Weights [K] of the models in the prediction; uniform by default (eq. 2).
 
     Raises:
-        ValueError: shapes that do not fit; outputs "full".
+        ValueError: Shapes that do not fit, or outputs "full".
     """
     instance("flow", flow, Flow)
     if flow.outputs != "shared":
@@ -67,9 +67,9 @@ class BestRate(NamedTuple):
 
     rate: float
     loss: float
-    slope: float  # d loss / d log rate there: 0 but at the end of the interval
-    at_edge: bool  # the loss still falls at the end of the interval
-    rates: np.ndarray  # every rate that was tried, in the order of trying
+    slope: float  # d loss / d log rate at ``rate``: 0 inside the interval
+    at_edge: bool  # whether ``rate`` is an end of the interval, where the loss still falls
+    rates: np.ndarray  # all rates at which the loss was evaluated, in order of evaluation
     losses: np.ndarray
 
 
@@ -77,16 +77,19 @@ def best_learning_rate(
     loss: Callable[[Any], Any], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4,
     derivative: bool = True,
 ) -> BestRate:  # fmt: skip
-    """Minimise a predicted loss over the rates in [low, high], by its derivative where there is one.
+    """Minimises a predicted loss over the learning rates in [low, high].
 
-    The best of ``coarse`` rates, evenly spaced in the logarithm, is bracketed by its neighbours and the root of
-    ``d loss / d log rate`` found between them by SciPy's bisection to a relative ``tolerance``; without a derivative
-    the least loss between them by SciPy's bounded minimisation.
+    The loss is evaluated at ``coarse`` rates, evenly spaced in the logarithm. Between the best of them and its
+    neighbour downhill SciPy's bisection finds the root of ``d loss / d log rate`` to a relative ``tolerance``. Without
+    a derivative SciPy's bounded minimisation finds the least loss between the two neighbours.
 
     Args:
-        loss: differentiable, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``; a loss
-            that is not finite (an unstable rate) counts as infinite.
-        derivative: whether ``loss`` is differentiable; else it is called with plain numbers, and the slope is NaN.
+        loss: Function of the rate, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``. A
+            loss that is not finite (an unstable rate) counts as infinite.
+        low, high: Ends of the interval.
+        coarse: Number of rates of the first search, at least 3.
+        tolerance: Relative tolerance of the rate.
+        derivative: Whether ``loss`` is differentiable. If not, it is called with plain numbers, and the slope is NaN.
 
     Raises:
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
@@ -124,14 +127,14 @@ class _Tried(NamedTuple):
 
 
 def _descend(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Look where the slope is 0, between the best of the grid and its neighbour downhill."""
+    """Bisects for a slope of 0 between the best rate of the grid and its neighbour downhill."""
     other = place + (1 if grid[place].slope < 0 else -1)
     if not 0 <= other < len(grid):
         return
     left, right = sorted((grid[place].log, grid[other].log))
 
     def side(log: float) -> float:
-        """Below 0 left of the minimum; a loss that is not finite is right of it, of too large a rate."""
+        """Returns -1 left of the minimum and 1 right of it; a loss that is not finite counts as right."""
         if log in (left, right):
             return -1.0 if log == left else 1.0
         found = look(log)
@@ -141,7 +144,7 @@ def _descend(look: Callable[[float], _Tried], grid: list[_Tried], place: int, to
 
 
 def _narrow(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Look for the least value between the neighbours of the best of the grid."""
+    """Minimises the loss between the neighbours of the best rate of the grid."""
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
     most = max(found.value for found in grid if np.isfinite(found.value))  # parabolas need numbers
     optimize.minimize_scalar(

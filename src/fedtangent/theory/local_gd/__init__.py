@@ -1,4 +1,4 @@
-"""Local-GD in overparameterised linear models: implicit bias of many local steps (papers: ``localgd``)."""
+"""Local-GD in overparameterised linear models: the implicit bias of many local steps (papers: ``localgd``)."""
 
 from fedtangent.theory.local_gd.max_margin import (
     FeasibleSets,

@@ -1,8 +1,8 @@
-"""What a node does in a round of Local-GD on separable data, in its dual, where only its Gram matrix is needed.
+"""The local problem of a node in a round of Local-GD on separable data, in its dual, which needs only a Gram matrix.
 
-With ``A`` the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b``. Each function here gives b
-[n], at least 0, and how far ``A' b`` can be off, from ``gram`` A A' [n, n], ``across`` A w [n], and ``held`` [n], which
-rows are examples; all are of one node, for ``vmap``.
+With ``A`` the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b`` with b [n] at least 0. Each
+function here returns b and a bound of the error of ``A' b``. Their arguments are ``gram`` A A' [n, n], ``across`` A w
+[n], and ``held`` [n], the mask of the rows that are examples. All belong to one node; ``vmap`` serves all nodes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,29 @@ REFINEMENTS = 6
 
 
 def projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
-    """The projection onto the node's set (eq. 13).
+    """Projects w onto the node's feasible set (eq. 13): returns b [n] and a bound of the error of ``A' b``.
 
-    ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's predictor
-    (Nocedal and Wright, 2006, algorithm 16.4).
+    It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
+    predictor (Nocedal and Wright, 2006, algorithm 16.4).
+
+    Args:
+        gram: ``A A'`` [n, n].
+        across: ``A w`` [n].
+        held: Mask of the rows that are examples, [n] bool.
     """
     return _nonnegative(gram, jnp.where(held, 1 - across, -1.0))
 
 
 def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, Array]:
-    """The minimiser of eq. (12), ``ln b = level - A w - A A' b`` by Newton's method; ``level`` is ``ln(1 / lambda)``.
+    """Minimises eq. (12): solves ``ln b = level - A w - A A' b`` by Newton's method and returns b and the error.
 
-    The error that it returns is by how much this equation is missed, relative to its largest right side.
+    The error is the largest residual of this equation, relative to its largest right-hand side.
+
+    Args:
+        gram: ``A A'`` [n, n].
+        across: ``A w`` [n].
+        held: Mask of the rows that are examples, [n] bool.
+        level: ``ln(1 / lambda)``.
     """
     aim = jnp.where(held, level - across, -1e3)  # e^-1000 is 0
     shrunk = 0.5 ** jnp.arange(40.0)
@@ -39,7 +50,7 @@ def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, 
         return jnp.exp(jnp.minimum(s, 250.0))  # far above any b, and its square is finite
 
     def dual(s: Array) -> Array:
-        """What Newton's method descends, convex in b."""
+        """Computes the function that Newton's method minimises, convex in b."""
         b = raised(s)
         return b @ gram @ b / 2 + b @ (s - 1 - aim)
 
@@ -70,7 +81,16 @@ def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, 
 
 
 def descended(gram: Array, across: Array, held: Array, level: Array, rate: Array, steps: Array) -> tuple[Array, Array]:
-    """``steps`` steps of gradient descent on eq. (12) (algorithm 2). The error is 0, or NaN if they diverge."""
+    """Takes ``steps`` steps of gradient descent on eq. (12) (algorithm 2); the error is 0, or NaN if they diverge.
+
+    Args:
+        gram: ``A A'`` [n, n].
+        across: ``A w`` [n].
+        held: Mask of the rows that are examples, [n] bool.
+        level: ``ln(1 / lambda)``.
+        rate: Step size eta.
+        steps: Number of steps.
+    """
 
     def step(_: Array, b: Array) -> Array:
         slope = jnp.where(held, jnp.exp(-across - gram @ b), 0.0)
@@ -81,10 +101,10 @@ def descended(gram: Array, across: Array, held: Array, level: Array, rate: Array
 
 
 def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
-    """``min 1/2 b'Gb - l'b`` over b >= 0, for G positive semidefinite: b [n], and how far ``A'b`` can be off.
+    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G positive semidefinite; returns b [n] and an error bound of ``A'b``.
 
-    The second is the largest of the worst violation of a constraint, whose right side is 1, of the bound that the
-    duality gap sets to the distance of ``A'b`` from the exact one, relative to its length, and of rounding.
+    The bound is the largest of three numbers: the worst violation of a constraint, whose right side is 1; the distance
+    of ``A'b`` from the exact one that the duality gap allows, relative to its length; and rounding.
     """
     size = jnp.max(jnp.diagonal(gram))
     size = jnp.where(size > 0, size, 1.0)
@@ -110,10 +130,10 @@ def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
 
 
 def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
-    """The b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries, which are rounding, made 0.
+    """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries (rounding) become 0.
 
-    The system may be singular (examples that are there twice) but has a solution: a small ridge, and steps of
-    refinement from b, which take its effect out and leave what the system does not determine as it is.
+    The system may be singular (repeated examples) but has a solution. A small ridge makes it regular; steps of
+    refinement from b remove the effect of the ridge and keep the components that the system does not determine.
     """
     both = active[:, None] & active[None, :]
     kept = jnp.where(both, g, 0.0)
@@ -126,7 +146,7 @@ def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
 
 
 def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
-    """b and its slope z, both above 0, of the scaled problem, as near as float64 comes."""
+    """Computes b and its slope z, both above 0, of the scaled problem, as accurately as float64 allows."""
     n = len(h)
 
     def residuals(b: Array, z: Array) -> tuple[Array, Array]:
@@ -139,7 +159,7 @@ def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
         factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
 
         def direction(product: Array) -> tuple[Array, Array]:
-            """To slope = z and ``b z = product``, both to first order."""
+            """Computes the step to slope = z and ``b z = product``, both to first order."""
             db = jax.scipy.linalg.cho_solve(factor, -off + product / b - z)
             return db, (product - z * db) / b - z
 
@@ -164,5 +184,5 @@ def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
 
 
 def _within(values: Array, change: Array) -> Array:
-    """The longest step of at most 1 that keeps ``values`` above 0."""
+    """Returns the longest step of at most 1 that keeps ``values`` above 0."""
     return jnp.minimum(1.0, 0.995 * jnp.min(jnp.where(change < 0, -values / change, jnp.inf)))

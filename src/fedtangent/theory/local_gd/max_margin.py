@@ -3,10 +3,10 @@
 Node i's feasible set is ``C_i = {w : y_ij x_ij' w >= 1 for all j}`` (eq. 10). With the exponential loss and a weak
 proximal term (eq. 12) the local models of Local-GD tend in direction to projections onto these sets (eq. 13, Lemma 2),
 so that a round is a step of the parallel projection method. Its limit lies in the intersection of the sets (Lemma 3,
-Theorem 2); drawn back to the start at the right pace it is the point of the intersection nearest to the start (Lemma 4,
-Theorem 3): from 0 the hard-margin support vector machine (eq. 15).
+Theorem 2). If each round also moves the model back towards the start, at a suitable pace, the limit is the point of the
+intersection nearest to the start (Lemma 4, Theorem 3); from 0 that is the hard-margin support vector machine (eq. 15).
 
-All nodes' local problems are solved at once, in their duals (``local_problems``), in float64: their steps touch only
+All nodes' local problems are solved at once, in their duals (``local_problems``), in float64: their steps need only
 the nodes' Gram matrices, formed once.
 """
 
@@ -33,44 +33,51 @@ LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
 
 
 class DivergenceError(ValueError):
-    """Local descent does not stay finite at the given learning rate."""
+    """Error for local descent that does not stay finite at its learning rate."""
 
 
 class FeasibleSets(NamedTuple):
-    """The sets C_i of N nodes (eq. 10); made by ``feasible_sets``, in NumPy's float64 whatever JAX computes in."""
+    """Feasible sets C_i of N nodes (eq. 10); built by ``feasible_sets``, always in NumPy's float64."""
 
-    signed: np.ndarray  # [N, n, d], y_ij x_ij; rows behind a node's own are 0
+    signed: np.ndarray  # [N, n, d], y_ij x_ij; rows beyond a node's examples are 0
     gram: np.ndarray  # [N, n, n], their inner products
     held: np.ndarray  # [N, n] bool, which rows are examples
 
     @property
     def dimension(self) -> int:
-        """d."""
+        """Dimension d of a model."""
         return int(self.signed.shape[2])
 
     def pooled(self) -> FeasibleSets:
-        """Returns the feasible set of a single node that holds all examples: the intersection of all sets."""
+        """Returns the feasible set of a single node with all examples: the intersection of all sets."""
         rows = self.signed[self.held]
         return _sets(rows[None], np.ones((1, len(rows)), bool))
 
     def margins(self, w: Any) -> np.ndarray:
-        """``y_ij x_ij' w`` of every example, in the nodes' order: [n] for ``w`` [d]; at least 1 inside all sets."""
+        """Computes ``y_ij x_ij' w`` [n] of all examples, in the nodes' order; inside all sets they are at least 1."""
         return np.asarray(self.signed[self.held] @ np.asarray(w))
 
 
 class Projection(NamedTuple):
-    """The nearest points of the sets, and how well that is known."""
+    """Nearest points of the sets, and bounds of their errors."""
 
     point: Array  # [N, d]
     dual: Array  # [N, n], at least 0; above 0 for support vectors
-    residual: Array  # [N], by how much it can be off: the worst violation, and the duality gap's bound of the distance
+    residual: Array  # [N], error bound: the worst violation, and the duality gap's bound of the distance
 
 
 def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = True) -> FeasibleSets:
-    """The feasible sets of inputs x [n, d] with labels y [n] of -1 and 1, as ``partition`` divides them.
+    """Builds the feasible sets of nodes from inputs and labels.
 
-    Raises ``ValueError`` for shapes that do not fit, other labels, and (unless ``separable`` is False) examples that no
-    hyperplane through 0 separates: Assumption 1 does not hold. The certificate of that is ``farkas``'s.
+    Args:
+        x: Inputs [n, d].
+        y: Labels [n] of -1 and 1.
+        partition: Examples of each node.
+        separable: Whether to check that a hyperplane through 0 separates the labels (Assumption 1).
+
+    Raises:
+        ValueError: Shapes that do not fit, other labels, or (with ``separable``) labels that no hyperplane through 0
+            separates; ``farkas`` returns a certificate of that.
     """
     nodes = nodes_of(x, y, partition)
     if nodes.y.shape[2:] == (1,):
@@ -101,12 +108,12 @@ def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
 
 
 def farkas(sets: FeasibleSets) -> np.ndarray | None:
-    """A certificate that no w is in all sets: weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
+    """Returns a certificate that no w is in all sets, weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
 
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
-    0 for a certificate, else it holds a point, whose margins are then looked at. Inputs count by their directions; a
-    margin below ``LEAST_MARGIN`` of them counts as none.
+    0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed. Inputs
+    count by their directions; a margin below ``LEAST_MARGIN`` of them counts as none.
     """
     instance("sets", sets, FeasibleSets)
     rows = sets.signed[sets.held]
@@ -124,9 +131,14 @@ def farkas(sets: FeasibleSets) -> np.ndarray | None:
 
 @in_float64
 def project(sets: FeasibleSets, w: Any) -> Projection:
-    """Every node's nearest point of its set to ``w`` [d], or [N, d] (eq. 13).
+    """Projects ``w`` onto every node's set (eq. 13).
 
-    Raises ``ValueError`` for another shape, and where a set is empty or so thin that float64 does not find the point.
+    Args:
+        sets: Feasible sets.
+        w: Point [d], or one for each node [N, d].
+
+    Raises:
+        ValueError: Another shape, or a set that is empty or too thin for float64 to find the point.
     """
     at, shape = real_array("w", w), (len(sets.held), sets.dimension)
     if at.shape not in (shape, shape[1:]):
@@ -138,7 +150,7 @@ def project(sets: FeasibleSets, w: Any) -> Projection:
 
 
 def _check_found(residual: np.ndarray) -> None:
-    """``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
+    """Raises ``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
     bad = ~(residual <= TOLERANCE)
     if bad.any():
         r, i = (int(v) for v in np.argwhere(bad)[0])
@@ -159,19 +171,24 @@ def _project(sets: FeasibleSets, at: Array) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> np.ndarray:
-    """The centralised model's direction at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
+    """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
 
-    Raises as ``project`` does.
+    Raises:
+        ValueError: As for ``project``.
     """
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
 
 def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
-    """``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
+    """Returns ``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
 
-    ``first_index`` 1 is eq. (16), whose first round has alpha^1 = 1/2; 0 is algorithm 3 and eq. (63), whose first round
-    changes nothing. Both meet the conditions of Lemma 4.
+    Both values of ``first_index`` meet the conditions of Lemma 4.
+
+    Args:
+        num_rounds: Number of rounds.
+        first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
+            round changes nothing.
     """
     whole("num_rounds", num_rounds)
     return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
@@ -181,16 +198,20 @@ def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
 def parallel_projections(
     sets: FeasibleSets, num_rounds: int, *, alpha: Any = None, start: Any = None, weights: Any = "uniform"
 ) -> np.ndarray:
-    """The global model of the parallel projection method after every round, [R + 1, d] float64.
+    """Computes the global model of the parallel projection method after every round, [R + 1, d] float64.
 
     ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``: without ``alpha`` the plain mean of the local
     max-margin models (eq. 13, Lemma 3), with it the modified method (eq. 16, Lemma 4).
 
     Args:
-        alpha: None, or one number from 0 to 1 for each round, as ``halpern`` gives. start: w^0, zeros by default.
-        weights: p_i, "uniform" (the paper's) or N numbers.
+        sets: Feasible sets.
+        num_rounds: Number R of rounds.
+        alpha: None, or one number from 0 to 1 for each round, for example from ``halpern``.
+        start: Initial model w^0, zeros by default.
+        weights: Weights p_i, "uniform" (as in the paper), "examples", or N numbers.
 
-    Raises ``ValueError`` for numbers out of range, and as ``project`` does.
+    Raises:
+        ValueError: Numbers out of range, or as for ``project``.
     """
     moved = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     _check_found(np.asarray(moved[1]))
@@ -209,19 +230,24 @@ def exponential_models(
     start: Any = None,
     weights: Any = "uniform",
 ) -> np.ndarray:
-    """Local-GD's global model after every round, its local problems solved exactly, [R + 1, d] float64.
+    """Computes Local-GD's global model after every round, with exact local solutions or descent, [R + 1, d] float64.
 
-    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), which many local steps tend to.
-    ``log_inverse`` is ``ln(1 / lambda)``: lambda itself may be far below the least float64, where Lemma 2's rate
-    ``ln ln(1 / lambda) / ln(1 / lambda)`` is to be seen. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``;
-    Newton's method finds ln b. The other arguments are those of ``parallel_projections``.
+    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), the limit of many local steps. The
+    minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b. ``alpha``, ``start`` and
+    ``weights`` are documented at ``parallel_projections``.
 
     Args:
-        learning_rate, local_steps: eta and L of descent in place of the exact solution (algorithm 2), both or neither:
-            its steps never leave ``w^k + A' b``, where they are ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
+        sets: Feasible sets.
+        num_rounds: Number R of rounds.
+        log_inverse: ``ln(1 / lambda)``. lambda itself may be far below the least float64, where Lemma 2's rate
+            ``ln ln(1 / lambda) / ln(1 / lambda)`` becomes visible.
+        learning_rate, local_steps: Step size eta and number L of steps of descent in place of the exact solution
+            (algorithm 2), both or neither. The steps stay at ``w^k + A' b`` with
+            ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
 
-    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end; ``DivergenceError``, which
-    is one, where descent diverges.
+    Raises:
+        ValueError: Numbers out of range, or Newton's method does not converge.
+        DivergenceError: Descent diverges; it is a ``ValueError`` too.
     """
     level = number("log_inverse", log_inverse)
     descent = local_descent(learning_rate, local_steps)
@@ -260,7 +286,7 @@ Local = Callable[..., tuple[Array, Array]]
 def _rounds(
     local: Local, sets: FeasibleSets, given: tuple[Array, ...], alpha: Array, start: Array, weights: Array
 ) -> tuple[Array, Array]:
-    """Models [R + 1, d] and residuals [R, N] of rounds in which ``local`` is what a node does: one program."""
+    """Computes models [R + 1, d] and residuals [R, N] of rounds in which every node solves ``local``."""
 
     def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:
         across = jnp.einsum("nid,d->ni", sets.signed, w, precision="highest")
@@ -274,9 +300,9 @@ def _rounds(
 
 
 def direction_distance(w: Any, other: Any) -> np.ndarray:
-    """``|w / |w| - other / |other||`` over the last axis: how far two models point apart, from 0 to 2 (section 5).
+    """Computes ``|w / |w| - other / |other||`` over the last axis, a distance from 0 to 2 of directions (section 5).
 
-    NaN where one of them is 0, which has no direction.
+    It is NaN if one of the models is 0, which has no direction.
     """
     unit = [real_array(name, v) for name, v in (("w", w), ("other", other))]
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""The examples of every node side by side, as the theory of Local-GD reads them."""
+"""The examples of all nodes as padded arrays, in the form that the theory of Local-GD reads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from fedtangent.types import Partition
 
 
 class Nodes(NamedTuple):
-    """N nodes' examples, float64; rows behind a node's own are 0."""
+    """Examples of N nodes, float64; rows beyond a node's examples are 0."""
 
     x: np.ndarray  # [N, n, d]
     y: np.ndarray  # [N, n], or [N, n, C]
-    sizes: np.ndarray  # [N] int64, examples of a node
+    sizes: np.ndarray  # [N] int64, number of examples of a node
 
     @property
     def held(self) -> np.ndarray:
-        """Which rows are examples, [N, n] bool."""
+        """Mask of the rows that are examples, [N, n] bool."""
         return np.arange(self.y.shape[1]) < self.sizes[:, None]
 
 
 def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
-    """Inputs x [n, d] and targets y [n] or [n, C] as ``partition`` divides them among nodes.
+    """Divides inputs and targets among nodes.
 
-    Raises ``ValueError`` for shapes that do not fit, numbers that are not finite, and a node without an example.
+    Args:
+        x: Inputs [n, d].
+        y: Targets [n] or [n, C].
+        partition: Examples of each node.
+
+    Raises:
+        ValueError: Shapes that do not fit, numbers that are not finite, or a node without an example.
     """
     inputs, targets = checks.check_rows("x", x, "n, d"), real_array("y", y)
     if targets.ndim not in (1, 2) or len(targets) != len(inputs) or 0 in targets.shape:
@@ -45,7 +51,12 @@ def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
 
 
 def check_start(start: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The model that a run starts from, [d] (or [d, C]) float64; zeros for None."""
+    """Checks the initial model of a run and returns it as float64; zeros for None.
+
+    Args:
+        start: Initial model, or None.
+        shape: Required shape, (d,) or (d, C).
+    """
     if start is None:
         return np.zeros(shape)
     values = real_array("start", start)
@@ -55,7 +66,10 @@ def check_start(start: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple[float, int] | None:
-    """Step size and number of a node's local steps; None where neither is given. ``ValueError`` for one alone."""
+    """Checks and returns step size and number of a node's local steps; None if neither is set.
+
+    Raises ``ValueError`` if only one of the two is set or a number is out of range.
+    """
     if (learning_rate is None) != (local_steps is None):
         raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
     if learning_rate is None or local_steps is None:
@@ -64,7 +78,12 @@ def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple
 
 
 def check_weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
-    """What each node counts in the mean, [N] with sum 1: "uniform" (the paper's), "examples", or N numbers."""
+    """Returns the weight of each node in the mean, [N] with sum 1.
+
+    Args:
+        weights: "uniform" (as in the paper), "examples", or N numbers.
+        sizes: Number of examples of each node [N].
+    """
     if isinstance(weights, str):
         if weights not in ("uniform", "examples"):
             raise ValueError(f"weights: got {weights!r}, allowed are uniform, examples, or one number per node")

@@ -1,7 +1,7 @@
 """Local-GD on linear regression in closed form (the Local-GD paper, section 2), for any local work and cohorts.
 
 Node i descends ``1/(2 n_i) |y_i - X_i w|^2`` for L steps from the global model. With the thin singular value
-decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row space of X_i alone, by a known filter:
+decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row space of X_i only, by a known filter:
 
     w_i = w - V_i (1 - kept_i) (V_i' w - S_i^-1 U_i' y_i),    kept_i = (1 - eta S_i^2 / n_i)^L.
 
@@ -9,11 +9,11 @@ The paper's eq. (4) is the limit of many steps, kept = 0: then ``V_i V_i'`` is i
 ``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is ``w - A w + Y``, where
 ``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by unfinished work. A is
 ``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so every round, follows from
-one decomposition of F, and no d x d matrix is made.
+one decomposition of F, and no d x d matrix is formed.
 
-Where a run ends is the least-squares solution of ``F w = f`` that is nearest to its start. If all examples can be
-fitted, that is the centralised model whatever the weights and the local work; if not (d below the number of examples)
-it depends on both.
+A run ends at the least-squares solution of ``F w = f`` that is nearest to its start. If one model fits all examples,
+the end is the centralised model for any weights and local work; if not (d below the number of examples), it depends on
+both.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ def local_regression(
     weights: Any = "uniform",
     loss: str = "squared_error",
 ) -> LocalRegression:
-    """Local-GD on a linear regression without intercept: every round's global model in closed form.
+    """Computes Local-GD on a linear regression without intercept: every round's global model in closed form.
 
     Args:
-        x: [n, d] inputs.
-        y: [n] targets; or [n, C], for which a model is [d, C].
-        partition: which examples each node holds.
-        learning_rate, local_steps: eta and L of every node. Without both, local work goes on until convergence, as in
-            the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse (see ``deficient``).
-        weights: of the nodes in the mean, "uniform" (the paper's), "examples", or N numbers.
+        x: Inputs [n, d].
+        y: Targets [n]; or [n, C], for which a model is [d, C].
+        partition: Examples of each node.
+        learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
+            until convergence, as in the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse
+            (see ``deficient``).
+        weights: Weights of the nodes in the mean, "uniform" (as in the paper), "examples", or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
 
     Raises:
-        ValueError: shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
+        ValueError: Shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
             the other; local work until convergence at a node with as many examples as dimensions or more, where eq.
             (3) has no solution.
 
-    Example, two clients of one example each in three dimensions, whose local work is done until convergence:
+    Example, two clients of one example each in three dimensions, with local work until convergence:
 
         >>> import numpy as np, fedtangent as ft
         >>> x, y = np.eye(3)[:2], np.ones(2)
@@ -98,7 +99,7 @@ def local_regression(
 
 @dataclass(frozen=True, repr=False)
 class LocalRegression:
-    """A run of Local-GD on a linear regression; made by ``local_regression``.
+    """A run of Local-GD on a linear regression; built by ``local_regression``.
 
     A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
     """
@@ -118,25 +119,27 @@ class LocalRegression:
 
     @property
     def deficient(self) -> tuple[int, ...]:
-        """Nodes whose X_i has not full rank: they take the pseudo-inverse."""
+        """Nodes whose X_i has not full rank; they take the pseudo-inverse."""
         full = np.minimum(self.nodes.sizes, self.nodes.x.shape[2])
         return tuple(int(i) for i in np.flatnonzero(self.known.sum(axis=1) < full))
 
     @property
     def unfinished(self) -> float:
-        """The largest share of a local residual that the local work leaves: at most ``exp(-eta L s / n_i)``."""
+        """Largest share of a local residual that remains after the local work: at most ``exp(-eta L s / n_i)``."""
         return float(np.abs(self.kept[self.known]).max(initial=0.0))
 
     def local(self, w: np.ndarray) -> np.ndarray:
-        """Every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
+        """Computes every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
         moves = _like(self.gone, self.answers) * (self.bases @ w - self.answers)
         return np.asarray(w - np.einsum("ir...,ird->id...", moves, self.bases))
 
     def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
-        """The global model after every round, [R + 1, d], one round after the other.
+        """Computes the global model after every round, [R + 1, d], one round after the other.
 
-        ``rounds`` is how many rounds of all nodes, or the cohorts of R rounds (``model`` is not looked at), whose
-        weights then take the place of the nodes' own. ``start`` is w_0, zeros by default.
+        Args:
+            rounds: Number of rounds of all nodes; or the cohorts of R rounds, with weights that replace the nodes'
+                weights (their ``model`` is ignored).
+            start: Initial model w_0, zeros by default.
         """
         path = [check_start(start, self.shape)]
         for weight in self._weights_of(rounds):
@@ -144,7 +147,7 @@ class LocalRegression:
         return np.stack(path)
 
     def _weights_of(self, rounds: int | Cohort) -> np.ndarray:
-        """What each node counts in each round, [R, N]."""
+        """Returns the weight of each node in each round, [R, N]."""
         if not isinstance(rounds, Cohort):
             return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
         client, _, _ = checks.check_cohorts(rounds, self.nodes.sizes, None)
@@ -160,7 +163,7 @@ class LocalRegression:
 
     @functools.cached_property
     def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The right singular vectors of F [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
+        """Right singular vectors of F [q, d], eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
         strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
             raise ValueError(
@@ -184,17 +187,25 @@ class LocalRegression:
 
     @property
     def contraction(self) -> float:
-        """By what factor a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
+        """Factor by which a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
         return float(np.abs(1 - self.eigenvalues).max())
 
     def limit(self, start: Any = None) -> np.ndarray:
-        """Where the run ends, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
+        """Computes the end of the run, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
         begin = check_start(start, self.shape)
         right, _, fitted = self._stacked
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
     def after(self, rounds: int | Sequence[int], start: Any = None) -> np.ndarray:
-        """The global model after so many rounds, [d], or [len(rounds), d] (eq. 6, by the spectrum of A)."""
+        """Computes the global model after ``rounds`` rounds from the spectrum of A (eq. 6), without earlier rounds.
+
+        Args:
+            rounds: Number of rounds, or several numbers.
+            start: Initial model w_0, zeros by default.
+
+        Returns:
+            The model [d] for one number, [len(rounds), d] for several.
+        """
         counts = [whole("rounds", r, 0) for r in np.atleast_1d(np.asarray(rounds, object))]
         begin = check_start(start, self.shape)
         right, values, _ = self._stacked
@@ -204,9 +215,14 @@ class LocalRegression:
         return found if np.ndim(rounds) else found[0]
 
     def rounds_to(self, tolerance: float, start: Any = None) -> int:
-        """Rounds until the distance to the limit is at most ``tolerance`` of what it was at the start (eq. 9).
+        """Computes the rounds until the distance to the limit is at most ``tolerance`` of the start's distance (eq. 9).
 
-        Raises ``ValueError`` for a tolerance outside (0, 1), and one that is not reached.
+        Args:
+            tolerance: Distance to the limit, relative to the distance of the start.
+            start: Initial model w_0, zeros by default.
+
+        Raises:
+            ValueError: A tolerance outside (0, 1), or one that is not reached.
         """
         number("tolerance", tolerance, above=0, below=1)
         right, values, _ = self._stacked
@@ -223,15 +239,20 @@ class LocalRegression:
 
 
 def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """``values`` with an axis of length 1 for each that ``other`` has besides."""
+    """Returns ``values`` with an axis of length 1 for each additional axis of ``other``."""
     return values.reshape(values.shape + (1,) * (other.ndim - values.ndim))
 
 
 def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
-    """The centralised model, [d]: the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7: to 0).
+    """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7).
 
-    ``x`` [n, d], ``y`` [n]; for [n, C] it is [d, C]. Raises ``ValueError`` for shapes that do not fit and numbers that
-    are not finite.
+    Args:
+        x: Inputs [n, d].
+        y: Targets [n]; or [n, C], for which the model is [d, C].
+        start: Initial model, zeros by default.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     count = len(real_array("x", x)) if np.ndim(x) else 0
     pooled = nodes_of(x, y, Partition(np.arange(count), np.array([0, count])))
@@ -241,11 +262,11 @@ def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
 
 
 class LocalTheorem1(NamedTuple):
-    """Theorem 1 of Local-GD on given data: whether it applies, and what it promises."""
+    """Theorem 1 of Local-GD for one run: its assumptions, and the limit and rate that it states."""
 
     assumptions: tuple[Assumption, ...]
     centralised: np.ndarray  # [d]
-    contraction: float  # of the distance to it in a round, at most
+    contraction: float  # bound of the factor of the distance to ``centralised`` in a round
 
     @property
     def applies(self) -> bool:
@@ -253,16 +274,20 @@ class LocalTheorem1(NamedTuple):
         return not failing(self.assumptions)
 
     def __str__(self) -> str:
-        """Each assumption on a line."""
+        """Returns a report with one line for each assumption."""
         return report(f"Theorem 1 of Local-GD: a round leaves at most {self.contraction:.6g}", self.assumptions)
 
 
 def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
-    """Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
+    """Checks Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
 
-    Its assumptions are measured on the run's own data: more dimensions than examples, every X_i of full rank, local
-    work until convergence, the start (in the span of the data is what the proof needs), and, which the first two are
-    there for, that one model fits all examples.
+    The assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work
+    until convergence, and the start (the proof needs a start in the span of the data). The last one, that one model
+    fits all examples, is the purpose of the first two.
+
+    Args:
+        run: Run of Local-GD.
+        start: Initial model w_0, zeros by default.
     """
     instance("run", run, LocalRegression)
     begin = check_start(start, run.shape)

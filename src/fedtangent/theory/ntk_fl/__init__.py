@@ -1,4 +1,4 @@
-"""NTK-FL (Yue et al., ICML 2022)."""
+"""Theory of NTK-FL (Yue et al., ICML 2022)."""
 
 from fedtangent.theory.ntk_fl.convergence import (
     NtkTheorem,

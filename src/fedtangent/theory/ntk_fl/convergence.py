@@ -5,22 +5,22 @@ For the two-layer ReLU network of eq. (12) trained on ``1/(2 N) |f - y|^2`` over
 Theorem 1  ``|f_t - y|^2 <= (1 - eta lambda / (2 N))^t |f_0 - y|^2`` after t steps (14),
 Theorem 2  ``|f_k - y|^2 <= (1 - eta tau lambda / (2 N M))^k |f_0 - y|^2`` after k rounds of FedAvg (15),
 
-lambda the least eigenvalue of (13), tau local steps, M clients. Both come from one inequality, (76), of which (51) is
-the case tau = M = 1: with ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual changes by
+lambda the least eigenvalue of (13), tau local steps, M clients. Both come from one inequality, (76), which becomes (51)
+for tau = M = 1: with ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual changes by
 
 ``1 + 2/M {g [4 sqrt(2/pi) R/(delta alpha) + sqrt(ln(2 N^2/delta)/(2 n)) + kappa lambda/N] - eta tau (1 + kappa)
 lambda/N} + g^2/M^2``
 
-(``proof_factor``), R how far a neuron moves. The theorems ask for "small enough" steps and R and "large enough" n;
-``assumptions`` gives each of the three a third of what is to spare, 3 lambda / (2 N): explicit constants for
-``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, ``R = O(delta alpha lambda/N)``.
+(``proof_factor``), where R is the distance that a neuron moves. The theorems require "small enough" steps and R and
+"large enough" n; ``assumptions`` allows each of the three a third of the margin 3 lambda / (2 N). These are explicit
+constants for ``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, ``R = O(delta alpha lambda/N)``.
 
-What the proofs leave open, or say otherwise:
+Points that the proofs leave open or state otherwise:
 
-- Nothing in them bounds R. By the theorem's own decay a neuron moves by at most ``4 sqrt(N) |f_0 - y| / (sqrt(n)
+- Nothing in them bounds R. By the theorem's decay a neuron moves by at most ``4 sqrt(N) |f_0 - y| / (sqrt(n)
   lambda)`` (``movement_bound``), so that R is small enough only for n of the order of
   ``N^3 |f_0 - y|^2 / (delta alpha lambda^2)^2``, which is far more than the n of the theorems.
-- Theorem 1 is stated of NTK-FL, whose weights are those of the linearised network (9b); the proof (36)-(52) takes
+- Theorem 1 is stated of NTK-FL, whose weights are the weights of the linearised network (9b); the proof (36)-(52) takes
   gradient descent on the network itself. The linearised one decays by ``(1 - eta lambda_min(H) / N)^2`` a step
   (``linear_rate``) with no condition on R.
 - The squared residual's exact first-order rate is ``1 - 2 eta lambda / N``: the theorem has a quarter of it.
@@ -57,19 +57,19 @@ from fedtangent.types import Partition
 
 
 class TwoLayerStart(NamedTuple):
-    """The network of eq. (12) before training, as the theorems know it."""
+    """Network of eq. (12) before training, as far as the theorems depend on it."""
 
     width: int  # n
-    covariance: Any = 1.0  # of a neuron, [d, d] or a multiple of the identity
-    kernel: Any = None  # [N, N] H, to compare with Lemma 4; left out if None
+    covariance: Any = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
+    kernel: Any = None  # [N, N] H, to compare with Lemma 4; None for no comparison
 
 
 class NtkConstants(NamedTuple):
-    """The constants of Theorems 1 and 2."""
+    """Constants of Theorems 1 and 2."""
 
     num_examples: int  # N
     width: int  # n
-    lambda_min: float  # lambda, of the kernel (13); 0 where rounding makes it negative
+    lambda_min: float  # lambda, least eigenvalue of the kernel (13); 0 if rounding makes it negative
     lambda_max: float
     alpha: float  # root of the least eigenvalue of the neurons' covariance
     delta: float  # a statement may fail with this probability
@@ -79,11 +79,11 @@ class NtkConstants(NamedTuple):
     num_clients: int = 1  # M
 
     def movement_bound(self) -> float:
-        """How far a neuron moves if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
+        """Computes a bound of a neuron's movement if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
 
         ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
-        the steps are summed as the residual decays. For FedAvg it is the server's neurons, all rounds together, and
-        what a client adds inside a round. Infinite for lambda = 0.
+        the sum over all steps converges because the residual decays. For FedAvg the bound covers the server's neurons
+        over all rounds and a client's movement inside a round. It is inf for lambda = 0.
         """
         if self.lambda_min == 0:
             return math.inf
@@ -96,7 +96,7 @@ class NtkConstants(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class NtkTheorem:
-    """Theorem 1 (tau = M = 1) or 2 on given data; made by ``ntk_theorem_1`` and ``ntk_theorem_2``."""
+    """Theorem 1 (tau = M = 1) or 2 for one network and its data; built by ``ntk_theorem_1`` and ``ntk_theorem_2``."""
 
     name: str
     constants: NtkConstants
@@ -114,17 +114,22 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """``1 - eta tau lambda / (2 N M)``, at least 0; ``eigenvalue`` replaces lambda, for a negative control."""
+        """Computes ``1 - eta tau lambda / (2 N M)``, at least 0; negative controls replace lambda by ``eigenvalue``."""
         c = self.constants
         value = c.lambda_min if eigenvalue is None else eigenvalue
         return max(1 - c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 0.0)
 
     def residual_bound(self, steps: Any, eigenvalue: float | None = None) -> np.ndarray:
-        """Bound of ``|f - y|^2`` after ``steps`` of Theorem 1, or rounds of Theorem 2: same shape as ``steps``."""
+        """Computes the bound of ``|f - y|^2`` after each number of steps (Theorem 1) or rounds (Theorem 2).
+
+        Args:
+            steps: Numbers of steps or rounds; the result has their shape.
+            eigenvalue: Number that replaces lambda, for a negative control.
+        """
         return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
 
     def proof_factor(self) -> float:
-        """By what factor the squared residual changes at most in a step or round, (51) or (76), for this R."""
+        """Computes the largest factor of the squared residual in a step or round, (51) or (76), for this R."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -136,15 +141,17 @@ class NtkTheorem:
 
 @in_float64
 def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
-    """The server's evolution with the limiting kernel for H: ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``.
+    """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, the server's evolution with the limiting kernel.
 
-    The discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort make of a residual
-    ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``, whose covariance is ``covariance_terms(kernels, B_t)`` and whose limit as t
-    grows is Theorem 2 of FE-2024. Theta may be singular: modes of eigenvalue 0 take their own limit, ``s t``.
+    It is the discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort give
+    ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as t
+    grows is Theorem 2 of FE-2024. Theta may be singular: modes of eigenvalue 0 take their limit ``s t``.
 
     Args:
+        kernels: Kernel blocks of n training and m test points.
         step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
-            2 / lambda_max; time: t >= 0.
+            2 / lambda_max.
+        time: Number t >= 0 of steps.
 
     Returns:
         [m, n] float64.
@@ -157,15 +164,17 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
 
 @in_float64
 def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float, times: Sequence[int]) -> np.ndarray:
-    """Coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
+    """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
-    The same as ``ntk_evolution`` without a matrix of all points: ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)`` takes
-    one product with the pool's kernel a step. The functions at the test points change by ``-kernels.at_test(a_t)``.
+    The result is the same as with ``ntk_evolution`` but needs no matrix of all points:
+    ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)`` takes one product with the pool's kernel a step. The functions at the
+    test points change by ``-kernels.at_test(a_t)``.
 
     Args:
+        kernels: Kernel blocks, or a large kernel, of n training points.
         residual: f_0(X) - Y, [n, C].
         step: s, as in ``ntk_evolution``.
-        times: the numbers of steps t, rising.
+        times: Numbers of steps t, increasing.
 
     Returns:
         [T, n, C] float64.
@@ -192,10 +201,11 @@ def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float,
 
 
 def linear_rate(kernel: Any, learning_rate: float) -> float:
-    """By what factor the linearised network's squared residual changes at most in a step, ``(1 - eta lambda_i / N)^2``.
+    """Computes the largest factor of the linearised network's squared residual in a step, ``(1 - eta lambda_i / N)^2``.
 
     Args:
-        kernel: [N, N] tangent kernel at the start of the round; learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        kernel: Tangent kernel [N, N] at the start of the round.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
     """
     matrix = symmetric("kernel", kernel)
     eigenvalues = np.linalg.eigvalsh(matrix)
@@ -203,7 +213,7 @@ def linear_rate(kernel: Any, learning_rate: float) -> float:
 
 
 def largest_learning_rate(constants: NtkConstants) -> float:
-    """The largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, a root found otherwise."""
+    """Computes the largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, otherwise a root."""
     spare = constants.lambda_min / (2 * constants.num_examples)
     if spare == 0:
         return 0.0
@@ -223,18 +233,20 @@ def ntk_theorem_1(
     delta: float = 0.05,
     radius: float | None = None,
 ) -> NtkTheorem:
-    """Theorem 1 of NTK-FL on given data: its rate, and which of its assumptions hold.
+    """Computes the rate of NTK-FL's Theorem 1 and checks which of its assumptions hold.
 
-    On the host in NumPy float64, O(N^3).
+    Runs on the host in NumPy float64 at a cost of O(N^3).
 
     Args:
-        x: [N, d] pooled inputs; residual: [N], ``f_0(x) - y``; network: at the start.
+        x: Pooled inputs [N, d].
+        residual: Initial residual ``f_0(x) - y`` [N].
+        network: Network before training.
         learning_rate: eta of ``1/(2 N) |f - y|^2``.
-        delta: probability with which the statement may fail.
-        radius: R, how far a neuron moved; what the decay itself implies (``movement_bound``) if None.
+        delta: Probability with which the statement may fail.
+        radius: R, the distance that a neuron moved; by default the bound from the theorem's decay (``movement_bound``).
 
     Returns:
-        NtkTheorem. Nothing is refused because an assumption fails: ``assumptions`` says so.
+        The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.
     """
     inputs = checks.check_rows("x", x, "N, d")
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
@@ -252,10 +264,16 @@ def ntk_theorem_2(
     delta: float = 0.05,
     radius: float | None = None,
 ) -> NtkTheorem:
-    """Theorem 2, FedAvg with every client of ``partition`` in every round; arguments as of ``ntk_theorem_1``.
+    """Computes the rate of NTK-FL's Theorem 2, FedAvg with every client in every round, and checks its assumptions.
 
-    ``learning_rate`` is the theorem's eta: a local step is ``eta / N`` times the sum over the client's examples, so
-    that FedAvg on the client's mean loss with step s has ``eta = s N / N_m``. ``radius`` counts local steps as well.
+    The arguments without an entry here are documented at ``ntk_theorem_1``.
+
+    Args:
+        partition: Examples of each client; every example belongs to exactly one client.
+        learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
+            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
+        local_steps: Number tau of local steps.
+        radius: R, the distance that a neuron moved, including local steps.
     """
     inputs = checks.check_rows("x", x, "N, d")
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
@@ -315,7 +333,10 @@ def _of_the_data(x: np.ndarray, c: NtkConstants) -> list[Assumption]:
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """The three conditions under which the proof's factor is at most the theorem's, each with a third to itself."""
+    """Checks the three conditions of the proof; together they make its factor at most the theorem's.
+
+    Each condition takes a third of the margin.
+    """
     spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
     stretch = _growth(c) / (c.learning_rate * c.local_steps)
     wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
@@ -331,13 +352,16 @@ def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assump
 
 
 def _growth(c: NtkConstants) -> float:
-    """``(1 + eta)^tau - 1``."""
+    """Computes ``(1 + eta)^tau - 1``."""
     with np.errstate(over="ignore"):
         return float(np.expm1(c.local_steps * np.log1p(c.learning_rate)))
 
 
 def _step_terms(c: NtkConstants) -> float:
-    """Terms of (76) with the step alone, over ``eta tau / M``: ``2 (G - 1) lambda_max / N + eta tau G^2 / M``."""
+    """Computes the terms of (76) that depend on the step only: ``2 (G - 1) lambda_max / N + eta tau G^2 / M``.
+
+    They are divided by ``eta tau / M``.
+    """
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients

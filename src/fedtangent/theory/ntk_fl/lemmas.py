@@ -1,7 +1,7 @@
 """Kernels and Lemmas 1 to 4 of the two-layer ReLU network of NTK-FL (Yue et al., ICML 2022, section 5, C and D).
 
-The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. What the
-lemmas' proofs leave open:
+The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. Points
+that the lemmas' proofs leave open:
 
 - Lemma 1 is Markov's inequality for one example and is stated, and used, for all of them at once: that takes a union
   (delta / N for delta), or the sum over neurons, whose events are independent, by Hoeffding's inequality.
@@ -9,10 +9,10 @@ lemmas' proofs leave open:
   sum itself gives N^2 where the lemma has N. Its (28) says "if A_ir and A_jr happen" where it needs that neither does.
 - Lemma 4 puts entries in [-1, 1] and uses a range of 1: right, as a neuron's term lies between 0 and x_i' x_j.
 
-Lemma 2 is how far the NTK weights leave those of gradient descent:
+Lemma 2 bounds the distance of the NTK weights from the weights of gradient descent:
 ``|w_t - w~_t|_1 <= sqrt(2 n d / pi) eta R / (delta alpha) sum_{u=1}^{t-1} gamma_u``, gamma_u above every example's
-residual after u steps, for the network of eq. (12). The proof takes for both weights (23), (24) the residuals of one
-and the same run. The NTK weights follow those of the linearised network, so that the gap has a second part,
+residual after u steps, for the network of eq. (12). The proof uses the residuals of one and the same run for both
+weights (23), (24). The NTK weights follow the weights of the linearised network, so the distance has a second part,
 ``eta/N |J_0' sum_u (r_u - r~_u)|_1``, which the lemma leaves out and ``residual_part`` bounds. Printed without R, (22)
 would not follow from (25d) and Lemma 1; Fig. 9 has ``2 sum gamma_u`` in its place (``figure_bound``).
 """
@@ -32,24 +32,27 @@ FORMS = ("printed", "union", "concentration")
 
 
 def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
-    """Eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for v ~ N(0, covariance): [N, N] float64.
+    """Computes the kernel of eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for Gaussian v, [N, N] float64.
 
-    ``x_i' x_j (pi - angle) / (2 pi)``, the angle in the covariance's metric. ``covariance`` is [d, d], or a number for
-    that multiple of the identity (the kernel does not depend on it).
+    It is ``x_i' x_j (pi - angle) / (2 pi)``, with the angle in the covariance's metric.
+
+    Args:
+        x: Inputs [N, d].
+        covariance: Covariance of v, [d, d]; or a number times the identity, which the kernel does not depend on.
     """
     inputs = checks.check_rows("x", x, "N, d")
     return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
 
 
 def empirical_kernel(x: Any, v: Any) -> np.ndarray:
-    """``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12): [N, N] float64."""
+    """Computes ``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12), [N, N] float64."""
     inputs = checks.check_rows("x", x, "N, d")
     active = active_neurons(inputs, v)
     return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
 
 
 def active_neurons(x: Any, v: Any) -> np.ndarray:
-    """``1{v_r' x_i >= 0}``: [N, n] float64."""
+    """Computes ``1{v_r' x_i >= 0}`` for inputs x [N, d] and weights v [n, d], [N, n] float64."""
     inputs, weights = checks.check_rows("x", x, "N, d"), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
         raise ValueError(f"v: got shape {weights.shape}, must be [n, {inputs.shape[1]}]")
@@ -59,10 +62,17 @@ def active_neurons(x: Any, v: Any) -> np.ndarray:
 def undecided_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
 ) -> float:
-    """Lemma 1's bound of every ``|S_i|``, in one of ``FORMS``.
+    """Computes Lemma 1's bound of every ``|S_i|``, in one of ``FORMS``.
 
-    "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example; "union": N times
-    that, for all of them; "concentration": ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all.
+    Args:
+        radius: R, the distance that no neuron exceeds.
+        alpha: Root of the least eigenvalue of the neurons' covariance.
+        delta: Probability with which the bound may fail.
+        width: Number n of neurons.
+        num_examples: Number N of examples.
+        form: "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example. "union":
+            N times that, for all examples. "concentration":
+            ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all examples.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     if form == "concentration":
@@ -75,19 +85,28 @@ def undecided_bound(
 def drift_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int, form: str = "printed"
 ) -> float:
-    """Lemma 3's bound of the operator norm of ``H(v') - H(v)`` where no neuron has moved further than R.
+    """Computes Lemma 3's bound of the operator norm of ``H(v') - H(v)``, if no neuron has moved further than R.
 
-    "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``; "union": N times that, Markov's inequality for the sum over
-    entries; "concentration": ``2 N`` times Lemma 1's, as an entry changes by at most ``(|S_i| + |S_j|) / n``.
+    The other arguments are documented at ``undecided_bound``.
+
+    Args:
+        form: "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's inequality for the
+            sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry changes by at most
+            ``(|S_i| + |S_j|) / n``.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
 
 
 def sampling_bound(width: float, num_examples: int, delta: float) -> float:
-    """Lemma 4: ``N sqrt(ln(2 N^2 / delta) / (2 n))`` bounds the operator norm of ``H - H_inf``, probability 1 - delta.
+    """Computes Lemma 4's bound of the operator norm of ``H - H_inf``, ``N sqrt(ln(2 N^2 / delta) / (2 n))``.
 
-    For neurons drawn independently.
+    It holds with probability 1 - delta for independently drawn neurons.
+
+    Args:
+        width: Number n of neurons.
+        num_examples: Number N of examples.
+        delta: Probability with which the bound may fail.
     """
     _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
@@ -119,12 +138,15 @@ def weight_gap_bound(
     alpha: float = 1.0,
     delta: float = 0.05,
 ) -> np.ndarray:
-    """Lemma 2's bound of ``|w_t - w~_t|_1`` for t = 0 .. T, [T + 1] float64.
+    """Computes Lemma 2's bound of ``|w_t - w~_t|_1`` for t = 0 .. T, [T + 1] float64.
 
     Args:
-        gamma: [T], above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
-        learning_rate: eta of ``1/(2 N) |f - y|^2``; width: n; input_size: d of inputs of norm 1.
-        radius: R, which no neuron leaves in those steps; alpha, delta: of Lemma 1.
+        gamma: Numbers [T] above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d of inputs of norm 1.
+        radius: R, the distance that no neuron exceeds in these steps.
+        alpha, delta: Constants of Lemma 1.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)
@@ -134,9 +156,17 @@ def weight_gap_bound(
 def switched_bound(
     gamma: Any, switched: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> np.ndarray:
-    """The bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1: [T + 1] float64.
+    """Computes the bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1, [T + 1] float64.
 
-    ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``; ``switched`` [T] are the inner sums, at u.
+    It is ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``.
+
+    Args:
+        gamma: Numbers [T] above every example's residual.
+        switched: Inner sums ``sum_i |S_i(u)|`` [T].
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d.
+        num_examples: Number N of examples.
     """
     counts = real_array("switched", switched)
     residuals = real_array("gamma", gamma)
@@ -145,10 +175,15 @@ def switched_bound(
 
 
 def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int) -> np.ndarray:
-    """Bound of the part that the lemma leaves out: ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, [T + 1] float64.
+    """Computes a bound of the part that Lemma 2 leaves out, ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, [T + 1].
 
-    ``apart`` [T + 1]: that l1 norm over examples, of residuals of the network minus those of its linearisation, each
-    under its own descent, summed over the steps before t.
+    Args:
+        apart: Norms ``|sum_{u<t} (r_u - r~_u)|_1`` over examples [T + 1], of the residuals of the network minus the
+            residuals of its linearisation, each trained by gradient descent.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d.
+        num_examples: Number N of examples.
     """
     norms = real_array("apart", apart)
     if norms.ndim != 1 or not np.all(norms >= 0):
@@ -158,12 +193,12 @@ def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: i
 
 
 def figure_bound(gamma: Any) -> np.ndarray:
-    """Fig. 9's "analytical upper bound": ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1]."""
+    """Computes Fig. 9's "analytical upper bound", ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1]."""
     return 2 * _sums(gamma)
 
 
 def _per_step(learning_rate: float, width: int, input_size: int) -> float:
-    """``eta sqrt(d / n)``: what one example's changed neuron adds, for a residual of 1, times N."""
+    """Computes ``eta sqrt(d / n)``, N times the contribution of one example's switched neuron with a residual of 1."""
     number("learning_rate", learning_rate, above=0)
     number("width", width, above=0)
     number("input_size", input_size, above=0)
@@ -171,7 +206,7 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
 
 
 def _sums(gamma: Any) -> np.ndarray:
-    """``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T: the first step is taken with equal Jacobians."""
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T; the first step has equal Jacobians and is left out."""
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
         raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")

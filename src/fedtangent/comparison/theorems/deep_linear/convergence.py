@@ -26,7 +26,7 @@ NARROW_ROUNDS = 50
 
 
 class Observed(NamedTuple):
-    """A run and its theorem."""
+    """A run, its theorem, and the recorded losses and weights."""
 
     size: Size
     work: FullBatchWork
@@ -36,18 +36,26 @@ class Observed(NamedTuple):
 
     @property
     def last(self) -> list[np.ndarray]:
-        """Weights after the last round."""
+        """The weights after the last round."""
         return self.weights[max(self.weights)]
 
     def bounded(self, of: str, statement: str, ratio: float, control: str, wrong: float) -> Verdict:
-        """The verdict on ``ratio``, a measured value over its bound; ``wrong`` is the same for the wrong bound."""
+        """Checks that a measured value is within its bound and beyond a wrong one.
+
+        Args:
+            of: Number of the theorem or lemma.
+            statement: Name of the comparison.
+            ratio: Measured value divided by its bound.
+            control: Name of the wrong bound.
+            wrong: Measured value divided by the wrong bound.
+        """
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {of}", statement, sizes, ratio, control, wrong)
 
 
 def observe(size: Size, seed: int) -> Observed:
-    """A run at the largest learning rate that the theorem allows."""
+    """Simulates a run at the largest learning rate that the theorem allows, and evaluates the theorem on it."""
     x, y = problem(size, seed, SPREAD)
     largest = np.linalg.norm(x, 2) ** 2
     kappa = largest / np.linalg.svd(x, compute_uv=False)[-1] ** 2
@@ -59,7 +67,7 @@ def observe(size: Size, seed: int) -> Observed:
 
 
 def bound_18(seen: Observed) -> Verdict:
-    """The loss is below (18) after every round; the control, (18) without N, is violated."""
+    """Checks that the loss is below (18) after every round; the control, (18) without N, is violated."""
     rounds, constants = np.arange(len(seen.losses)), seen.theorem.constants
     ratio, wrong = (
         float((seen.losses / c.rate() ** rounds)[1:].max()) for c in (constants, constants._replace(num_clients=1))
@@ -68,7 +76,7 @@ def bound_18(seen: Observed) -> Verdict:
 
 
 def hypotheses(seen: Observed) -> list[Verdict]:
-    """Hypotheses B and C at every recorded round; A is (18)."""
+    """Checks hypotheses B and C at every recorded round; A is (18)."""
     worst = dict[str, float]()
     for r, weights in seen.weights.items():
         for one in seen.theorem.hypotheses(weights, float(seen.losses[r]), r):
@@ -93,14 +101,14 @@ def hypotheses(seen: Observed) -> list[Verdict]:
 
 
 def _ratio(one: Assumption) -> float:
-    """Measured over required value of an assumption, or its inverse for a lower bound: above 1 where it fails."""
+    """Returns measured over required value of an assumption, or the inverse for a lower bound: above 1 if it fails."""
     if one.relation == "<=":
         return one.measured / one.required
     return one.required / one.measured if one.measured > 0 else np.inf
 
 
 def narrow_networks(seen: Observed) -> Iterator[tuple[DeepLinearTheorem, list[np.ndarray]]]:
-    """Untrained networks of ``NARROW`` units on the same problem, each with its theorem."""
+    """Draws untrained networks of ``NARROW`` units for the same problem, and yields each with its theorem."""
     size = seen.size._replace(width=NARROW)
     sizes = (size.dimension, *[NARROW] * (size.depth - 1), size.outputs)
     for draw in range(NARROW_DRAWS):
@@ -110,7 +118,7 @@ def narrow_networks(seen: Observed) -> Iterator[tuple[DeepLinearTheorem, list[np
 
 
 def lemma_1(seen: Observed) -> Verdict:
-    """Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
+    """Checks Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
 
     def worst(theorem: DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
         low, high = theorem.singular_values(weights)
@@ -123,7 +131,7 @@ def lemma_1(seen: Observed) -> Verdict:
 
 
 def local_lemmas(seen: Observed) -> list[Verdict]:
-    """Lemmas VII.2 to VII.7 in the run's last round."""
+    """Checks Lemmas VII.2 to VII.7 in the run's last round."""
     paths, c, work = local_paths(seen.last, seen.work), seen.theorem.constants, seen.work
     decays, faster, drifts, moves, from_zero = (list[float]() for _ in range(5))
     for client, path in enumerate(paths):
@@ -168,7 +176,13 @@ def local_lemmas(seen: Observed) -> list[Verdict]:
 
 
 def stepped(path: LocalPath, work: FullBatchWork, client: int) -> list[np.ndarray]:
-    """Residuals of one client after each of its steps."""
+    """Returns the residuals of one client after each of its local steps.
+
+    Args:
+        path: The client's local steps.
+        work: Data and local work of all clients.
+        client: Number of the client.
+    """
     x, y = work.of_client(client)
     return [*path.residuals[1:], products(path.weights, x).outputs - y]
 
@@ -176,7 +190,14 @@ def stepped(path: LocalPath, work: FullBatchWork, client: int) -> list[np.ndarra
 def kernels(
     initial: Sequence[np.ndarray], weights: Sequence[np.ndarray], paths: Sequence[LocalPath], work: FullBatchWork
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """P(t, k) at every local step k, and P(t, k) - P(0), [n C, n C] each, the clients' columns side by side."""
+    """Computes P(t, k) and P(t, k) - P(0) at every local step k, [n C, n C] each, the clients' columns side by side.
+
+    Args:
+        initial: Weights before the run.
+        weights: Weights at the start of round t.
+        paths: Local steps of every client in round t.
+        work: Data and local work of all clients.
+    """
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])
     every = [np.hstack([dense(now, path.before[k]) for path in paths]) for k in range(work.local_steps)]
@@ -184,7 +205,7 @@ def kernels(
 
 
 def narrow_kernel(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: FullBatchWork) -> float:
-    """The drift of a narrow network's kernel over the bound of Lemma VII.5: above 1 where it is violated."""
+    """Computes the drift of a narrow network's kernel over the bound of Lemma VII.5: above 1 if it is violated."""
     own: list[np.ndarray] = weights
     for _ in range(NARROW_ROUNDS):
         own = averaged(local_paths(own, work))
@@ -193,13 +214,13 @@ def narrow_kernel(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: F
 
 
 def _parts(p: np.ndarray, work: FullBatchWork) -> list[np.ndarray]:
-    """The columns of each client's examples."""
+    """Splits the columns of ``p`` by client."""
     outputs = work.y.shape[1]
     return np.split(p, outputs * np.cumsum(np.asarray(work.partition.sizes))[:-1], axis=1)
 
 
 def _factors(weights: Sequence[np.ndarray], work: FullBatchWork) -> tuple[np.ndarray, np.ndarray]:
-    """Two matrices A and B of the kind whose Kronecker products P is made of, for Lemma VII.3."""
+    """Returns two matrices A and B for Lemma VII.3; P consists of Kronecker products of this kind."""
     of = products(weights, work.x)
     return of.below[1] @ of.below[1].T, of.below[0] @ of.below[0].T
 
@@ -209,7 +230,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The bound of the theorem, the hypotheses and the lemmas."""
+    """Checks the bound of the theorem, the hypotheses and the lemmas."""
     seen = observe(of_scale(scale, *SIZES), seed)
     return [bound_18(seen), *hypotheses(seen), lemma_1(seen), *local_lemmas(seen)]
 

@@ -21,7 +21,7 @@ STEP = 0.1  # the learning rate, as a fraction of the largest stable one
 
 
 def one_round(size: Size, seed: int) -> list[Verdict]:
-    """A simulated round equals eq. (6) to (8), and the residual after it is the sum of the four terms of eq. (17)."""
+    """Checks that a simulated round equals eq. (6) to (8), and its residual the sum of the four terms of eq. (17)."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -29,7 +29,7 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
     sizes = f"{size}, {size.rounds} rounds"
 
     def told(given: object) -> float:
-        """Distance of eq. (8) from the simulation in the worst round, over how far that round moves the weights."""
+        """Returns the worst round's distance of eq. (8) from the simulation, relative to the weights' movement."""
         return max(
             relative_distance(_moved(path[r], averaged(local_paths(path[r], given))), _moved(path[r], path[r + 1]))  # type: ignore[arg-type]
             for r in range(size.rounds)
@@ -70,7 +70,16 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
-    """The residual in the eigenbasis of the limit of P(0): networks approach FedAvg of the linear model with width."""
+    """Checks that the residual's modes approach FedAvg of the linear model as networks become wider.
+
+    Modes are coefficients in the eigenbasis of the limit of P(0).
+
+    Args:
+        size: Sizes of the problem; its width is ignored.
+        widths: Widths of the networks.
+        draws: Number of networks of each width.
+        seed: Seed of data and networks.
+    """
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -81,7 +90,7 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
     rounds = np.arange(size.rounds + 1)
 
     def of(models: np.ndarray) -> np.ndarray:
-        """Coefficients of residuals, [R + 1, r, C]."""
+        """Returns the coefficients of residuals, [R + 1, r, C]."""
         return np.asarray(np.einsum("nr,tnc->trc", left, x @ models - y))
 
     def without_n(start: np.ndarray) -> np.ndarray:
@@ -120,9 +129,10 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
 
 
 def _by_mode(seen: list[np.ndarray], predicted: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-    """The error of each network's prediction over all rounds, [E]: the root mean square over modes.
+    """Returns the error of each network's prediction over all rounds, [E]: the root mean square over modes.
 
-    That of a mode is relative to how far the mode moves by the right theory. Networks are coefficients [R + 1, r, C].
+    The error of a mode is relative to how far the mode moves by the right theory. Arguments are lists of coefficients
+    [R + 1, r, C], one entry for each network.
     """
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
@@ -133,7 +143,7 @@ def _by_mode(seen: list[np.ndarray], predicted: list[np.ndarray], right: list[np
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """A round and its terms exactly, its modes by width."""
+    """Checks a round and its terms exactly, and its modes by width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*one_round(of_scale(scale, *SIZES), seed), *modes(of_scale(scale, *MODES), widths, draws, seed)]
 

@@ -25,7 +25,7 @@ class Size(NamedTuple):
     """Sizes of a problem and its network."""
 
     clients: int  # N
-    held: int  # examples of a client
+    held: int  # number of examples of a client
     dimension: int  # d
     outputs: int
     width: int  # m
@@ -34,17 +34,24 @@ class Size(NamedTuple):
     depth: int = 3
 
     def __str__(self) -> str:
-        """As the table shows it."""
+        """Returns the sizes as the table shows them."""
         return f"N = {self.clients}, K = {self.local_steps}, L = {self.depth}, m = {self.width}"
 
     @property
     def partition(self) -> Partition:
-        """One client's examples after another's."""
+        """The partition in which each client has consecutive examples."""
         return consecutive([self.held] * self.clients)
 
 
 def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs X [n, d] with singular values from 1 to ``spread``, and targets ``X W*`` [n, C] with ``|W*| = truth``."""
+    """Draws inputs X [n, d] with singular values from 1 to ``spread``, and targets ``X W*`` [n, C].
+
+    Args:
+        size: Sizes of the problem.
+        seed: Seed of the draw.
+        spread: Least singular value of X.
+        truth: Spectral norm of W*.
+    """
     rng = np.random.default_rng([seed, size.dimension])
     left = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
     right = np.linalg.qr(rng.standard_normal((size.dimension, size.dimension)))[0]
@@ -54,13 +61,20 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
 
 
 def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> FullBatchWork:
-    """The same local work as ``algorithm_of``, as theory takes it."""
+    """Returns the local work of ``algorithm_of`` in the form that theory needs.
+
+    Args:
+        size: Sizes of the problem.
+        x: Inputs, [n, d].
+        y: Targets, [n, C].
+        learning_rate: Learning rate of the clients.
+    """
     return full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
 
 
 @functools.lru_cache(maxsize=32)
 def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
-    """FedAvg on the sum of squares with full batches and a plain mean; cached, so that all seeds share one program."""
+    """Builds FedAvg on the sum of squares with full batches and a plain mean; cached: all seeds share one program."""
     return fed_avg(
         deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.float64),
         all_clients(size.clients),
@@ -72,14 +86,23 @@ def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
 
 
 class Run(NamedTuple):
-    """What is recorded of a run."""
+    """The recorded models and weights of a run."""
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
     weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, [fan_out, fan_in] as in the paper
 
 
 def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed: int, every: int) -> Run:
-    """A run of ``size.rounds`` rounds; the weights of every ``every``-th are kept."""
+    """Simulates ``size.rounds`` rounds of FedAvg.
+
+    Args:
+        size: Sizes of the problem and the network.
+        x: Inputs, [n, d].
+        y: Targets, [n, C].
+        learning_rate: Learning rate of the clients.
+        seed: Seed of the initial weights.
+        every: Rounds between records of the weights.
+    """
     algorithm, count = algorithm_of(size, learning_rate), itertools.count()
     read, kept = algorithm.params, dict[int, list[np.ndarray]]()
     assert read is not None  # FedAvg has a global model

@@ -34,13 +34,13 @@ DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Corollary 1 where its limit is reached, and every term of eq. (10) / (3) after some rounds."""
+    """Checks Corollary 1 at its limit, and every term of eq. (10) / (3) after a few rounds."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
 
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
-    """``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over a grid of x and simulated ensembles."""
+    """Checks ``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over a grid and simulated ensembles."""
     problem = repeated_runs.spaced_problem(seed, local_steps=LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
@@ -85,7 +85,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
 
 
 def _mean(values: np.ndarray) -> Interval:
-    """The mean of independent ``values`` [n] with its interval; the model has one width."""
+    """Returns the mean of independent ``values`` [n] with its interval; the model has one width."""
     return combined((1,), (values,))
 
 
@@ -95,7 +95,7 @@ def _judged(subject: str, statement: str, margin: float, found: list[Interval], 
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Every term of the decomposition for ``LAST`` models, over its closed form under the same schedules."""
+    """Checks every term of the decomposition for ``LAST`` models against its closed form under the same schedules."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
 
@@ -113,7 +113,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """The verdict on one term; ``more`` are wrong theories of it besides ``other``, by name."""
+        """Checks one term; ``more`` are wrong values of it, by name, in addition to ``other``."""
         wrong = {what: getattr(each, name).value for what, each in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
         rivals = [Rival(what, abs(right / by - 1), partial(_mean, values / by)) for what, by in wrong.items()]
@@ -129,7 +129,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int) -> Verdict:
-    """``E (y - h)^2`` on fresh labels of fresh clients equals the sum of the three terms in closed form."""
+    """Checks that ``E (y - h)^2`` on fresh labels of fresh clients equals the sum of the three terms in closed form."""
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
     each = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
@@ -145,7 +145,7 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
-    """The schedules' part of the variance: models that all start at 0 differ by nothing else; equal to rounding."""
+    """Checks the schedules' part of the variance to rounding; models start at 0 and differ only by schedule."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
     schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
     laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)

@@ -1,12 +1,12 @@
-"""Theorem 1's bounds beside the measured decay of linear models that meet its assumptions (``networks``: of networks).
+"""Theorem 1's bounds and the measured decay of linear models that meet its assumptions (``networks``: of networks).
 
-The bounds hold for all initial residuals, so the worst one is measured: the operator norm of what an age does to the
+The bounds hold for all initial residuals, so the worst one is measured: the operator norm of one age's effect on the
 residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem and its proof allow
 the residual takes thousands to millions of ages to fall; the norm of one age bounds them all.
 
-The proof lets the network's own kernel differ from the limit by a third of the least eigenvalue, which the factor 1/3
-in the exponent allows for. The models here have such a kernel: the limit less that third in its weakest direction. A
-constant kernel can come no nearer to the bound: it decays with twice the bound's exponent.
+The proof lets the network's empirical kernel differ from the limit by a third of the least eigenvalue, which the factor
+1/3 in the exponent allows for. The models here have such a kernel: the limit less that third in its weakest direction.
+A constant kernel can come no nearer to the bound: it decays with twice the bound's exponent.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ FALLING_STEPS = np.array([0.02, 0.01, 0.005, 0.0025])  # eta_0 tau
 
 
 class EdgeCase(NamedTuple):
-    """Clients that take turns at the models, and a model whose own kernel is as far from the limit as is allowed."""
+    """Clients that take turns at the models, and a model's kernel as far from the limit as the theorem allows."""
 
     limit: RandomFederation  # with the limiting kernel Theta
-    own: RandomFederation  # with the model's own Theta_0
+    own: RandomFederation  # with the model's empirical Theta_0
 
     @property
     def smallest(self) -> float:
-        """lambda_m, the least eigenvalue of Theta."""
+        """The least eigenvalue lambda_m of Theta."""
         return float(np.linalg.eigvalsh(self.limit.theta)[0])
 
     @property
     def c2(self) -> float:
-        """C_2, the sum over clients of C_i = sqrt(trace Theta_ii)."""
+        """The constant C_2, the sum over clients of C_i = sqrt(trace Theta_ii)."""
         return _c2(self.limit)
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
-        """Theorem 1 on ``repeats`` ages at each of ``rates``."""
+        """Evaluates Theorem 1 for ``repeats`` ages at each of ``rates``."""
         length, ages = len(self.limit.model), len(rates) * repeats
         cohorts = Cohort(*(np.tile(np.asarray(part), (ages, 1)) for part in self.limit.cohorts))  # type: ignore[arg-type]
         theta, n = self.limit.theta, len(self.limit.theta)
@@ -86,9 +86,16 @@ def edge_case(
     steps: int | tuple[int, ...] = STEPS,
     scale: float = 1.0,
 ) -> EdgeCase:
-    """As many groups of clients as models, which take turns; random features of norm ``scale`` in expectation.
+    """Draws a case with as many groups of clients as models; the groups take turns at the models.
 
-    Where ``steps`` differ, the client with the fewest has examples whose kernel is a fourth of the others'.
+    If ``steps`` differ, the features of the client with the fewest steps are halved, and so its kernel is a fourth.
+
+    Args:
+        seed: Seed of the features and of the clients' rows.
+        sizes: Examples of every client.
+        group: Group of every client, [N].
+        steps: Local steps of all clients, or of each.
+        scale: Expected norm of the random features.
     """
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
@@ -104,10 +111,15 @@ def edge_case(
 
 
 def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray) -> float:
-    """How much the logarithm of the worst initial residual falls in an age, over the bound's exponent: at least 1.
+    """Computes how much the logarithm of the worst initial residual falls in an age, over the bound's exponent.
 
-    The least over all models and one age at each of ``rates``; ``exponent`` [A + 1] is the theory's, cumulative. What
+    By the theorem it is at least 1. It is the least over all models and one age at each of ``rates``. A bound that
     holds for one age and every initial residual holds for any number of ages, as operator norms multiply.
+
+    Args:
+        case: The federation.
+        rates: Learning rates, [A].
+        exponent: Cumulative exponent of the theory, [A + 1].
     """
     found = np.inf
     for rate, fallen in zip(rates, np.diff(exponent), strict=True):
@@ -118,7 +130,7 @@ def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray)
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every statement on the decay of the residual and on the movement of the weights."""
+    """Checks every statement on the decay of the residual and on the movement of the weights."""
     return [
         _as_proved(seed),
         _as_stated(seed),
@@ -134,7 +146,7 @@ WHERE = f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 3, K = {NUM_MODELS}, nb
 
 
 def _decay_row(subject: str, statement: str, sizes: str, found: float, said: str, wrong: tuple[str, float]) -> Verdict:
-    """The verdict on ``decay_in_exponents``; ``wrong`` is the control and the factor of its exponent."""
+    """Checks that ``decay_in_exponents`` is at least 1; ``wrong`` is the control and the factor of its exponent."""
     name, factor = wrong
     return Verdict.of(
         subject,
@@ -147,7 +159,7 @@ def _decay_row(subject: str, statement: str, sizes: str, found: float, said: str
 
 
 def _as_proved(seed: int) -> Verdict:
-    """All assumptions hold, also those that only the proof makes; the second age has half the step of the first."""
+    """Checks the theorem when all assumptions hold, also the proof's; the second age has half the step of the first."""
     case = edge_case(seed)
     curvature = kappa_3(1.0, 0.0, case.c2, 1.0, 1.0, len(SIZES))
     progress = INSIDE * case.smallest / 2 / (6 * 3 * curvature)  # kappa_3 <= u / 6 of the smaller step
@@ -166,7 +178,10 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """The largest step with kappa_2 < 1, the only condition printed; the last line of the proof needs a smaller one."""
+    """Checks the theorem at the largest step with kappa_2 < 1, the only condition that is printed.
+
+    The last line of the proof needs a smaller step.
+    """
     case = edge_case(seed)
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / STEPS
     theorem = case.theorem([rate])
@@ -186,7 +201,7 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Outside of the assumptions: clients take different numbers of steps, and tau is the least of them."""
+    """Checks the decay outside of the assumptions: clients take different numbers of steps, and tau is the least."""
     case = edge_case(seed, steps=UNEQUAL_STEPS)
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / max(UNEQUAL_STEPS)
     theorem = case.theorem([rate])
@@ -203,7 +218,7 @@ def _unequal_steps(seed: int) -> Verdict:
 
 
 def _rate(seed: int) -> Verdict:
-    """Eq. (27): the decay rates of an age are eta_0 tau lambda_i / nbar, to a relative error that falls as the step."""
+    """Checks eq. (27): an age decays at the rates eta_0 tau lambda_i / nbar, up to the order of the step."""
     case = edge_case(seed).limit
     values = np.linalg.eigvalsh(case.theta)
     rates = []
@@ -227,7 +242,10 @@ def _rate(seed: int) -> Verdict:
 
 
 def pulling(seed: int) -> RandomFederation:
-    """One example a client; the first client's step raises the second's loss, and the second does not train then."""
+    """Draws a case of one example a client in which the first client's step raises the second client's loss.
+
+    The second client does not train the same model in that round.
+    """
     rng = np.random.default_rng(seed)
     features = 0.3 * np.eye(6, 8, k=1)
     features[0, 0], features[1, 0] = rng.uniform(8, 10), rng.uniform(18, 22)
@@ -237,7 +255,7 @@ def pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Eq. (20): how much the residual grows within an age, where one client's step raises another's loss."""
+    """Checks eq. (20), a bound on the residual's growth within an age, if one client's step raises another's loss."""
     case, progress = pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
     c2 = _c2(case)
@@ -254,10 +272,10 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Eq. (18), second line: how far the weights move for the worst initial residual.
+    """Checks eq. (18), second line: how far the weights move for the worst initial residual.
 
-    In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by
-    ``J' Theta^-1 (1 - A^t) g_0``.
+    In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by ``J' Theta^-1 (1 - A^t)
+    g_0``.
     """
     case, steps, ages = edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * largest_progress(0.0, case.c2, 1.0, 1.0) / steps

@@ -1,8 +1,8 @@
-"""K trained models beside the Gaussian law of each: entry by entry, and as sums at infinite width.
+"""K trained models and the Gaussian law of each: entry by entry, and as sums at infinite width.
 
 Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over them:
 a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each sum is
-extrapolated to infinite width (``compare/statistics.py``). The same sum of the predictions from the networks' own
+extrapolated to infinite width (``comparison/statistics.py``). The same sum of the predictions from the networks'
 initial functions, whose expectation is known, is subtracted as a control variate: most of the scatter cancels.
 
 Plain float64 NumPy. Samples are [K, m, C]: K models, m points, C outputs.
@@ -31,16 +31,23 @@ class Entries(NamedTuple):
 
     @property
     def farthest(self) -> float:
-        """The largest distance of an entry from its prediction, in its standard errors."""
+        """The largest distance of an entry from its prediction, in standard errors of that entry."""
         return float(np.max(np.abs(self.measured - self.predicted) / self.standard_error))
 
 
 def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
-    """Mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models beside their law.
+    """Computes mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models and of their law.
 
-    Variances and covariances are those of ``f_k - mean_k`` about its own average, over K - 1. Standard errors are the
-    law's: ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart
-    entry), S the average covariance of the models.
+    Variances and covariances are of ``f_k - mean_k`` about its average, over K - 1. Standard errors are the law's:
+    ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), S the
+    average covariance of the models.
+
+    Args:
+        samples: Outputs of K models, [K, m, C].
+        law: Their law.
+
+    Returns:
+        The entries of "mean", "variance" and "covariance".
     """
     _check(samples, law)
     count, points, outputs = samples.shape
@@ -62,7 +69,7 @@ def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
 
 
 def _moments(residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average [m, C] and sample covariance [m, m, C] of [K, m, C]."""
+    """Returns average [m, C] and sample covariance [m, m, C] of residuals [K, m, C]."""
     mean = residual.mean(axis=0)
     centred = (residual - mean).transpose(2, 1, 0)  # [C, m, K]
     return mean, (centred @ centred.swapaxes(1, 2)).transpose(1, 2, 0) / (len(residual) - 1)
@@ -77,7 +84,13 @@ def _check(samples: np.ndarray, law: ModelLaw) -> None:
 
 
 def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.ndarray:
-    """Share of each model's values that lie in the law's own central intervals, ``mean_k +- z sd_k``, [K]."""
+    """Computes the share of each model's values in the law's central intervals, ``mean_k +- z sd_k``, [K].
+
+    Args:
+        samples: Outputs of K models, [K, m, C].
+        law: Their law.
+        level: Probability of an interval.
+    """
     _check(samples, law)
     variance = np.diagonal(law.cov, axis1=1, axis2=2)[:, :, None]
     within = np.abs(samples - law.mean) <= norm.ppf((1 + level) / 2) * np.sqrt(variance)
@@ -85,14 +98,14 @@ def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.nd
 
 
 def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
-    """The share of draws from ``right`` that lie in the intervals of ``law``: ``COVERED`` if both are the same."""
+    """Computes the share of draws from ``right`` in the intervals of ``law``: ``COVERED`` if both are the same."""
     sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
     reach, off = norm.ppf((1 + COVERED) / 2) * own / sd, (law.mean - right.mean) / sd
     return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
 
 
 class Sampled(NamedTuple):
-    """K networks of one width beside the predictions from their own initial functions, which have the law exactly."""
+    """K networks of one width and the predictions from the same initial functions, which have the law exactly."""
 
     width: int
     seen: np.ndarray  # [K, m, C]
@@ -100,30 +113,47 @@ class Sampled(NamedTuple):
 
 
 def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Share of networks' values in the intervals of ``law`` at infinite width, where predictions have law ``exact``."""
+    """Estimates the share of networks' values in the intervals of ``law`` at infinite width.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
+    """
     expected = expected_cover(exact, law)
     values = [covered(s.seen, law) - covered(s.predicted, law) + expected for s in sampled]
     return combined([s.width for s in sampled], values, by_width=True)
 
 
 def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Variances of networks over those of ``law``, summed over points, at infinite width: 1 if ``law`` is right.
+    """Estimates variances of networks over the variances of ``law``, summed over points, at infinite width.
 
-    Predictions have law ``exact``.
+    The ratio is 1 if ``law`` is right.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
     """
     return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
 
 def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Off-diagonal covariances of networks over those of ``law`` at infinite width: 1 if ``law`` is right.
+    """Estimates off-diagonal covariances of networks over the covariances of ``law`` at infinite width.
 
-    A regression of the sample covariance S on the law's L through zero, ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+    The ratio is 1 if ``law`` is right. It is a regression of the sample covariance S on the law's L through zero,
+    ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
     """
     return _ratio(sampled, exact, _off_diagonal(law))
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """The expected ratios of variances and of covariances to those of ``law``, if ``right`` is the true law."""
+    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true."""
     cov = right.average_cov
     return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
 
@@ -134,7 +164,7 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
 
 
 def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Interval:
-    """``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
+    """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
     expected, values = float(np.sum(weights * exact.average_cov)), []
     for s in sampled:
         change = _products(s.seen - exact.mean, weights) - _products(s.predicted - exact.mean, weights)
@@ -143,6 +173,6 @@ def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> 
 
 
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """``sum_ij weights_ij r_i r_j`` of each model, r about its average over models; averaged over outputs, [K]."""
+    """Returns ``sum_ij weights_ij r_i r_j`` of each model, averaged over outputs, [K]; r is centred over models."""
     centred = residual - residual.mean(axis=0)
     return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))

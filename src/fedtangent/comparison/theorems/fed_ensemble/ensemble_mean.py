@@ -34,7 +34,7 @@ MARGIN = 0.05  # of the probability itself
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
+    """Checks eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
     draws = of_scale(scale, 2000, 20000)
     limit, means, left = trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
@@ -68,7 +68,12 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
-    """The limit, the means [m, draws] of ensembles at the last round, and the residual there over the initial one."""
+    """Trains ``draws`` ensembles in one run, and computes their limit.
+
+    Returns:
+        The limit at the test points, the ensembles' means [m, draws] at the last round, and the training residual at
+        the last round over the initial one.
+    """
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))

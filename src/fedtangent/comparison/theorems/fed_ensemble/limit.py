@@ -1,9 +1,9 @@
-"""Theorem 2 on trained networks: K models of Fed-ensemble, at two widths, beside their predicted law.
+"""Theorem 2 on trained networks: K models of Fed-ensemble, at two widths, and their predicted law.
 
 The prediction is Theorem 2's limit if the exact flow, at the last round, is far nearer to it than the verdicts'
-margins; else it is the flow's own law of that round. Both assume infinite width, and are off by some percent at a
-finite one. So mean, variance, covariances and coverage of the K networks are extrapolated from two widths to infinity,
-with the flow from the same initial functions as a control variate (``compare/statistics.py``).
+margins; else it is the flow's law at that round. Both assume infinite width, and are off by some percent at a finite
+one. So mean, variance, covariances and coverage of the K networks are extrapolated from two widths to infinity, with
+the flow from the same initial functions as a control variate (``comparison/statistics.py``).
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ SIZES: tuple[dict[str, Scale], ...] = (
 class LawDistance(NamedTuple):
     """Distance of a round's law from the limit."""
 
-    mean: float  # of how far training moves the function
+    mean: float  # relative to how far training moves the function
     variance: float  # summed over points, relative
 
     @property
     def reached(self) -> bool:
-        """Whether it is far below the verdicts' margins."""
+        """Whether the distance is far below the verdicts' margins."""
         return self.mean <= REACHED * MEAN_MARGIN and self.variance <= REACHED * COVARIANCE_MARGIN
 
 
 class TrainedEnsemble(NamedTuple):
-    """K networks of one width at the start and the last round, and the flow from their own initial functions."""
+    """K networks of one width at the start and the last round, and the flow from the same initial functions."""
 
     width: int
     start: np.ndarray  # [K, m, C]
@@ -88,13 +88,13 @@ class Theorem2(NamedTuple):
     gap: LawDistance  # of the last round
     early: LawDistance  # of the earlier round, see ``SOONER``
     law: ModelLaw
-    of: str  # what the law is: "Theorem 2's limit" or "the flow's law at round R"
+    of: str  # name of the law: "Theorem 2's limit" or "the flow's law at round R"
     movement: float  # how far training moves the function by theory: root mean square norm
     trained: tuple[TrainedEnsemble, ...]
 
     @property
     def setting(self) -> Setting:
-        """What was compared."""
+        """The setting that was compared."""
         return self.theory.setting
 
     @property
@@ -104,18 +104,24 @@ class Theorem2(NamedTuple):
 
     @property
     def sampled(self) -> tuple[Sampled, ...]:
-        """Networks of every width beside the flow from their own initial functions, shifted to the mean of ``law``."""
+        """The networks of every width and the flow from the same initial functions, shifted to the mean of ``law``."""
         away = self.law.mean - self.theory.moments[-1].mean
         return tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
 
 
 def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """The sine data with a gap (FE-2024, section V-B): inputs at least ``SPACING`` apart, on 4 unequal clients.
+    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients.
 
-    The network has one hidden layer of cosines, whose kernel on these inputs has a condition number of about 20: with
-    erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test inputs are at least
-    ``AWAY`` from the training inputs: nearer, the predicted variance nearly vanishes, and the small effects of finite
-    width and unfinished training are many times larger.
+    Inputs are at least ``SPACING`` apart. The network has one hidden layer of cosines, whose kernel on these inputs has
+    a condition number of about 20: with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches
+    the limit. Test inputs are at least ``AWAY`` from the training inputs: nearer, the predicted variance nearly
+    vanishes, and the small effects of finite width and unfinished training are many times larger.
+
+    Args:
+        seed: Seed of data, partition and networks.
+        num_models: Number of models K.
+        widths: Widths of the networks.
+        num_rounds: Rounds R.
     """
     toy = datasets.load("sine", seed=seed, gap=True, test_points=61)
     chosen: list[int] = []
@@ -147,7 +153,14 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
 
 
 def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Some digits of the standard case of ``fedtangent compare``, on unequal clients, with its ReLU network."""
+    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients.
+
+    Args:
+        seed: Seed of data and networks.
+        num_models: Number of models K.
+        widths: Widths of the networks.
+        num_rounds: Rounds R.
+    """
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     return dataclasses.replace(
         whole,
@@ -171,7 +184,12 @@ SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sin
 
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
-    """Train the K networks of every width, and predict their law."""
+    """Trains the K networks of every width, and predicts their law.
+
+    Args:
+        setting: The setting.
+        say: Called with a line of text for each step of the work.
+    """
     say(f"{setting.name}: law of round {setting.num_rounds}")
     theory = predict(setting, cohorts(setting))
     law, limit, of = theory.moments[-1], theory.limit, f"the flow's law at round {setting.num_rounds}"
@@ -191,13 +209,13 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 
 
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
-    """Of ``mean - B f0(X)``, the root mean square norm over models and initial functions."""
+    """Returns the root mean square norm of ``mean - B f0(X)`` over models and initial functions."""
     pulled = [float(np.trace(np.asarray(covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
 
 
 def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
-    """K networks of ``width`` by Fed-ensemble, and the flow from the initial function of each."""
+    """Trains K networks of ``width`` by Fed-ensemble, and computes the flow from the initial function of each."""
     seen = trained_networks(setting, width)
     own = networks(flow, [seen], (setting.num_rounds,))[0][0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
@@ -213,10 +231,14 @@ def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
 
 
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
-    """What the finite width adds to the variance, relative to that of ``law``, and its standard error.
+    """Estimates the relative increase of the variance by the finite width, and its standard error.
 
-    The mean difference of squares, about the law's mean, of networks and of the flow from the same initial functions:
-    their common sampling error nearly cancels.
+    The estimate is the mean difference of squares, about the law's mean, of networks and of the flow from the same
+    initial functions: their common sampling error nearly cancels.
+
+    Args:
+        trained: Networks of one width.
+        law: Their law at infinite width, whose variance is the unit.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
@@ -225,7 +247,7 @@ def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]
 
 
 def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
-    """Wrong theories: clients missing, no training, the prior kernel for the tangent kernel, cross terms scaled."""
+    """Builds wrong theories: clients missing, no training, prior kernel as tangent kernel, cross terms scaled."""
     setting, k = result.setting, result.theory.blocks
     assert k.nngp_train is not None and k.nngp_test_train is not None
     laws, by_size = {}, np.argsort(setting.partition.sizes, kind="stable")
@@ -243,7 +265,7 @@ def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 
 
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
-    """The law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
+    """Returns the law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
     terms = covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
     return ModelLaw(
@@ -253,7 +275,7 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The networks of each data set against their law."""
+    """Checks the networks of each data set against their law."""
     found = []
     for name, size in of_scale(scale, *SIZES).items():
         found += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
@@ -261,7 +283,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def rows(result: Theorem2) -> list[Verdict]:
-    """Every check of one data set."""
+    """Computes all verdicts of one data set."""
     found = sampled_rows(result)
     if result.theory.limit is not None:
         found.insert(0, _reached(result)._replace(sizes=found[0].sizes))
@@ -269,7 +291,7 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
-    """The networks against ``result.law``: the limit, or the law of the last round."""
+    """Checks the networks against ``result.law``: the limit, or the law of the last round."""
     s, widths = result.setting, ", ".join(str(t.width) for t in result.trained)
     sizes = (
         f"{s.name}: K = {len(result.law.mean)}, widths {widths}, {s.num_rounds} rounds, n = {len(s.x_train)} on "
@@ -310,7 +332,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    """Coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
+    """Checks the coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
 
     def measured(law: ModelLaw) -> Interval:
         return cover_at_infinite_width(result.sampled, result.own, law)
@@ -322,7 +344,7 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _reached(result: Theorem2) -> Verdict:
-    """The flow's exact law at the last round is the limit."""
+    """Checks that the flow's exact law at the last round is the limit."""
 
     def said(gap: LawDistance) -> str:
         return f"mean {gap.mean:.2g} of the movement, variance {gap.variance:.1%}"

@@ -1,7 +1,7 @@
 """Networks of growing width: the kernel's drift and the gap to linear training (FE-2021 Theorem 9.1, 9.3 and 9.4).
 
 Each network and its linearisation start from the same weights and are trained by the same algorithm on the same data
-and schedule, with steps that Theorem 9.1 allows: they differ by the curvature of the network alone.
+and schedule, with steps that Theorem 9.1 allows: they differ only by the curvature of the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
+    """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
     widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
     settings = [setting(SHORT, width, seed) for width in widths]
     seen = [follow(given, draws) for given in settings]
@@ -43,7 +43,10 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> list[Verdict]:
-    """Distance to the limiting kernel falls as l^-1/2, drift and gap at least so fast; the outputs' change does not."""
+    """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast.
+
+    The control is the change of the outputs, which does not fall.
+    """
     widths = tuple(s.width for s in seen)
     limits = [given.blocks().ntk_train for given in settings]
     far = [np.linalg.norm(s.kernels[:, -1] - k, 2, axis=(-2, -1)) for s, k in zip(seen, limits, strict=True)]
@@ -67,7 +70,7 @@ def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -
 
 
 def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> Verdict:
-    """The gap of every network is below the first-order bound from the largest drift of its own kernel."""
+    """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
     ratios: list[float] = []
     wrong: list[float] = []
     for given, s in zip(settings, seen, strict=True):
@@ -90,7 +93,10 @@ def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: st
 
 
 def _as_printed(scale: str, seed: int) -> Verdict:
-    """Section 9.4's last line: the gap is below kappa_4 / (1 - q) at any age; constants measured on each network."""
+    """Checks section 9.4's last line: the gap is below kappa_4 / (1 - q) at any age.
+
+    The constants are measured on each network.
+    """
     given = setting(LONG, LONG_WIDTH, seed)
     seen = follow(given, of_scale(scale, 2, 10))
     progress, ratios, wrong, largest = given.local_steps * given.learning_rate, [], [], 0.0

@@ -34,12 +34,15 @@ CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The decay of trained networks, and the theorem's constants over widths."""
+    """Checks the decay of trained networks, and the theorem's constants over widths."""
     return [_decay(scale, seed), *constants(scale, seed, 200)]
 
 
 def _decay(scale: str, seed: int) -> Verdict:
-    """Networks trained with kappa_2 < 1; C_1, R_0 and kernels are measured, and failing assumptions are shown."""
+    """Checks the decay of networks trained with kappa_2 < 1.
+
+    C_1, R_0 and kernels are measured, and the verdict names the assumptions that fail.
+    """
     given = setting(TRAINED, WIDTH, seed)
     seen = follow(given, of_scale(scale, 2, 10))
     theorems = [theorem(given, seen, draw) for draw in range(len(seen.start))]
@@ -68,7 +71,13 @@ def _decay(scale: str, seed: int) -> Verdict:
 
 
 def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
-    """Lemma 9.1's Lipschitz constant and norms, and C_1, at initialisation and in a ball about it."""
+    """Checks Lemma 9.1's Lipschitz constant and norms, and C_1, at initialisation and in a ball about it.
+
+    Args:
+        scale: "default" or "paper".
+        seed: Seed of inputs and networks.
+        draws: Number of networks of each width.
+    """
     widths = of_scale(scale, (256, 1024, 4096), (256, 1024, 4096, 16384))
     x = inputs(np.random.default_rng(seed), NUM_POINTS)
     smooth, kinked = ([_measured(a, width, draws, seed, x) for width in widths] for a in ("erf", "relu"))
@@ -109,7 +118,16 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
 def half_slope_row(
     subject: str, statement: str, where: str, found: Interval, wrong: tuple[str, Interval], band: float = BAND
 ) -> Verdict:
-    """The slope ``found`` in the width is -1/2 to ``band``; that of the control ``wrong`` (name, slope) is not."""
+    """Checks that a slope in the width is -1/2 to ``band``, and that the control's slope is not.
+
+    Args:
+        subject: The theorem.
+        statement: Name of the comparison.
+        where: Sizes of the problem, as text.
+        found: Measured slope.
+        wrong: Name and slope of the control.
+        band: Allowed deviation from -1/2.
+    """
     name, other = wrong
     return Verdict.of(
         subject,
@@ -129,7 +147,7 @@ class Point(NamedTuple):
 
 
 def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray) -> dict[str, np.ndarray]:
-    """The quantities of Lemma 9.1 and C_1 on ``draws`` networks of one width, [draws] each, by name."""
+    """Measures the quantities of Lemma 9.1 and C_1 on ``draws`` networks of one width, [draws] each, by name."""
     model = one_hidden_layer(x.shape[1], width, activation)
     assert model.kernel is not None
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
@@ -150,7 +168,7 @@ def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray)
 
 
 def _lipschitz(points: list[Point]) -> float:
-    """The largest ``||J_i(w) - J_i(w')|| / ||w - w'||`` over clients and pairs of points."""
+    """Returns the largest ``||J_i(w) - J_i(w')|| / ||w - w'||`` over clients and pairs of points."""
     return max(
         float(np.linalg.norm((one.jacobian - two.jacobian)[own]) / np.linalg.norm(one.step - two.step))
         for one, two in itertools.combinations(points, 2)
@@ -159,14 +177,14 @@ def _lipschitz(points: list[Point]) -> float:
 
 
 def _off(points: list[Point], kernel: np.ndarray) -> float:
-    """How far the norms of the clients' Jacobians are from those of ``kernel``: a relative root mean square."""
+    """Returns the relative root mean square error of the clients' Jacobian norms, compared with ``kernel``."""
     wanted = np.sqrt([np.trace(kernel[own, own]) for own in CLIENTS])
     seen = np.array([[np.linalg.norm(point.jacobian[own]) for own in CLIENTS] for point in points])
     return float(np.sqrt(np.mean((seen / wanted - 1) ** 2)))
 
 
 def _moved(params: PyTree, by: np.ndarray) -> PyTree:
-    """The weights after a step ``by`` [P], in the order of ``jacobian``."""
+    """Returns the weights after a step ``by`` [P], in the order of ``jacobian``."""
     w, a = params[0][0], params[2][0]
     return [(w + by[: w.size].reshape(w.shape), None), (), (a + by[w.size :].reshape(a.shape), None)]
 

@@ -1,7 +1,7 @@
 """Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
 
-The simulation (``simulated``) and the theory of the same schedules (``laws``) share the data, the learning rate and the
-keys of the schedules, and nothing else.
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share only the data, the learning rate
+and the keys of the schedules.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ AMPLITUDE, NOISE = 0.2**2, 0.2**2
 
 
 class ToyProblem(NamedTuple):
-    """Data, a model (if it is linear, its C outputs are independent), its kernels, and how clients train it."""
+    """Data, a model and its kernels, and the clients' training; the C outputs of a linear model are independent."""
 
     x: np.ndarray  # [n, 1]
     y: np.ndarray  # [n, 1]
     clients: Partition
     x_test: np.ndarray  # [m, 1], an even grid
-    expected: np.ndarray  # [m, 1], E[y | x] there
+    expected: np.ndarray  # [m, 1], E[y | x] on the grid
     noise: float  # E_x Var[y | x] over the grid
     model: Callable[[int], Model]  # number of outputs -> model
     blocks: KernelBlocks
@@ -59,10 +59,18 @@ def sine_problem(
     num_clients: int = 50,
     points_per_client: int = 2,
 ) -> ToyProblem:
-    """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
+    """Builds the toy of FE-2024, section V-A (FE-2021, section 5), in float64.
 
     The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
-    largest that is stable for any data. ``seed`` draws the data; the 100 centres are those of seed 0.
+    largest that is stable for any data. The 100 centres are the same for every ``seed``.
+
+    Args:
+        seed: Seed of the data.
+        local_steps: Local steps of a round.
+        sigma: Standard deviation of the initial weights.
+        gap: Whether to use the data of section V-B, which have a gap.
+        num_clients: Number of clients.
+        points_per_client: Examples of each client.
     """
     toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
                     test_points=TEST_POINTS)  # fmt: skip
@@ -82,9 +90,9 @@ def sine_problem(
 
 
 def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
-    """The toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
+    """Builds the toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
 
-    On the papers' own points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    On the papers' points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
     suffice for any seed.
     """
     rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
@@ -98,12 +106,18 @@ def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> Schedule:
-    """``per_client_permutations``, one object for each size: programs are compiled once for each schedule object."""
+    """Returns ``per_client_permutations``, cached: each schedule object has a separate compiled program."""
     return per_client_permutations(num_clients, num_models)
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """``count`` seeds for runs of K models, distinct for every K and ``first``, so that results are independent."""
+    """Returns ``count`` seeds for runs of K models, different for every K and ``first``: results are independent.
+
+    Args:
+        num_models: Number of models K.
+        count: Number of seeds.
+        first: Seed of the whole check.
+    """
     start = (first * 2**16 + 1000 * num_models) % 2**32
     return range(start, start + count)
 
@@ -111,7 +125,14 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 def laws(
     problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """The ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``."""
+    """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
+
+    Args:
+        problem: Data, kernels and training.
+        schedule: The schedule, which a seed makes definite.
+        rounds: Rounds of the laws.
+        seeds: Seeds of the runs.
+    """
     held = schedules(problem, schedule, max(rounds), seeds)
     each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
     return ensemble_laws(
@@ -121,7 +142,14 @@ def laws(
 
 
 def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
-    """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
+    """Draws the cohorts of each seed's run, [schedules, R, S], with clients weighted by their examples.
+
+    Args:
+        problem: The clients.
+        schedule: The schedule.
+        num_rounds: Rounds R.
+        seeds: Seeds of the runs.
+    """
     longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
     drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
     client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
@@ -132,11 +160,21 @@ _unrolled = jax.jit(unroll, static_argnums=(0, 2))
 
 
 def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
-    """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
+    """Trains ensembles and returns their predictions, one run for each seed's schedule.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
     initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
     outputs share layers, ``draws`` must be 1.
+
+    Args:
+        problem: Data, model and training.
+        schedule: The schedule.
+        num_rounds: Rounds R.
+        seeds: Seeds of the S runs.
+        draws: Outputs J of the model in each run.
+
+    Returns:
+        Predictions at the test points, [S, J, m, 1].
     """
     model = problem.model(draws)
     algorithm = algorithms.fed_ensemble(
@@ -152,10 +190,10 @@ def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: S
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """The slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
+    """Fits the slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
 
     Raises:
-        ValueError: fewer than two K, or a variance that is not positive.
+        ValueError: There are fewer than two K, or a variance is not positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):

@@ -33,7 +33,7 @@ class RandomFederation(NamedTuple):
     """A kernel, clients of unequal sizes and steps, and which model each of them trains in the rounds of an age."""
 
     theta: np.ndarray  # [n, n]
-    rows: tuple[np.ndarray, ...]  # of each client
+    rows: tuple[np.ndarray, ...]  # kernel rows of each client
     model: np.ndarray  # [K, N], which model client i trains in round r
     steps: np.ndarray  # [N]
 
@@ -45,17 +45,23 @@ class RandomFederation(NamedTuple):
 
     @property
     def cohorts(self) -> Cohort:
-        """All clients in every round, weighted by examples."""
+        """The cohorts of an age: all clients in every round, weighted by examples."""
         sizes = np.array([len(r) for r in self.rows], float)
         client = np.broadcast_to(np.arange(len(self.rows)), self.model.shape)
         return Cohort(client, self.model, np.broadcast_to(sizes, self.model.shape))  # type: ignore[arg-type]
 
     def age(self, rate: float) -> Age:
-        """The theory's operators of an age of model 0."""
+        """Computes the theory's operators of an age of model 0, at the learning rate ``rate``."""
         return age_operators(self.theta, self.partition, self.cohorts, self.steps, rate)
 
     def true_age(self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0) -> np.ndarray:
-        """The operator [n, n] of one age on a model's residual, client by client: nothing of ``theory`` is used."""
+        """Computes the operator [n, n] of one age on a model's residual, client by client, not using ``theory``.
+
+        Args:
+            rate: Learning rate of the clients.
+            dynamics: "gradient_descent" or "gradient_flow".
+            trained_model: Number of the model.
+        """
         n = len(self.theta)
         product = np.eye(n)
         for models in self.model:
@@ -76,7 +82,7 @@ class RandomFederation(NamedTuple):
 
 
 def random_federation(scale: str, seed: int) -> RandomFederation:
-    """A federation of clients of unequal sizes, with the kernel of random features."""
+    """Draws a federation of clients of unequal sizes, with the kernel of random features."""
     sizes = of_scale(scale, (3, 1, 5, 2, 3), (8, 3, 12, 6, 9, 2, 10))
     rng = np.random.default_rng(seed)
     n = sum(sizes)
@@ -87,19 +93,19 @@ def random_federation(scale: str, seed: int) -> RandomFederation:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every statement on second-order terms."""
+    """Checks every statement on second-order terms."""
     case = random_federation(scale, seed)
     where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {NUM_MODELS}, steps {STEPS[-1]:g} .. {STEPS[0]:g}"
     return [*_lemmas(case, where, seed), *_ages(case, where)]
 
 
 def slope_in_the_step(steps: np.ndarray, errors: list[float]) -> float:
-    """Least-squares slope of log error against log step."""
+    """Fits the least-squares slope of log error against log step."""
     return float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """The least relative error up to 1 for which ``notices(error)`` is true, to 2 %; inf if there is none."""
+    """Finds the least relative error up to 1 for which ``notices(error)`` is true, to 2 %; inf if it is never true."""
     low, high = 1e-9, 1.0
     if not notices(high):
         return np.inf
@@ -199,7 +205,7 @@ def _ages(case: RandomFederation, where: str) -> list[Verdict]:
 
 
 def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: Operators) -> Verdict:
-    """The second-order terms equal the measured difference, to a relative error of first order in the step."""
+    """Checks that the second-order terms equal the measured difference, to a relative error that falls as the step."""
 
     def errors(of: Operators, factor: float = 1.0) -> list[float]:
         return [float(np.linalg.norm(factor * t - m) / np.linalg.norm(m)) for t, m in zip(of, measured, strict=True)]

@@ -1,8 +1,8 @@
 """Networks that can be trained within Theorem 9.1: kappa_2 < 1, C_1 measured, equally many examples in every round.
 
 They have one hidden layer of erf units. Inputs are few, nearly orthogonal and of norm 1, so that the kernel is well
-conditioned and C_2 small: the step must fall as its square. Unequal clients take turns at the models in fixed groups,
-so that every round of every model has the same number of examples.
+conditioned and C_2 small: the largest allowed step falls as 1 / C_2^2. Unequal clients take turns at the models in
+fixed groups, so that every round of every model has the same number of examples.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Task(NamedTuple):
 
     @property
     def nbar(self) -> int:
-        """Examples that train a model in a round; the same for all groups."""
+        """The number of examples that train a model in a round; the same for all groups."""
         return sum(size for size, group in zip(self.sizes, self.group, strict=True) if group == 0)
 
 
 def turns(group: tuple[int, ...]) -> Schedule:
-    """The schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
+    """Builds the schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
     num_models, num_clients = max(group) + 1, len(group)
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
@@ -71,12 +71,18 @@ def turns(group: tuple[int, ...]) -> Schedule:
 
 
 def one_hidden_layer(input_size: int, width: int, activation: str = "erf") -> Model:
-    """A scalar network without biases, in the NTK parameterisation and in float64."""
+    """Builds a scalar network without biases, in the NTK parameterisation and in float64.
+
+    Args:
+        input_size: Dimension of the inputs.
+        width: Number of hidden units.
+        activation: "erf" or "relu".
+    """
     return mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
 
 
 def inputs(rng: np.random.Generator, number: int) -> np.ndarray:
-    """Nearly orthogonal inputs of norm 1, [number, number + 1]."""
+    """Draws nearly orthogonal inputs of norm 1, [number, number + 1]."""
     size = number + 1
     x = np.linalg.qr(rng.standard_normal((size, size)))[0][:number]
     x = x + 0.15 * rng.standard_normal(x.shape) / np.sqrt(size)
@@ -84,7 +90,15 @@ def inputs(rng: np.random.Generator, number: int) -> np.ndarray:
 
 
 def setting(task: Task, width: int, seed: int) -> Setting:
-    """``task`` for networks of ``width``; the step is chosen for the expected C_1 and size of the initial functions."""
+    """Builds the setting of ``task`` for networks of ``width``.
+
+    The step is chosen for the expected C_1 and size of the initial functions.
+
+    Args:
+        task: Clients, training and targets.
+        width: Width of the networks.
+        seed: Seed of data and networks.
+    """
     rng, n = np.random.default_rng(seed), sum(task.sizes)
     x = inputs(rng, n)
 
@@ -118,7 +132,13 @@ def setting(task: Task, width: int, seed: int) -> Setting:
 
 
 def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
-    """The Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy."""
+    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy.
+
+    Args:
+        activation: "erf" or "relu".
+        params: Parameters of the network.
+        x: Inputs, [n, d].
+    """
     w, a, first, last = _weights(params, x)
     function, slope, _ = ACTIVATIONS[activation]
     z = first * x @ w
@@ -127,12 +147,17 @@ def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
 
 
 def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
-    """C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation, exact for one example.
+    """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
 
-    The papers' weights are l^-1/2 times those here, so it is l^1/2 times the norm here. The Hessian is block diagonal
-    in the hidden units; for an example of norm r the block of unit u is ``[[p r^2, q r], [q r, 0]]`` in the direction
-    of the example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q = phi'(z)`` times the layers'
-    scales. For all examples at once the norm is at most the root of the sum of squares.
+    It is exact for one example. The papers' weights are l^-1/2 times the weights here, so it is l^1/2 times the norm
+    here. The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2,
+    q r], [q r, 0]]`` in the direction of the example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q =
+    phi'(z)`` times the layers' scales. For all examples at once the norm is at most the root of the sum of squares.
+
+    Args:
+        activation: "erf" or "relu".
+        params: Parameters of the network.
+        x: Inputs, [n, d].
     """
     w, a, first, last = _weights(params, x)
     _, slope, second = ACTIVATIONS[activation]
@@ -143,13 +168,13 @@ def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
 
 
 def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Both layers' weights [d, l] and [l], and their scales."""
+    """Returns both layers' weights, [d, l] and [l], and their scales."""
     w, a = np.asarray(params[0][0]), np.asarray(params[2][0])[:, 0]
     return w, a, W_STD / np.sqrt(x.shape[1]), W_STD / np.sqrt(len(a))
 
 
 def own_linearisation(model: Model) -> Model:
-    """``model`` linearised in its weights about its own initial weights, which are kept in its parameters."""
+    """Builds ``model`` linearised in its weights about the initial weights, which are kept in its parameters."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)
@@ -175,12 +200,12 @@ class FollowedNetworks(NamedTuple):
 
     @property
     def drift(self) -> np.ndarray:
-        """Operator norm of Theta_t - Theta_0, [E, T, K]."""
+        """The operator norm of Theta_t - Theta_0, [E, T, K]."""
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
 
 def follow(given: Setting, draws: int) -> FollowedNetworks:
-    """Train the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
+    """Trains the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
     model, x, data = given.model(given.largest), jnp.asarray(given.x_train), given.federated()
     network, tangent = (recipe(given, m) for m in (model, own_linearisation(model)))
     kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
@@ -228,7 +253,13 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
 
 
 def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
-    """Theorem 1 on the K networks of one draw, with their initial kernel that is farthest from the limit."""
+    """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit.
+
+    Args:
+        given: The setting.
+        seen: Its networks.
+        draw: Number of the draw.
+    """
     limit = np.asarray(given.kernel(jnp.asarray(given.x_train), None, get="ntk"))
     start = seen.kernels[draw, 0]
     farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]

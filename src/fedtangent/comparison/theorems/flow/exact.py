@@ -1,7 +1,7 @@
 """The exact federated flow: simulated linear models equal it, networks come nearer to it as they become wider.
 
-Every option of the algorithms is one entry of ``OPTIONS``: the simulator's arguments for it, those of
-``federated_flow``, and those of a wrong theory that ignores it.
+Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
+``federated_flow``, and the arguments of a wrong theory that ignores it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factor of each local step's size
 
 
 class Option(NamedTuple):
-    """One option, as the simulator and the theory take it."""
+    """One option of the algorithms, with its arguments for the simulator and for the theory."""
 
     name: str
     schedule: Callable[[], Schedule]
@@ -54,33 +54,33 @@ class Option(NamedTuple):
     both: dict[str, Any] = {}  # arguments of the recipe, and fields of the Rule with the same names  # noqa: RUF012
     simulated: dict[str, Any] = {}  # further arguments of the recipe  # noqa: RUF012
     predicted: dict[str, Any] = {}  # further fields of the Rule  # noqa: RUF012
-    ignored: dict[str, Any] | None = None  # fields of a Rule that ignores it; None: it ignores the schedule
+    ignored: dict[str, Any] | None = None  # fields of a Rule that ignores the option; None: ignores the schedule
     uniform: bool = False  # clients have equal weights, instead of their numbers of examples
     lazy: bool = True  # networks approach the flow as their width grows
 
 
 def every_client(num_models: int = 1) -> Schedule:
-    """Every client trains every model in every round."""
+    """Builds the schedule in which every client trains every model in every round."""
     return schedule.all_clients(NUM_CLIENTS, num_models)
 
 
 def sampled(clients_per_round: int) -> Callable[[], Schedule]:
-    """``clients_per_round`` clients are drawn in every round."""
+    """Returns a builder of schedules that draw ``clients_per_round`` clients in every round."""
     return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
 
 
 def permuted(num_models: int) -> Callable[[], Schedule]:
-    """Each client trains the models in a random order of its own."""
+    """Returns a builder of schedules in which each client trains the models in a separate random order."""
     return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Local gradient descent with steps of ``SHRINKING`` times the rate."""
+    """Builds local gradient descent with steps of ``SHRINKING`` times the rate."""
     return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
 
 
 def decaying(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Local gradient descent with weight decay."""
+    """Builds local gradient descent with weight decay."""
     return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
 
 
@@ -148,7 +148,7 @@ OPTIONS = (
 
 
 def linear_setting(seed: int, num_rounds: int) -> Setting:
-    """Two outputs on scalar inputs, 24 examples on 5 unequal clients; 40 radial basis functions with linear weights."""
+    """Builds the setting of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
@@ -157,7 +157,7 @@ def linear_setting(seed: int, num_rounds: int) -> Setting:
 
 
 def network_setting(seed: int, num_rounds: int) -> Setting:
-    """24 digits, three of the outputs, on 5 unequal clients; ReLU networks of one hidden layer."""
+    """Builds the setting of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
     whole = cases.digits(None, "smoke", seed)
     inputs = whole.x_train.shape[1]
 
@@ -171,7 +171,7 @@ def network_setting(seed: int, num_rounds: int) -> Setting:
 def _setting(
     name: str, points: tuple[np.ndarray, ...], model: Callable[[int], Model], num_rounds: int, seed: int
 ) -> Setting:
-    """The setting of all options; the learning rate is half the largest step at which every client is stable."""
+    """Builds the setting of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
     held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
     kernel = model(1).kernel
@@ -198,7 +198,14 @@ def _setting(
 
 
 def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
-    """Train ``draws`` initialisations under the option."""
+    """Trains ``draws`` initialisations under the option.
+
+    Args:
+        option: The option, which replaces the setting's schedule.
+        setting: Data, clients, learning rate and rounds.
+        width: Width of the networks.
+        draws: Number of initialisations.
+    """
     setting = dataclasses.replace(setting, schedule=option.schedule(), draws=draws)
     arguments = {"client_learning_rate": setting.learning_rate, **option.both, **option.simulated}
     if "client_optimizer" in arguments:  # a function from the rate
@@ -213,7 +220,14 @@ def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
 
 
 def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: Any) -> Flow:
-    """The flow under the option; ``changes`` of its Rule or schedule make it a wrong theory."""
+    """Builds the flow under the option.
+
+    Args:
+        option: The option, which replaces the setting's schedule.
+        setting: Data, clients and learning rate.
+        blocks: Kernels at the training and test points.
+        changes: Fields of the Rule, "schedule" or "uniform" weights, which make it a wrong theory.
+    """
     own = option.schedule()
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
     drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own), weighting=weighting))
@@ -226,7 +240,14 @@ def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: A
 def wrong_flows(
     option: Option, setting: Setting, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
 ) -> dict[str, Flow]:
-    """Wrong theories: the option ignored, a local step less, and the client learning rate times each of ``slower``."""
+    """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates.
+
+    Args:
+        option: The option.
+        setting: Data, clients and learning rate.
+        blocks: Kernels at the training and test points.
+        slower: Factors of the wrong learning rates.
+    """
     wrong: dict[str, dict[str, Any]] = {}
     if option.ignored is None:
         wrong["schedule ignored"] = {"schedule": every_client(option.schedule().num_models)}
@@ -238,7 +259,7 @@ def wrong_flows(
 
 
 def errors(flow: Flow, seen: Simulated) -> np.ndarray:
-    """Error of every network at every round to the flow from its own initial function, [r, K, E].
+    """Computes the error of every network to the flow from its initial function, at every round, [r, K, E].
 
     It is relative to how far the flow moves the function at the test points over the whole run.
     """
@@ -247,7 +268,7 @@ def errors(flow: Flow, seen: Simulated) -> np.ndarray:
 
 
 def exact(option: Option, setting: Setting) -> Verdict:
-    """The linear model under ``option`` equals the flow at every round, to ``EXACT``."""
+    """Checks that the linear model under ``option`` equals the flow at every round, to ``EXACT``."""
     blocks, seen = setting.blocks(), run(option, setting, 1, 2)
     worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, setting, blocks).items()}
     right = float(np.max(errors(flow_of(option, setting, blocks), seen)))
@@ -257,7 +278,14 @@ def exact(option: Option, setting: Setting) -> Verdict:
 
 
 def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_networks: int) -> Verdict:
-    """The error of networks to the flow at the last round falls as width^-1/2."""
+    """Checks that the error of networks to the flow at the last round falls as width^-1/2.
+
+    Args:
+        option: The option.
+        setting: Data, clients and learning rate.
+        widths: Widths of the networks.
+        num_networks: Number of networks of each width, at least.
+    """
     setting = dataclasses.replace(setting, evaluate_every=0)
     blocks = setting.blocks()
     draws = -(-num_networks // option.schedule().num_models)
@@ -274,7 +302,7 @@ def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_network
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
+    """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
     size = of_scale(scale, *SIZES)
     linear, network = linear_setting(seed, LINEAR_ROUNDS[scale]), network_setting(seed, size.num_rounds)
     found = [exact(option, linear) for option in OPTIONS]

@@ -34,14 +34,14 @@ SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)  # dra
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The ledger of a linear model and of networks of several widths."""
+    """Checks the ledger of a linear model and of networks of several widths."""
     size = of_scale(scale, *SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}
     return [_linear_check(size, seed), _bound_check(size, networks), _slope_check(size, networks)]
 
 
 class Trainer(NamedTuple):
-    """Model and algorithm, the same objects for all seeds, so that their runs share compiled programs."""
+    """A model and its algorithm, the same objects for all seeds, so that their runs share compiled programs."""
 
     model: Model
     rate: float
@@ -56,7 +56,7 @@ def _trainer(model: Model, rate: float, width: int) -> Trainer:
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
-    """A run of K = 2 models and its ledger."""
+    """Trains K = 2 models and returns the ledger of the run."""
     model, rate, algorithm, width = trainer
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
@@ -82,7 +82,7 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """Ledgers of smooth one-hidden-layer networks; inputs have equal norms, so the kernel's diagonal is constant."""
+    """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, found = _trainer(model, 1 / float(theta[0, 0]), width), []
@@ -98,7 +98,7 @@ def _later(ledger: ResidualLedger) -> list[LedgerRow]:
 
 
 def _worst(ledgers: list[ResidualLedger]) -> float:
-    """The largest gap / tolerance."""
+    """Returns the largest ratio of gap to tolerance."""
     return max(row.gap / row.tolerance for ledger in ledgers for row in _later(ledger))
 
 
@@ -159,7 +159,7 @@ def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
-    """The gap falls at least as width^-1/2: that is an upper bound, and smooth activations may do better."""
+    """Checks that the gap falls at least as width^-1/2: an upper bound, which smooth activations may undercut."""
     found, steep = _slope(size, networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})

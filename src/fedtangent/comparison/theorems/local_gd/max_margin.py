@@ -46,7 +46,7 @@ class Classified(NamedTuple):
 
 
 def problem_of(size: Size, seed: int) -> Classified:
-    """Gaussian inputs of norm about 1, labelled by a separator of each node's own, which varies about a common one."""
+    """Draws Gaussian inputs of norm about 1, with labels by each node's separator, which varies about a common one."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.held, size.dimension)) / np.sqrt(size.dimension)
     truths = rng.standard_normal(size.dimension) + SPREAD * rng.standard_normal((size.nodes, size.dimension))
@@ -58,7 +58,12 @@ def problem_of(size: Size, seed: int) -> Classified:
 
 
 def simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """``STEPS`` local steps on eq. (12) reach its exact local minimisers, in Local-GD or (``modified``) algorithm 3."""
+    """Checks that ``STEPS`` local steps on eq. (12) reach its exact local minimisers.
+
+    Args:
+        case: The problem.
+        modified: Whether to run algorithm 3 instead of Local-GD.
+    """
     size, rounds, level = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     nodes = np.asarray(case.sets.signed)
     stable = 2 / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)  # at the start
@@ -89,12 +94,15 @@ def simulated_rounds(case: Classified, modified: bool) -> Verdict:
 
 
 def weak_models(case: Classified, rounds: int) -> np.ndarray:
-    """Local-GD's models after ``rounds`` rounds at each of ``LEVELS``, [levels, d]."""
+    """Computes Local-GD's models after ``rounds`` rounds at each of ``LEVELS``, [levels, d]."""
     return np.stack([exponential_models(case.sets, rounds, v)[-1] for v in LEVELS])
 
 
 def lemma_2_residual(case: Classified) -> Verdict:
-    """``w - ln(1/lambda) w_bar`` changes as ``ln ln(1/lambda)``: equally in each decade of ``ln(1/lambda)``."""
+    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
+
+    Then it changes equally in each decade of ``ln(1/lambda)``.
+    """
     models, growths = weak_models(case, FEW_ROUNDS), []
     for alpha in (None, halpern(FEW_ROUNDS)):
         bar = parallel_projections(case.sets, FEW_ROUNDS, alpha=alpha)[-1]
@@ -120,7 +128,17 @@ def slope_row(
     wrong: tuple[str, np.ndarray],
     expected: float,
 ) -> Verdict:
-    """A power law: the slope of log(right) against log(over), and that of a wrong theory's (name, values)."""
+    """Checks a power law: the slope of log(right) against log(over), which a wrong theory must not have.
+
+    Args:
+        subject: The theorem.
+        statement: Name of the comparison.
+        sizes: Sizes of the problem, as text.
+        over: Abscissas.
+        right: Measured values.
+        wrong: Name and values of the wrong theory.
+        expected: Exponent that theory predicts.
+    """
     found, other = (float(np.polyfit(np.log(over), np.log(v), 1)[0]) for v in (right, wrong[1]))
     return Verdict.of(
         subject,
@@ -133,7 +151,7 @@ def slope_row(
 
 
 def lemma_2_direction(case: Classified) -> Verdict:
-    """Eq. (14): Local-GD's direction is within ``ln ln(1/lambda) / ln(1/lambda)`` of that of the projections.
+    """Checks eq. (14): Local-GD's direction is within ``ln ln(1/lambda) / ln(1/lambda)`` of the projections' direction.
 
     Over these values of lambda ``1 / ln(1/lambda)`` would have slope 1.1: the check cannot tell it from the bound.
     """
@@ -154,7 +172,12 @@ def lemma_2_direction(case: Classified) -> Verdict:
 
 
 def lemma_3(case: Classified, from_zero: bool) -> Verdict:
-    """The plain mean of projections ends in every feasible set: all margins reach 1, from any start."""
+    """Checks that the plain mean of projections ends in every feasible set: all margins reach 1, from any start.
+
+    Args:
+        case: The problem.
+        from_zero: Whether to start at 0 instead of at ``case.start``.
+    """
     start = None if from_zero else case.start
     short = {}
     for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
@@ -168,7 +191,7 @@ def lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def theorem_2(case: Classified) -> Verdict:
-    """Local-GD's direction tends to that of the point where the mean of projections ends, not to the SVM's."""
+    """Checks that Local-GD's direction tends to the direction of the projections' end point, not to the SVM's."""
     models, end = weak_models(case, ROUNDS), parallel_projections(case.sets, ROUNDS)[-1]
     return slope_row(
         "Local-GD Theorem 2",
@@ -182,7 +205,10 @@ def theorem_2(case: Classified) -> Verdict:
 
 
 def theorem_3(case: Classified) -> Verdict:
-    """With eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k; without, it does not."""
+    """Checks that with eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k.
+
+    The control is the plain mean of projections, whose direction does not.
+    """
     plain, drawn = (
         direction_distance(parallel_projections(case.sets, ROUNDS, alpha=alpha)[LATE], case.svm)
         for alpha in (None, halpern(ROUNDS))
@@ -218,7 +244,10 @@ def lemma_4(case: Classified) -> Verdict:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Eq. (12) simulated, its weak limit (Lemma 2), and where projections end (Lemmas 3 and 4, Theorems 2 and 3)."""
+    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end.
+
+    The end of the projections is the subject of Lemmas 3 and 4 and Theorems 2 and 3.
+    """
     case = problem_of(of_scale(scale, *SIZES), seed)
     return [
         *(simulated_rounds(case, modified) for modified in (False, True)),

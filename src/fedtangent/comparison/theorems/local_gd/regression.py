@@ -25,10 +25,10 @@ NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def problem_of(size: Size, seed: int) -> LinearProblem:
-    """The problem of section 5: Gaussian inputs, weights N(0, 4) of each node's own, noise of variance 0.04.
+    """Draws the problem of section 5: Gaussian inputs, different true weights N(0, 4) per node, noise of variance 0.04.
 
-    Two nodes hold a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well below
-    all others: it alone sets the rate of late rounds.
+    Two nodes have a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well below
+    all others: this eigenvalue sets the rate of late rounds.
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.held, size.dimension))
@@ -39,20 +39,34 @@ def problem_of(size: Size, seed: int) -> LinearProblem:
 
 
 def rate_of(problem: LinearProblem) -> float:
-    """Half of the largest step at which every node is stable."""
+    """Computes half of the largest step at which every node is stable."""
     nodes = problem.x.reshape(problem.size.nodes, problem.size.held, -1)
     return problem.size.held / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)
 
 
 def theory_of(problem: LinearProblem, steps: int | None = None, **changes: Any) -> LocalRegression:
-    """The theory for ``steps`` local steps, or for local convergence if None; ``changes`` make it a wrong theory."""
+    """Builds the theory of the problem.
+
+    Args:
+        problem: The problem.
+        steps: Local steps; None: local convergence.
+        changes: Arguments of ``local_regression`` that make it a wrong theory.
+    """
     work = {} if steps is None else {"learning_rate": rate_of(problem), "local_steps": steps}
     given: dict[str, Any] = {"partition": problem.partition, **work, **changes}
     return local_regression(problem.x, problem.y, **given)
 
 
 def descent_of(problem: LinearProblem, seed: int, steps: int, rounds: int, cohort: int) -> Descent:
-    """A run of ``cohort`` nodes a round: with all nodes from 0, as in Theorem 1, else from a random model."""
+    """Builds the description of a run: with all nodes it starts at 0, as in Theorem 1, else at a random model.
+
+    Args:
+        problem: The problem.
+        seed: Seed of the run.
+        steps: Local steps.
+        rounds: Rounds.
+        cohort: Number of nodes in a round.
+    """
     nodes = problem.size.nodes
     every = cohort == nodes
     schedule = all_clients(nodes) if every else uniform_sampling(nodes, cohort)
@@ -60,7 +74,13 @@ def descent_of(problem: LinearProblem, seed: int, steps: int, rounds: int, cohor
 
 
 def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
-    """With ``cohort`` nodes a round, the simulated global model equals the closed form at every round."""
+    """Checks that the simulated global model equals the closed form at every round.
+
+    Args:
+        problem: The problem.
+        seed: Seed of the run.
+        cohort: Number of nodes in a round.
+    """
     size, descent = problem.size, descent_of(problem, seed, STEPS, ROUNDS, cohort)
     seen = simulated(fed_avg, problem, descent)
     cohorts = weighed_cohorts(descent.schedule, problem.partition, ROUNDS, seed)
@@ -84,14 +104,14 @@ def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
 
 
 def _apart(seen: np.ndarray, told: np.ndarray) -> float:
-    """The largest distance of the two models at any round, relative to how far ``seen`` moves in all."""
+    """Returns the largest distance of the two models at any round, relative to the whole movement of ``seen``."""
     return float(np.linalg.norm(seen - told, axis=1).max() / np.linalg.norm(seen[-1] - seen[0]))
 
 
 def limit_form(problem: LinearProblem, seed: int) -> Verdict:
-    """The distance of runs with finite L from eq. (6) is at most what unfinished local work can add up to.
+    """Checks that runs with finite L differ from eq. (6) by at most the sum of their unfinished local work.
 
-    A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that is left, with s the least
+    A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that remains, with s the least
     eigenvalue of any ``X_i X_i'``, times the mean over nodes of how far eq. (4) moves a model. Old distances shrink.
     """
     size, exact = problem.size, theory_of(problem)
@@ -112,7 +132,10 @@ def limit_form(problem: LinearProblem, seed: int) -> Verdict:
 
 
 def rate(problem: LinearProblem, seed: int) -> Verdict:
-    """Theorem 1: a round takes the distance to the centralised model times 1 - least eigenvalue of mean projection."""
+    """Checks Theorem 1's rate: late rounds multiply the distance to the centralised model by one minus an eigenvalue.
+
+    It is the least eigenvalue of the mean projection.
+    """
     size, run = problem.size, theory_of(problem)
     promised = local_theorem_1(run)
     least, following = (float(np.log1p(-value)) for value in run.eigenvalues[[-1, -2]])
@@ -134,7 +157,13 @@ def rate(problem: LinearProblem, seed: int) -> Verdict:
 
 
 def limit(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
-    """A run ends at the solution of all examples that is nearest to its start, whichever nodes take part."""
+    """Checks that a run ends at the solution of all examples nearest to its start, whichever nodes take part.
+
+    Args:
+        problem: The problem.
+        seed: Seed of the run.
+        cohort: Number of nodes in a round.
+    """
     size = problem.size
     every = cohort == size.nodes
     rounds = theory_of(problem, STEPS).rounds_to(NEAR) * (1 if every else 2)
@@ -157,7 +186,7 @@ def limit(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The closed form at every round, its limit of many local steps, and the rate and limit of Theorem 1."""
+    """Checks the closed form at every round, its limit of many local steps, and the rate and limit of Theorem 1."""
     problem = problem_of(of_scale(scale, *SIZES), seed)
     cohorts = problem.size.nodes, problem.size.nodes // 2
     return [

@@ -18,23 +18,23 @@ from fedtangent.types import Algorithm, Partition, Schedule
 
 
 class Size(NamedTuple):
-    """Size of a linear problem."""
+    """The sizes of a linear problem."""
 
     nodes: int  # M
-    held: int  # N, examples of a node
+    held: int  # number N of examples of a node
     dimension: int  # d
 
     @property
     def examples(self) -> int:
-        """Examples of all nodes."""
+        """The number of examples of all nodes."""
         return self.nodes * self.held
 
     def without_last(self) -> list[float]:
-        """Weights [M] of the nodes in a wrong theory that ignores the last one."""
+        """Returns weights [M] of the nodes in a wrong theory that ignores the last one."""
         return [1.0] * (self.nodes - 1) + [0.0]
 
     def __str__(self) -> str:
-        """As the table shows it."""
+        """Returns the sizes as the table shows them."""
         return f"M = {self.nodes}, N = {self.held}, d = {self.dimension}"
 
 
@@ -42,7 +42,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes; each node has linear targets of its own."""
+    """The examples of all nodes; each node has different linear targets."""
 
     size: Size
     x: np.ndarray  # [M N, d]
@@ -50,12 +50,12 @@ class LinearProblem(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """One node's examples after another's."""
+        """The partition in which each node has consecutive examples."""
         return consecutive([self.size.held] * self.size.nodes)
 
 
 class Descent(NamedTuple):
-    """Schedule and steps of a run, whatever its recipe."""
+    """The schedule and the steps of a run, for any recipe."""
 
     schedule: Schedule
     steps: int  # L
@@ -68,7 +68,18 @@ class Descent(NamedTuple):
 def simulated(
     recipe: Callable[..., Algorithm], problem: LinearProblem, descent: Descent, every: int = 1, **options: Any
 ) -> np.ndarray:
-    """The global model at the start and after every ``every`` rounds, [1 + R / every, d] float64."""
+    """Simulates a run and returns the global model at the start and after every ``every`` rounds.
+
+    Args:
+        recipe: Builds the algorithm.
+        problem: Examples of all nodes.
+        descent: Schedule and steps.
+        every: Rounds between records.
+        options: Further arguments of the recipe.
+
+    Returns:
+        Weights [1 + R / every, d] in float64.
+    """
     algorithm = recipe(
         linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
         descent.schedule,

@@ -49,26 +49,26 @@ class AllowedRun(NamedTuple):
 
     model: Model
     key: jax.Array  # initialises the run
-    params: PyTree  # the initial weights that this key gives
+    params: PyTree  # initial weights, from this key
     y: np.ndarray  # [2]
     residual: np.ndarray  # [2]
     kernel: np.ndarray  # [2, 2]
 
 
 class Decay(NamedTuple):
-    """Squared residuals over those at the start: of the run (FedAvg), or of each round (NTK-FL)."""
+    """Squared residuals relative to the start: of the run (FedAvg), or of each round (NTK-FL)."""
 
     theorem: NtkTheorem
     at: np.ndarray  # [..., T] steps of NTK-FL's evolution, or rounds of FedAvg
     ratio: np.ndarray  # [..., T]
 
     def over_bound(self, factor: float = 1.0) -> float:
-        """The largest ratio to the theorem's bound, with its rate of decay multiplied by ``factor``."""
+        """Returns the largest ratio to the theorem's bound, whose rate of decay is multiplied by ``factor``."""
         return float(np.max(self.ratio / self.theorem.rate() ** (factor * self.at)))
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
+    """Checks both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
     sizes = (10_000, (50, 100, 200, 400, 800), 400), (40_000, (100, 1000, 3000), 1500)
     width, times, rounds = of_scale(scale, *sizes)
     case = allowed_run(seed, width)
@@ -83,7 +83,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def allowed_run(seed: int, width: int) -> AllowedRun:
-    """The run of this ``width`` on which all assumptions of both theorems hold."""
+    """Builds the run of this ``width`` on which all assumptions of both theorems hold."""
     model = two_layer_relu(2, width, seed=seed, dtype=jnp.float64)
     key = jax.random.key(seed)
     params = model.init(jax.random.split(key, 1)[0])
@@ -94,7 +94,7 @@ def allowed_run(seed: int, width: int) -> AllowedRun:
 
 
 def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
-    """NTK-FL at Theorem 1's largest step: the decay at every candidate of ``times`` in every round."""
+    """Simulates NTK-FL at Theorem 1's largest step; returns the decay at all candidate ``times`` of every round."""
     start = TwoLayerStart(len(case.params["v"]), kernel=case.kernel)
     first = ntk_theorem_1(PAIR, case.residual, start, learning_rate=1e-3, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
@@ -108,7 +108,10 @@ def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """FedAvg at Theorem 2's largest step eta: a client's is eta / M, as its mean loss is over N / M examples."""
+    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay.
+
+    The clients' step is eta / M, because their mean loss is over N / M examples.
+    """
     start, of = TwoLayerStart(len(case.params["v"]), kernel=case.kernel), (PAIR, case.residual, CLIENTS)
     first = ntk_theorem_2(*of, start, learning_rate=1e-3, local_steps=LOCAL_STEPS, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
@@ -134,7 +137,7 @@ def _run(case: AllowedRun, algorithm: Algorithm, rounds: int, evaluate_every: in
 
 
 def _bounded(decay: Decay, where: str) -> Verdict:
-    """The decay is below the theorem's bound, where all its assumptions hold, and above one that is too fast."""
+    """Checks that the decay is below the theorem's bound, that all assumptions hold, and that a faster bound fails."""
     theorem = decay.theorem
     found, wrong = decay.over_bound(), decay.over_bound(TOO_FAST)
     failing = ", ".join(theorem.failing) or "none"
@@ -150,7 +153,14 @@ def _bounded(decay: Decay, where: str) -> Verdict:
 
 
 def evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step; the exponent of (14) is a quarter of it."""
+    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step.
+
+    The exponent of (14) is a quarter of it.
+
+    Args:
+        case: The run.
+        decay: Its measured decay.
+    """
     least = float(np.linalg.eigvalsh(case.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
@@ -166,10 +176,15 @@ def evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """FedAvg's true rate here, of (58) with the initial activation pattern; the exponent of (15) is a quarter of it.
+    """Checks FedAvg's true rate here, by (58) with the initial activation pattern.
 
-    A client of one example multiplies its residual by ``(1 - eta h_m / N)^tau``, h_m its diagonal entry of H, so that a
-    round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m / N)^tau) / h_m) / M``.
+    The exponent of (15) is a quarter of it. A client of one example multiplies its residual by ``(1 - eta h_m /
+    N)^tau``, h_m its diagonal entry of H, so that a round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m /
+    N)^tau) / h_m) / M``.
+
+    Args:
+        case: The run.
+        decay: Its measured decay.
     """
     eta, late = decay.theorem.constants.learning_rate, len(decay.at) // 2
     own = np.diag(case.kernel)
@@ -192,9 +207,13 @@ def averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def remark_2(evolved: Decay, averaged: Decay) -> Verdict:
-    """A round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, (16), to first order in both.
+    """Checks that a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, (16), to first order.
 
     With a step of M times eta_2 at the clients, whose losses are means, the M would cancel.
+
+    Args:
+        evolved: Decay of NTK-FL.
+        averaged: Decay of FedAvg.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     late = len(averaged.at) // 2
@@ -213,7 +232,7 @@ def remark_2(evolved: Decay, averaged: Decay) -> Verdict:
 
 
 def _rate(subject: str, statement: str, sizes: str, found: float, band: float, wrong: tuple[str, float]) -> Verdict:
-    """A measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's name and ratio."""
+    """Checks that a measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's name and ratio."""
     return Verdict.of(
         subject,
         statement,

@@ -16,7 +16,7 @@ from fedtangent.types import Array, Model, PyTree
 
 
 class Descents(NamedTuple):
-    """After 0, 1, .. T steps, [T + 1] each; squared residuals are sums over examples and outputs."""
+    """Two descents after 0, 1, .. T steps, [T + 1] each; squared residuals are sums over examples and outputs."""
 
     network: np.ndarray  # of the network under gradient descent
     tangent: np.ndarray  # of the network at the linearisation's weights, which are NTK-FL's
@@ -24,7 +24,7 @@ class Descents(NamedTuple):
     largest: np.ndarray  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
     apart: np.ndarray  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
     gap: np.ndarray  # l1 distance of the two weights
-    watched: dict[str, np.ndarray]  # what ``watch`` returned
+    watched: dict[str, np.ndarray]  # values returned by ``watch``
 
 
 def _nothing(start: PyTree, weights: PyTree) -> dict[str, Array]:
@@ -41,13 +41,19 @@ def descents(
     kernel: str = "exact",
     watch: Callable[[PyTree, PyTree], dict[str, Array]] = _nothing,
 ) -> Descents:
-    """Both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
+    """Runs both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
 
     Args:
-        x, y: [N, ...], [N, C].
+        model: The network.
+        params: Initial weights.
+        x: Inputs, [N, ...].
+        y: Targets, [N, C].
+        learning_rate: Step size.
+        steps: Number of steps T.
         kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
             paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
-        watch: ``(initial weights, weights of the network) -> numbers`` by name, called after every step.
+        watch: ``(initial weights, weights of the network) -> numbers`` by name, called at the start and after every
+            step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     found = jax.device_get(

@@ -1,4 +1,4 @@
-"""Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network leaves them."""
+"""Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network departs from them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ DOUBLINGS = tuple(2**k for k in range(0, 11, 2))
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Eq. (9a) and (9b) to rounding, and Remark 1."""
+    """Checks eq. (9a) and (9b) to rounding, and Remark 1."""
     width = of_scale(scale, 256, 1024)
     return [evolution(seed, width), remark_1(seed, width)]
 
 
 def evolution(seed: int, width: int) -> Verdict:
-    """The network linearised at a round's start, at the weights of its end, equals (9a) at training and new points."""
+    """Checks (9a) at training and new points, in every round of a run.
+
+    The network is linearised at the weights of the round's start and evaluated at the weights of its end.
+    """
     x, y, model, params = sphere(seed, width, SIZE + NEW)
     eta = half_stable_step(x[:SIZE], params)
     history = _run(model, (x[:SIZE], y[:SIZE]), eta, TIMES, seed)
@@ -77,18 +80,18 @@ class _Round:
         )
 
     def discrete(self, rows: np.ndarray, factor: float = 1.0, later: int = 0) -> np.ndarray:
-        """``B_t`` [N + m, N'] of (9a) for the N' examples ``rows``, at eta times ``factor`` and ``later`` steps on."""
+        """Returns ``B_t`` [N + m, N'] of (9a) for N' examples ``rows``, with ``factor * eta``, ``later`` more steps."""
         blocks = KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
         return np.asarray(ntk_evolution(blocks, factor * self.eta / len(rows), self.time + later))
 
     def printed(self) -> np.ndarray:
-        """``B_t`` [N + m, N] of (9a) as printed, with ``exp(-eta t H / N)``."""
+        """Returns ``B_t`` [N + m, N] of (9a) as printed, with ``exp(-eta t H / N)``."""
         h = self.kernel[:SIZE, :SIZE]
         left = np.eye(SIZE) - expm(-self.eta * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, left))
 
     def error(self, rows: np.ndarray, b: np.ndarray) -> float:
-        """Distance of the linearised network from the prediction by ``b``, over how far it has moved."""
+        """Returns the distance of the linearised network from the prediction by ``b``, over how far it has moved."""
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
 
@@ -101,7 +104,7 @@ def _run(
     seed: int,
     rounds: int = ROUNDS,
 ) -> History:
-    """The history of NTK-FL with every client in every round, and the weights after each."""
+    """Runs NTK-FL with every client in every round; the history has the weights after each round."""
     algorithm = algorithms.ntk_fl(
         model, schedule.all_clients(3), learning_rate=eta, evolution=Evolution(times=times, method="eigh")
     )
@@ -116,7 +119,7 @@ def _run(
 
 
 def remark_1(seed: int, width: int) -> Verdict:
-    """The residual of (9a) tends to 0; that of the network at the weights of (9b) departs from it as t grows.
+    """Checks Remark 1: the residual of (9a) tends to 0, and the network at the weights of (9b) departs from it with t.
 
     The squared residual of the network at the recipe's candidates, over (9a)'s, grows with t, and so does the distance
     of these weights from gradient descent's. The control is the same ratio for the linearised network, which follows

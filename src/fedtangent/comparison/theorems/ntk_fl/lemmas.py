@@ -24,7 +24,7 @@ FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, tried in turn u
 
 
 def exceeded(within: np.ndarray) -> Interval:
-    """The frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
+    """Computes the frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
     count, draws = int(np.sum(~within)), len(within)
     low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
     high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
@@ -32,12 +32,12 @@ def exceeded(within: np.ndarray) -> Interval:
 
 
 def rarely(found: Interval) -> bool | None:
-    """Whether a frequency is at most delta; None if there are too few draws to tell."""
+    """Returns whether a frequency is at most delta; None if there are too few draws to tell."""
     return found.within(0.0, DELTA)
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every lemma, on a case where its bound is nearly reached."""
+    """Checks every lemma, on a case in which its bound is nearly reached."""
     draws = of_scale(scale, 1, 4)
     return [
         lemma_1(seed, 300_000 * draws),
@@ -49,10 +49,10 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def lemma_1(seed: int, draws: int) -> Verdict:
-    """All examples at once, with orthonormal inputs: independent events, for which the union bound is nearly reached.
+    """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached.
 
-    R makes the bound 0.99 neurons: it is violated when a single neuron may switch. The bound times a factor is violated
-    when one may at R over that factor.
+    R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
+    when a neuron may switch at R over that factor.
     """
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
@@ -71,7 +71,7 @@ def lemma_1(seed: int, draws: int) -> Verdict:
 
 
 def lemma_1_concentration(seed: int, draws: int) -> Verdict:
-    """Lemma 1 by Hoeffding's inequality in place of Markov's; it is nearest where half of all neurons may switch."""
+    """Checks Lemma 1 with Hoeffding's inequality in place of Markov's, for R at which half the neurons may switch."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
     largest = np.sum(z <= radius, axis=1).max(axis=1)
@@ -91,10 +91,11 @@ def lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def lemma_3(seed: int, draws: int) -> Verdict:
-    """Close inputs: a neuron switches on one of them at a time, which changes a row and a column of H.
+    """Checks Lemma 3 for close inputs.
 
-    The lemma as printed applies Markov's inequality to one entry where it sums over N^2 of them: here it fails. For the
-    sum itself the inequality gives N times as much, far more than is measured.
+    A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
+    Markov's inequality to one entry although it sums over N^2 entries: here it fails. For the sum the inequality gives
+    N times as much, far more than is measured.
     """
     norms = _drift_on_arc(seed, draws).operator
     bounds = {form: drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed")}
@@ -112,7 +113,7 @@ def lemma_3(seed: int, draws: int) -> Verdict:
 
 
 def switched(seed: int, draws: int) -> Verdict:
-    """(27) and (28): in every draw an entry of H changes by at most the neurons that switched on either input."""
+    """Checks (27) and (28): an entry of H changes by at most the neurons that switched on either input."""
     found = _drift_on_arc(seed, draws)
     some = found.counted > 0
     ratio = float(np.max(found.frobenius[some] / found.counted[some]))
@@ -137,9 +138,14 @@ class WeightDrift(NamedTuple):
 
 
 def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
-    """The change of H when every neuron of ``v`` [draws, n, d] moves by R towards the plane of its nearest input.
+    """Computes the change of H when every neuron moves by R towards the plane of its nearest input.
 
     H is computed here from activation patterns, by its definition below (12).
+
+    Args:
+        x: Inputs, [N, d].
+        v: Neurons, [draws, n, d].
+        radius: Distance R.
     """
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
@@ -160,14 +166,14 @@ def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
 
 
 def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
-    """``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    """Computes ``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
     angles = np.linspace(0, 0.5, ON_ARC)
     v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
     return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
 
 
 def lemma_4(seed: int, draws: int) -> Verdict:
-    """Lemma 4 for two close inputs, where the union bound over entries loses least."""
+    """Checks Lemma 4 for two close inputs, for which the union bound over entries loses least."""
     width, num = 200, 2
     x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
     v = np.random.default_rng(seed).standard_normal((draws, width, 2))
@@ -191,7 +197,10 @@ def lemma_4(seed: int, draws: int) -> Verdict:
 def _row(
     subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
 ) -> Verdict:
-    """``fails(factor)``: how often the bound times ``factor`` is exceeded; ``wrong``: the control and its frequency."""
+    """Checks how often a bound fails.
+
+    ``fails(factor)`` is how often the bound times ``factor`` is exceeded; ``wrong`` is the control and its frequency.
+    """
     found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
     return Verdict.of(
         subject,

@@ -14,7 +14,16 @@ DIMENSION = 10
 
 
 def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Model, PyTree]:
-    """Inputs [N, d], targets [N], the network, and the initial weights of a run from ``jax.random.key(seed)``."""
+    """Draws a problem on the sphere.
+
+    Args:
+        seed: Seed of data and network.
+        width: Number of neurons.
+        size: Number of examples N.
+
+    Returns:
+        Inputs [N, d], targets [N], the network, and the initial weights of a run from ``jax.random.key(seed)``.
+    """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size, DIMENSION))
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
@@ -23,5 +32,5 @@ def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Mo
 
 
 def half_stable_step(x: np.ndarray, params: PyTree) -> float:
-    """Half of the largest stable step, N / lambda_max of the empirical kernel."""
+    """Computes N / lambda_max of the empirical kernel, which is half of the largest stable step."""
     return len(x) / float(np.linalg.eigvalsh(empirical_kernel(x, params["v"]))[-1])

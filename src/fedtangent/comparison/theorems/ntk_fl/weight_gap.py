@@ -21,13 +21,13 @@ STEPS = 300
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The lemma, and inequality (25) of its proof, which leaves out a term."""
+    """Checks the lemma, and inequality (25) of its proof, which leaves out a term."""
     sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
     return [lemma_2(seed, sphere_width), part_left_out(seed, width)]
 
 
 def lemma_2(seed: int, width: int) -> Verdict:
-    """The lemma as stated, and (25d): the same with the neurons that did switch in place of Lemma 1's bound."""
+    """Checks the lemma as stated, and (25d), which has the neurons that did switch in place of Lemma 1's bound."""
     x, y, model, params = sphere(seed, width, 20)
     eta = half_stable_step(x, params)
     paths = _watched(model, params, x, y[:, None], eta)
@@ -47,9 +47,10 @@ def lemma_2(seed: int, width: int) -> Verdict:
 
 
 def part_left_out(seed: int, width: int) -> Verdict:
-    """One input with equal entries: (25b) to (25d) are equalities, and the gap is larger than they say.
+    """Checks (25) for one input with equal entries: (25b) to (25d) are equalities, and the gap is larger than they say.
 
-    The proof uses the network's residuals for both weights; NTK-FL's weights follow those of the linearised network.
+    The proof uses the network's residuals for both weights; NTK-FL's weights follow the residuals of the linearised
+    network.
     """
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
@@ -78,7 +79,7 @@ def _watched(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, eta: fl
 
 
 def _bounds(paths: Descents, x: np.ndarray, width: int, eta: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """(25d) with the neurons that did switch, the term that it leaves out, and the measured R."""
+    """Returns (25d) with the neurons that did switch, the term that it leaves out, and the measured R."""
     sizes: dict[str, Any] = {"learning_rate": eta, "width": width, "input_size": x.shape[1], "num_examples": len(x)}
     counted = switched_bound(paths.largest[:-1], paths.watched["switched"][:-1], **sizes)
     return counted, residual_part(paths.apart, **sizes), float(paths.watched["moved"].max())
