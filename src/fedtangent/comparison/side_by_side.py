@@ -178,7 +178,10 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
-    """Splits the distance of the watched networks from the flow into its parts."""
+    """Splits the watched networks' distance from the infinite-width flow into its parts, see ``Laziness``.
+
+    The parts are the distance of each network from its linearisation, and of the linearisation from the flow.
+    """
     return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
 
 

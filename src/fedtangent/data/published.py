@@ -106,7 +106,14 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 
 
 def contents(published: Published, role: str, path: Path) -> bytes:
-    """Returns the verified bytes of a file, unpacked if both forms are allowed; raises ``ValueError``."""
+    """Returns the content of a published file as bytes, after its checksum is verified.
+
+    A gzip file is unpacked if its entry has ``sha256_unpacked``, that is, if the file may also be given unpacked. Any
+    other file is returned as it is.
+
+    Raises:
+        ValueError: The file cannot be read, or its checksum is not the published one.
+    """
     verify(published, role, path)
     with reading(published.name, path):
         raw = path.read_bytes()

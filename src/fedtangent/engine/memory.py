@@ -153,7 +153,18 @@ def _is_elementwise(equation: Any) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
-    """Returns up to which equation each equation's operands are needed; elementwise results are recomputed on use."""
+    """Computes until which equation the operands of each equation have to be kept.
+
+    It is the equation itself or, for an elementwise one with consumers, the last equation until which any of them keeps
+    the operands it reads: compilers may compute an elementwise result anew wherever it is used.
+
+    Args:
+        jaxpr: The traced program, of n equations.
+        users: The numbers of the equations that use each variable; n stands for the results of ``jaxpr``.
+
+    Returns:
+        The number of the last equation, for each of the n equations and for n itself.
+    """
     until = list(range(len(jaxpr.eqns) + 1))
     for i in reversed(range(len(jaxpr.eqns))):
         used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]

@@ -135,7 +135,15 @@ def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) ->
 
 
 def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
-    """Compiles output and both gradients of a convolution per client, (x [N, B, H, W, I], w [N, h, w, I, O]) -> []."""
+    """Compiles the function whose time is measured: a convolution and both its gradients, for N clients.
+
+    It maps inputs [N, B, H, W, I] and kernels [N, h, w, I, O] to a scalar, the sum over clients of half the squared
+    norm of the output and of all entries of its gradients by input and kernel.
+
+    Args:
+        convolve: The convolution.
+        mapping: "vmap" computes all clients at once, "scan" one after another.
+    """
 
     def loss(x: Array, w: Array) -> Array:
         y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

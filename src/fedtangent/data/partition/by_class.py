@@ -132,7 +132,19 @@ def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -
 
 
 def _majority_counts(pool: np.ndarray, num_clients: int, share: float) -> np.ndarray:
-    """Computes the number of a client's examples of each class, [N, C]: the most that ``pool`` [C] has room for."""
+    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients.
+
+    Args:
+        pool: Number of examples of each class, [C].
+        num_clients: Number N of clients, which all get equally many examples.
+        share: Share of a client's main class.
+
+    Returns:
+        Numbers of examples [N, C].
+
+    Raises:
+        ValueError: There is only one class, or classes are too small for one example per client.
+    """
     others = len(pool) - 1
     if others == 0:
         raise ValueError("labels: got one class, must be of two or more")

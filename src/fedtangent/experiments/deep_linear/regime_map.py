@@ -281,7 +281,11 @@ def _mean(values: list[float]) -> float | None:
 
 
 def at_corner(s: RegimeSettings, found: list[Cell], lazy: bool) -> list[Cell]:
-    """Selects the cells with the largest width and scale of the map of widths (lazy), or the smallest of both."""
+    """Selects every seed's cell at one corner of the map of widths.
+
+    With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest width
+    and the smallest scale.
+    """
     place = -1 if lazy else 0
     return [c for c in found if (c.depth, c.width, c.scale) == (s.depth, s.widths[place], s.scales[place])]
 

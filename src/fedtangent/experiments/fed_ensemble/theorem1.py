@@ -195,7 +195,12 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, found: EnsembleDecay) -> None:
-    """Draws the residuals of the networks, and of the flow to its end, with every bound and the exact rate."""
+    """Draws one seed's relative residuals and every form of the bound in two panels.
+
+    The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
+    flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
+    last of them.
+    """
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)
     all_bounds = bounds(found)

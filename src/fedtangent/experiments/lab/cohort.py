@@ -211,9 +211,10 @@ def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
 
 def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
-    """Builds NTK-FL, or CP-NTK-FL with the settings' compression, under the method's loss in ``EVOLVED``.
+    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings.
 
-    The pool is rounded up to a multiple of 8, so that pools of similar size share a compiled round.
+    ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
+    rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
     """
     model, compressed = network(s, trial), name.startswith("cp_")
     pool = -(-largest_sample(partition_of(trial.data), s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8

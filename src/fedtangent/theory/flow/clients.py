@@ -122,7 +122,10 @@ def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_step
 
 
 def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:
-    """Returns the kernel rows of a client's examples, [n_i * rows_per_example]."""
+    """Returns the indices of the kernel's rows for a client's examples, [n_i * rows_per_example] int64.
+
+    Example e has the rows from ``e * rows_per_example`` up to, but not including, ``(e + 1) * rows_per_example``.
+    """
     examples = np.asarray(partition.client(client), np.int64)
     return (examples[:, None] * rows_per_example + np.arange(rows_per_example)[None, :]).reshape(-1)
 

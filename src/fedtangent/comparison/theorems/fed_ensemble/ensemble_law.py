@@ -105,7 +105,11 @@ def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
 
 
 class Sampled(NamedTuple):
-    """K networks of one width and the predictions from the same initial functions, which have the law exactly."""
+    """The outputs of K trained networks of one width, and those that the infinite-width flow predicts for them.
+
+    Each prediction starts from the initial function of its network. With one hidden layer the mean and covariance of
+    the predictions are known at every width, so that their sampling error can be subtracted from that of the networks.
+    """
 
     width: int
     seen: np.ndarray  # [K, m, C]
