@@ -156,8 +156,11 @@ def test_a_file_of_ones_own(run: Callable, folder: Path) -> None:
     first, second = ([line.rpartition(",")[0] for line in lines] for lines in tables)  # the last are seconds
     assert first == second
     prepared("predict --dataset mine.npz --num-rounds 2")
-    with pytest.raises(ValueError, match=r"num_train: is not used with dataset 'mine.npz', only with cifar10"):
+    assert len(prepared("train --dataset mine.npz --num-train 15").built.data.x) == 15
+    with pytest.raises(ValueError, match=r"users_test: got b in mine.npz, must be among those that train"):
         prepared("train --dataset mine.npz --num-train 3")
+    with pytest.raises(ValueError, match=r"flatten: is not used with dataset 'mine.npz', only with cifar10"):
+        prepared("train --dataset mine.npz --flatten")
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "compare"])

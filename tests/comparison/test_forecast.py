@@ -42,7 +42,7 @@ def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
 def runs_of(plan: Plan) -> forecasts_._Runs:
     setting, blocks = plan.setting, plan.setting.blocks()
     flow = run_flow(setting, blocks, cohorts(setting))
-    return forecasts_._Runs(plan, flow, forecasts_.drawn_starts(setting, blocks, plan.forecasting.draws))
+    return forecasts_._Runs(plan, (flow,), forecasts_.drawn_starts(setting, blocks, plan.forecasting.draws))
 
 
 def foretold(plan: Plan) -> forecasts_.Forecast:
@@ -191,15 +191,18 @@ def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
 
 
+TARGET = 0.5
+
+
 def test_the_fastest_rate_reaches_the_target_in_the_fewest_rounds() -> None:
     """Of all rates that were tried, each run to the end; and no rate is fastest to a target beyond all of them."""
-    plan = planned(3, target=0.3, num_rounds=6, num_train=60, batch_size=0, local_epochs=2)
+    plan = planned(3, target=TARGET, num_rounds=10, num_train=200, num_test=100, batch_size=0, local_epochs=5)
     found, runs_ = foretold(plan), runs_of(plan)
     assert found.rates is not None and found.fastest is not None
     rounds = {}
     for rate in found.rates.tried[found.rates.tried <= found.rates.stable]:
         curve = runs_.curve(float(rate), False)
-        rounds[float(rate)] = found.reached(0.3, curve).round
+        rounds[float(rate)] = found.reached(TARGET, curve).round
     fewest = min(r for r in rounds.values() if r is not None)
     assert rounds[found.fastest.rate] == fewest < max(r for r in rounds.values() if r is not None)
     assert foretold(planned(3, target=1.0, num_rounds=2, client_learning_rate=0.01)).fastest is None
