@@ -112,7 +112,7 @@ def test_what_is_refused(run: Callable, folder: Path) -> None:
         ([], "runs: got results, must be the folder of a run"),
         (["a", "empty"], "runs: got empty, must be the folder of a run, or have some below it"),
         (["bad"], "runs: bad/config.json cannot be read: Expecting property name"),
-        (["a", "--output", "a"], "output: a holds a run of fedtangent train"),
+        (["a", "--output", "a"], "output: got a, which is one of the runs"),
         (["a", "--output", "a", "--overwrite"], "output: got a, which is one of the runs"),
     ):
         before = sorted(folder.rglob("*"))
