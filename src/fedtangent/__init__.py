@@ -141,6 +141,7 @@ _WITHIN = {  # public names that are not modules of the package itself -> the mo
     "hypergradient": "engine",
     "partition": "data",
     "predict": "comparison",
+    "schedules": "federated",
     "simulate": "engine",
     "sweep": "engine",
     "recipe": "federated.algorithms.entry",
@@ -152,8 +153,7 @@ _WITHIN = {  # public names that are not modules of the package itself -> the mo
 def __getattr__(name: str) -> _Any:
     if name not in __all__ and name not in _RECIPES:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
-    place = "federated.schedule" if name == "schedules" else _WITHIN.get(name, name)
-    module = _importlib.import_module(f"fedtangent.{place}")
+    module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module
     _show_public_names()
     return found

@@ -75,14 +75,15 @@ def headline(metrics: Mapping[str, Any]) -> str:
     """
     split = next((name for name in SPLITS if isinstance(metrics.get(name), Mapping)), "")
     found = metrics[split] if split else metrics
-    numbers = {name: value for name, value in found.items() if _is_number(value)}
+    numbers = {name: value for name, value in found.items() if is_number(value)}
     if not numbers:
         return ""
     name = "accuracy" if "accuracy" in numbers else next(iter(numbers))
     return f"{split} {name.replace('_', ' ')} {float(numbers[name]):.4g}".strip()
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Returns whether a metric is a single number."""
     return (
         not isinstance(value, list | tuple | dict)
         and np.ndim(value) == 0

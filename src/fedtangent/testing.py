@@ -21,17 +21,18 @@ from fedtangent.comparison.exact import linearised_verdict
 from fedtangent.comparison.followed import setting_of
 from fedtangent.comparison.settings import exact_arithmetic
 from fedtangent.comparison.simulated import cohorts
-from fedtangent.data.examples import Examples, run_examples
-from fedtangent.data.partition.given import of
+from fedtangent.comparison.verdicts import EXACT
+from fedtangent.data.examples import Examples
 from fedtangent.engine import Checkpoints, Devices, Evaluation, simulate
+from fedtangent.engine.run import examples_of
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.models.dense import mlp
-from fedtangent.types import Algorithm, Array, Cohort, Key, Model, PyTree, Recipe, Schedule
+from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, PyTree, Recipe, Schedule
 
 SIZES = (3, 5, 1, 4, 6, 2, 3)  # examples of each client
 ROUNDS, SLOTS, SEED = 4, 4, 5
-ROUNDING = 1e-10  # of float64, relative to how far training moves the models
-MOVES = 1e-6  # how far training has to move the models, relative to their size, for anything to be shown
+ROUNDING = 1e-10  # largest difference by rounding in float64, relative to the largest number of a state
+MOVES = 1e-6  # smallest movement, relative to the largest number of a state, at which a law shows anything
 
 
 class Law(NamedTuple):
@@ -78,15 +79,22 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
     """
     exempt = {} if exempt is None else exempt
     checks = {
-        "mapping": _mapping, "order": _order, "evaluation": _evaluation, "resume": _resume, "absence": _absence,
-        "traces": _traces, "model": _model, "rate 0": _rate_zero, "theory": _theory,
-    }  # fmt: skip
+        "mapping": _mapping,
+        "order": _order,
+        "evaluation": _evaluation,
+        "resume": _resume,
+        "absence": _absence,
+        "traces": _traces,
+        "model": _model,
+        "rate 0": _rate_zero,
+        "theory": _theory,
+    }
     for name in exempt:
         if name not in checks:
             raise ValueError(f"exempt: got {name!r}, allowed are {', '.join(checks)}")
     with exact_arithmetic():
-        case = _Case(recipe, arguments, options, mlp(3, 2, (8,), "erf", dtype=jnp.float64))
-        moved = _apart(case.run().state, case.algorithm.init(SEED, len(SIZES)))
+        case = _case_of(recipe, arguments, options)
+        moved = _apart(case.end, case.algorithm.init(SEED, len(SIZES)))
         if not moved > MOVES:
             raise AssertionError(f"{case.algorithm.name}: training moves no model ({moved:.3g}), so that no law shows")
         laws = [Law(name, None, why=exempt[name]) if name in exempt else check(case) for name, check in checks.items()]
@@ -97,49 +105,52 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
 
 class _Case(NamedTuple):
-    """A recipe with its arguments, for a model."""
+    """A recipe with its arguments, and a run of it with which the laws compare other runs."""
 
     recipe: Recipe
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
     model: Model
+    algorithm: Algorithm
+    examples: Examples
+    data: FederatedData  # the examples in float64
+    end: PyTree = None  # state after ROUNDS rounds
 
     def build(self, model: Model | None = None, schedule: Schedule | None = None, **changes: Any) -> Algorithm:
-        schedule = uniform_sampling(len(SIZES), SLOTS) if schedule is None else schedule
-        options = {**self.options, **changes}
-        return self.recipe(self.model if model is None else model, schedule, *self.arguments, **options)
+        """Builds the algorithm for another model or schedule, or with other options."""
+        schedule = self.algorithm.schedule if schedule is None else schedule
+        model = self.model if model is None else model
+        return self.recipe(model, schedule, *self.arguments, **{**self.options, **changes})
 
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.build()
-
-    def examples(self) -> Examples:
-        rng = np.random.default_rng(0)
-        n = sum(SIZES)
-        x, y = rng.normal(size=(n + 3, 3)), rng.normal(size=(n + 3, 2))
-        ends = np.cumsum(SIZES)
-        clients = of([np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)], n)
-        return run_examples((x[:n], y[:n], x[n:], y[n:]), clients, self.algorithm.composition.training.loss)  # type: ignore[union-attr]
-
-    def run(self, algorithm: Algorithm | None = None, rounds: int = ROUNDS, **settings: Any) -> Any:
-        data = settings.pop("data", None)
-        if data is None:
-            found = self.examples().data
-            data = found._replace(x=found.x.astype(jnp.float64), y=found.y.astype(jnp.float64))
-        settings = {"devices": Devices("scan"), **settings}
+    def run(self, algorithm: Algorithm | None = None, rounds: int = ROUNDS, **settings: Any) -> PyTree:
+        """Simulates ``rounds`` rounds and returns the state; ``settings`` are further arguments of ``simulate``."""
         algorithm = self.algorithm if algorithm is None else algorithm
-        return simulate(algorithm, data, num_rounds=rounds, seed=SEED, **settings)
+        settings = {"data": self.data, "devices": Devices("scan"), "seed": SEED, **settings}
+        return simulate(algorithm, num_rounds=rounds, **settings).state
+
+
+def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> _Case:
+    """Builds the algorithm and its examples, and runs it once."""
+    model = mlp(3, 2, (8,), "erf", dtype=jnp.float64)
+    algorithm = recipe(model, uniform_sampling(len(SIZES), SLOTS), *arguments, **options)
+    rng, ends = np.random.default_rng(0), np.cumsum(SIZES)
+    x, y = rng.normal(size=(ends[-1] + 3, 3)), rng.normal(size=(ends[-1] + 3, 2))
+    clients = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
+    examples = examples_of(algorithm, (x[: ends[-1]], y[: ends[-1]], x[ends[-1] :], y[ends[-1] :]), clients)
+    data = examples.data._replace(x=examples.data.x.astype(jnp.float64), y=examples.data.y.astype(jnp.float64))
+    case = _Case(recipe, arguments, options, model, algorithm, examples, data)
+    return case._replace(end=case.run())
 
 
 def _numbers(state: PyTree) -> list[np.ndarray]:
-    """Everything that training changes: the state without its schedule and its keys."""
+    """Returns the numbers that training changes: the state without its schedule and its keys."""
     parts = (state.server, state.client, state.channel)
     leaves = [leaf for leaf in jax.tree.leaves(parts) if jnp.issubdtype(leaf.dtype, jnp.number)]
     return [np.asarray(leaf, np.float64) for leaf in leaves]
 
 
 def _apart(one: PyTree, other: PyTree) -> float:
-    """The largest difference of two states, relative to their size; infinite where one is not finite."""
+    """Returns the largest difference of two states, relative to the largest number; infinite for NaN."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):
@@ -152,11 +163,11 @@ def _law(name: str, measured: float, allowed: float) -> Law:
 
 
 def _mapping(case: _Case) -> Law:
-    return _law("mapping", _apart(case.run().state, case.run(devices=Devices("vmap")).state), ROUNDING)
+    return _law("mapping", _apart(case.end, case.run(devices=Devices("vmap"))), ROUNDING)
 
 
 def _order(case: _Case) -> Law:
-    schedule = uniform_sampling(len(SIZES), SLOTS)
+    schedule = case.algorithm.schedule
     order = jnp.asarray([2, 0, 3, 1])
 
     def sample(key: Key, state: PyTree, round_: Array) -> tuple[Cohort, PyTree]:
@@ -164,35 +175,33 @@ def _order(case: _Case) -> Law:
         return jax.tree.map(lambda leaf: leaf[order], cohort), state
 
     other = case.build(schedule=schedule._replace(sample=sample))
-    return _law("order", _apart(case.run().state, case.run(other).state), ROUNDING)
+    return _law("order", _apart(case.end, case.run(other)), ROUNDING)
 
 
 def _evaluation(case: _Case) -> Law:
     often = case.run(evaluation=Evaluation(1, lambda algorithm, state: {}))
-    return _law("evaluation", _apart(case.run().state, often.state), 0.0)
+    return _law("evaluation", _apart(case.end, often), 0.0)
 
 
 def _resume(case: _Case) -> Law:
     with tempfile.TemporaryDirectory() as folder:
         case.run(rounds=ROUNDS // 2, checkpoints=Checkpoints(folder))
         resumed = case.run(checkpoints=Checkpoints(folder, resume=True))
-    return _law("resume", _apart(case.run().state, resumed.state), 0.0)
+    return _law("resume", _apart(case.end, resumed), 0.0)
 
 
 def _absence(case: _Case) -> Law:
-    """Client 4 has a weight of 0 whenever it is drawn: whether its data are finite must not show."""
-    schedule = uniform_sampling(len(SIZES), SLOTS)
+    """Compares runs in which client 4 always has weight 0: with its data, and with NaN in their place."""
+    schedule = case.algorithm.schedule
 
     def sample(key: Key, state: PyTree, round_: Array) -> tuple[Cohort, PyTree]:
         cohort, state = schedule.sample(key, state, round_)
         return cohort._replace(weight=jnp.where(cohort.client == 4, 0.0, cohort.weight)), state
 
     algorithm = case.build(schedule=schedule._replace(sample=sample))
-    found = case.examples()
-    data = found.data._replace(x=found.data.x.astype(jnp.float64), y=found.data.y.astype(jnp.float64))
-    rows = found.clients.client(4)
+    data, rows = case.data, case.examples.clients.client(4)
     broken = data._replace(x=data.x.at[rows].set(jnp.nan), y=data.y.at[rows].set(jnp.nan))
-    ends = [case.run(algorithm, data=each, devices=Devices("vmap")).state for each in (data, broken)]
+    ends = [case.run(algorithm, data=either, devices=Devices("vmap")) for either in (data, broken)]
     return _law("absence", _apart(*ends), ROUNDING)
 
 
@@ -217,7 +226,7 @@ def _model(case: _Case) -> Law:
     if case.algorithm.composition.rebuild is None:
         return Law("model", None, why="its recipe is not marked with fedtangent.recipe")
     again = case.build(mlp(3, 2, (4,), dtype=jnp.float64)).on(case.model)
-    return _law("model", _apart(case.run().state, case.run(again).state), 0.0)
+    return _law("model", _apart(case.end, case.run(again)), 0.0)
 
 
 def _rate_zero(case: _Case) -> Law:
@@ -226,7 +235,7 @@ def _rate_zero(case: _Case) -> Law:
     still = case.build(client_learning_rate=lambda round_: 0.0 * jnp.asarray(round_, float))
     if still.params is None:
         return Law("rate 0", None, why="it has no global models")
-    ends = [still.params(state) for state in (case.run(still).state, still.init(SEED, len(SIZES)))]
+    ends = [still.params(state) for state in (case.run(still), still.init(SEED, len(SIZES)))]
     apart = [float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, ends), strict=True)]
     return _law("rate 0", max(apart), ROUNDING)
 
@@ -237,6 +246,6 @@ def _theory(case: _Case) -> Law:
         return Law("theory", None, why=rule)
     if case.algorithm.composition.rebuild is None:
         return Law("theory", None, why="its recipe is not marked with fedtangent.recipe")
-    setting = setting_of(case.algorithm, case.examples(), ROUNDS, SEED)
+    setting = setting_of(case.algorithm, case.examples, ROUNDS, SEED)
     verdict = linearised_verdict(setting, cohorts(setting))
-    return Law("theory", bool(verdict.passed), float(verdict.measured), 1e-9)
+    return Law("theory", bool(verdict.passed), float(verdict.measured), EXACT)

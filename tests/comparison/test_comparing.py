@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fedtangent as ft
@@ -348,7 +349,7 @@ def test_arrays_without_a_test_split_and_images() -> None:
     ("change", "said"),
     [
         ({"num_rounds": 0}, "num_rounds: got 0"),
-        ({"evaluation": ft.Evaluation(measure=lambda a, s: {})}, "evaluation.measure: is a setting of simulate"),
+        ({"evaluation": ft.Evaluation(measure=lambda a, s: {})}, "evaluation.measure: is an option of simulate only"),
         ({"draws": 2}, "draws: got 2, must be a whole number of at least 5"),
         ({"clients": None}, "clients: got None, must be a Partition"),
     ],
@@ -359,6 +360,51 @@ def test_refuses_arguments(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError) as caught:
         compare(algorithm, data, **{"clients": clients, "num_rounds": 2, **change})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"averaging": ft.Averaging(server_optimizer=optax.sgd(optax.piecewise_constant_schedule(1.0, {30: 0.5})))},
+            "its server_optimizer: got an optimiser that is not gradient descent at a constant rate",
+        ),
+        (
+            {"averaging": ft.Averaging(server_optimizer=optax.adam(0.1))},
+            "its server_optimizer: got an optimiser that is not linear",
+        ),
+        (
+            {"client_learning_rate": None, "client_optimizer": optax.sgd(optax.linear_schedule(0.0, 0.1, 5))},
+            "client_optimizer: got an optimiser whose first local step is 0 and whose later ones are not",
+        ),
+        ({"client_learning_rate": lambda round_: 0.0 * round_}, "client_learning_rate: got 0 in every round"),
+    ],
+)
+def test_refuses_steps_that_theory_would_get_wrong(more: dict[str, Any], said: str) -> None:
+    data, clients = own_data()
+    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), **{"client_learning_rate": 0.3, **more})
+    for call in (ft.predict, ft.compare):
+        with pytest.raises(ValueError, match=said):
+            call(algorithm, data, clients, num_rounds=2)
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> None:
+    data, clients = own_data()
+    by_optax = ft.Averaging(server_optimizer=optax.sgd(0.7, momentum=0.6, nesterov=looks_ahead))
+    found = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3, averaging=by_optax)
+    setting = comparison_of(found, examples_of(found, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
+    assert exact.linearised_verdict(setting, cohorts(setting)).passed
+    assert setting.rule.get("nesterov", False) == looks_ahead
+    wrong = dataclasses.replace(setting, rule={**setting.rule, "nesterov": not looks_ahead})
+    assert not exact.linearised_verdict(wrong, cohorts(wrong)).holds
+
+
+def test_a_comparison_without_test_examples_has_training_metrics_only() -> None:
+    (x, y, *_), clients = own_data()
+    side = compare(fed_avg(linear(3, 2), all_clients(4), 0.1), (x, y), clients, num_rounds=2, draws=5)
+    assert set(side.history.curves()) == {"train.mse", "train.accuracy", "train.accuracy_of_members"}
+    assert "no test examples, so that all numbers are of training examples" in side.setting.title
 
 
 def test_a_recipe_that_is_not_marked_cannot_be_compared() -> None:

@@ -74,7 +74,7 @@ def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))
     (verdict,) = side.verdicts
     assert verdict.passed, verdict
-    assert "by the flow" in side.how and side.history.evaluated.tolist() == [0, 2, 4, 6]
+    assert side.how.startswith("the flow") and side.history.evaluated.tolist() == [0, 2, 4, 6]
     run = ft.simulate(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))
     theory = ft.predict(
         algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2),
@@ -95,7 +95,7 @@ def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
 def test_an_algorithm_that_theory_does_not_follow_is_put_beside_linearised_networks() -> None:
     algorithm = fed_avg(rate=None, client_optimizer=optax.adam(1e-4))
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=4, seed=0, start=jax.random.key(0))
-    assert side.verdicts == () and "its client_optimizer" in side.how and "which is trained" in repr(side)
+    assert side.verdicts == () and "its client_optimizer" in side.how and "trained by the same algorithm" in repr(side)
     assert side.feature_learning[0].max() == 0 and 0 < side.feature_learning[-1].mean() < 0.3
     with pytest.raises(ValueError, match="its client_optimizer: got an optimiser that is not linear"):
         ft.predict(algorithm, DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
@@ -120,7 +120,7 @@ def test_pre_trained_weights_are_a_start() -> None:
     assert theory.rates is not None and 0 < theory.rates.best <= theory.rates.stable
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=3, seed=0, start=weights)
     assert gap(side.history.predicted, theory.history.__class__(
-        [e for e in theory.history.evaluations if e.round in (0, 3)], {}, theory.history.cost
+        theory.history.evaluations, {}, theory.history.cost
     )) < 1e-9  # fmt: skip
 
 

@@ -145,24 +145,26 @@ VARIED = ("algorithm", "partition", "schedule")  # choices whose options may hav
 
 
 def _varied(
-    command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], before: Mapping[str, Any],
+    command: Command,
+    algorithms: Sequence[str],
+    given: Mapping[str, list[str]],
+    before: Mapping[str, Any],
     chosen: Mapping[str, str],
-) -> dict[str, list[str]]:  # fmt: skip
+) -> dict[str, list[str]]:
     """Returns the words of options with several values, each for a run of its own; empty for other commands."""
+    varied: dict[str, list[str]] = {}
     if not command.several:
-        return {}
-    found: dict[str, list[str]] = {}
+        return varied
+    repeated = {name: list(map(str, value)) for name, value in before.items() if isinstance(value, list | tuple)}
     for algorithm in algorithms:
-        own = {**chosen, "algorithm": algorithm}
-        groups = description.groups(own)
+        groups = description.groups({**chosen, "algorithm": algorithm})
         options = options_by_name({title: group for title, group in groups.items() if title.split()[0] in VARIED})
-        words = {name: list(map(str, value)) for name, value in before.items() if isinstance(value, list | tuple)}
-        for name, values in {**words, **given}.items():
+        for name, values in {**repeated, **given}.items():
             if name in options and not options[name].several and len(values) > 1:
                 if len(set(values)) < len(values):
                     raise ValueError(f"{name}: got {' '.join(values)}, must be different ones")
-                found[name] = values
-    return found
+                varied[name] = values
+    return varied
 
 
 def _read_several(

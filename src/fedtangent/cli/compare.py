@@ -18,8 +18,8 @@ from fedtangent.cli.arguments import FigureOptions
 from fedtangent.comparison import Comparison, Setting, run
 from fedtangent.comparison import build as case_settings
 from fedtangent.comparison.cases import DEFAULT_CASES
-from fedtangent.comparison.comparing import EVALUATIONS, check_widths, comparison_of
-from fedtangent.comparison.followed import followed_rule
+from fedtangent.comparison.comparing import DRAWS, WIDTHS, check_widths, comparison_of
+from fedtangent.comparison.followed import EVALUATIONS, followed_rule
 from fedtangent.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.building import build, preview, small_model
 from fedtangent.engine.description import Chosen, Description
@@ -62,9 +62,9 @@ class CompareOptions:
 class ComparisonOptions:
     """Options of a comparison."""
 
-    widths: tuple[int, ...] = (64, 256, 1024)
+    widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""
-    draws: int = 16
+    draws: int = DRAWS
     """Networks of every width (times K), each from a start of its own; five or more."""
     hidden_layers: int = 1
     """Hidden layers of an mlp."""

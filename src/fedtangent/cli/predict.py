@@ -77,7 +77,7 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[De
     plans = []
     for one, label in zip(described, _labels(each), strict=True):
         built, run = build(one), one.run
-        algorithm = wrapped(built.algorithm, f"{built.algorithm.name}{label}")
+        algorithm = wrapped(built.algorithm, f"{built.algorithm.name}{label}") if label else built.algorithm
         plans.append(plan_of(algorithm, built.examples, run.num_rounds, run.seed, evaluation, placed))
     memory_of(plans[0])
     return PredictJob(plans, values, options.output, figures)

@@ -227,9 +227,8 @@ def run_job(job: TrainJob) -> Ended:
             if runs[seed].signal:
                 return Ended(runs[seed].status, 128 + runs[seed].signal, "continue with the same options and --resume")
             test = built.examples.test
-            if (
-                takes_classes and test is not None and test.labels is not None
-            ):  # every process takes part in a prediction
+            # every process takes part in a prediction
+            if takes_classes and test is not None and test.labels is not None:
                 members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
                 bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
     if is_main():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedtangent.checks import whole
-from fedtangent.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent.comparison.followed import check_analytic, check_evaluation, check_kernels, evaluated_every, setting_of
 from fedtangent.comparison.from_start import FromStart, compare_from
 from fedtangent.comparison.settings import Setting
 from fedtangent.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
@@ -19,7 +19,6 @@ from fedtangent.theory.precision import require_float64
 from fedtangent.types import Algorithm, Key, Model, PyTree
 
 WIDTHS, DRAWS = (64, 256, 1024), 16
-EVALUATIONS = 8  # rounds of a comparison that networks are evaluated at besides the start
 
 
 def compare(
@@ -67,7 +66,7 @@ def compare(
     if start is not None:
         for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):
             if value != default:
-                raise ValueError(f"{name}: got {value}, must be left out with a start, which has a width of its own")
+                raise ValueError(f"{name}: got {value}, must be left out with a start, where there is one network")
         return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
     setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
     return run(setting, evaluation.progress)
@@ -91,12 +90,20 @@ def comparison_of(
         algorithm.on(algorithm.model)  # says what can be done
     setting = setting_of(algorithm, examples, num_rounds, seed)
     check_kernels(algorithm.model, setting.x_train[:2])
-    every = -(-num_rounds // EVALUATIONS) if evaluation.every is None else evaluation.every
+    every = evaluated_every(evaluation, num_rounds)
     return dataclasses.replace(setting, widths=widths, draws=draws, evaluate_every=every)
 
 
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the widths in rising order, ``(1,)`` for a linear model; raises ``ValueError`` for fewer than three."""
+    """Returns the widths in rising order, ``(1,)`` for a linear model.
+
+    Args:
+        model: Network that is compared.
+        widths: Widths of its hidden layers.
+
+    Raises:
+        ValueError: There are fewer than three different widths, or the model has no analytic kernel.
+    """
     for width in widths:
         whole("widths", width)
     check_analytic(model)

@@ -21,6 +21,7 @@ from fedtangent.theory.flow.rules import read_rule
 from fedtangent.types import NO_RULE, Algorithm, Key, Model, PyTree
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
+EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
 FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
 
 
@@ -55,6 +56,9 @@ def setting_of(
     optimizer, rate = training.optimizer, training.learning_rate
     if optimizer is not None:
         rate = first_steps(optimizer, num_rounds)
+    rates = each_round(rate, num_rounds) if callable(rate) else rate
+    if not np.max(rates) > 0:
+        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     labels = (examples.train if examples.test is None else examples.test).labels
@@ -68,19 +72,21 @@ def setting_of(
     return Setting(
         name=f"{algorithm.name} on {dataset.name}",
         title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
-        f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}",
+        f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
+        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}",
         x_train=x_train,
         y_train=y_train,
         x_test=x_test,
         y_test=y_test,
         labels_test=None if labels is None else np.asarray(labels[:most_points]),
+        points=points,
         partition=clients,
         schedule=schedule,
         model=of_width,
         is_linear=model.is_linear,
         widths=(1,),
         local_steps=steps_of(training.work, clients),
-        learning_rate=each_round(rate, num_rounds) if callable(rate) else rate,
+        learning_rate=rates,
         num_rounds=num_rounds,
         seed=seed,
         algorithm=algorithm.on,
@@ -116,10 +122,20 @@ def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
-    """Raises ``ValueError`` for settings of an evaluation that have no meaning beside theory."""
+    """Raises ``ValueError`` for settings of an evaluation that only ``simulate`` uses."""
     for name in ("measure", "report", "stop_on_divergence"):
         if getattr(evaluation, name):
-            raise ValueError(f"evaluation.{name}: is a setting of simulate; beside theory leave it out")
+            raise ValueError(f"evaluation.{name}: is an option of simulate only, must be left out")
+
+
+def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
+    """Returns the rounds between two evaluations of a comparison, by default an eighth of all rounds.
+
+    Args:
+        evaluation: Settings of the comparison.
+        num_rounds: Rounds R.
+    """
+    return -(-num_rounds // EVALUATIONS) if evaluation.every is None else evaluation.every
 
 
 def check_analytic(model: Model) -> None:

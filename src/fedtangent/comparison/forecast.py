@@ -18,7 +18,7 @@ import numpy as np
 from fedtangent.checks import flag, number, real_array, whole
 from fedtangent.comparison.cohorts import contacted_clients
 from fedtangent.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
-from fedtangent.comparison.from_start import check_rows, flows_at_start, weights_of
+from fedtangent.comparison.from_start import check_rows, flow_outputs, flows_at_start, weights_of
 from fedtangent.comparison.predicted import drawn_starts, limit_of, run_flow
 from fedtangent.comparison.rates import Rates, searched_rates
 from fedtangent.comparison.settings import Setting
@@ -185,7 +185,8 @@ class Forecast(NamedTuple):
         """Returns one line with the final test loss, the best rate and the largest stable rate."""
         rates = self.rates
         told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
-        return f"Forecast({self.name}, test loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+        points = "test" if self.plan.setting.points == "test" else "training"
+        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
 
     def reached(self, target: float, curve: Curve) -> Reached:
         """Finds when ``curve`` reaches ``target`` on the main test metric, and the uplink bytes until then.
@@ -353,8 +354,8 @@ def forecast(
     """
     setting = plan.setting
     with jax.default_matmul_precision("highest"):
-        flow = run_flow(setting, kernels, cohorts(setting))
-        return _forecast(_Runs(plan, (flow,), drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
+        flows = (run_flow(setting, kernels, cohorts(setting)),)
+        return _forecast(_Runs(plan, flows, drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
 
 
 def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
@@ -423,15 +424,18 @@ class _Runs(NamedTuple):
         plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
         splits, loss = plan.splits, plan.examples.loss
         given = starts[:, :, :train], starts[:, :, train:]
-        each = [flow.runs(*given, rounds, len(splits["train"].x)) for flow in self.at(rate)]
-        runs = each[0]
-        if len(each) > 1:
-            runs = jax.tree.map(lambda *of: np.stack([np.asarray(f)[:, k] for k, f in enumerate(of)], 1), *each)
+        flows, num_measured = self.at(rate), len(splits["train"].x)
+        outputs_of: tuple[Any, Any] = (
+            flows[0].runs(*given, rounds, num_measured)
+            if len(flows) == 1
+            else flow_outputs(flows, given[0][0], given[1][0], rounds)
+        )
         values: dict[tuple[str, str], np.ndarray] = {}
-        for split, outputs in zip(("train", "test"), runs, strict=True):
+        for split, functions in zip(("train", "test"), outputs_of, strict=True):
+            outputs = np.asarray(functions)[..., : len(splits[split].x), :]
             found = [
                 [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
-                for run in np.asarray(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+                for run in outputs.transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
             ]
             for name in found[0][0]:
                 values[split, name] = np.array([[one[name] for one in run] for run in found])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from fedtangent import pytrees
 from fedtangent.checks import whole
 from fedtangent.comparison.exact import MOST_ROWS, empirical_blocks, follows, some_points
-from fedtangent.comparison.followed import check_evaluation, followed_rule, in_float64, setting_of
+from fedtangent.comparison.followed import check_evaluation, evaluated_every, followed_rule, in_float64, setting_of
 from fedtangent.comparison.laziness.along import check_linearisable, linearised_paths
 from fedtangent.comparison.predicted import run_flow
 from fedtangent.comparison.settings import Setting
@@ -42,7 +43,7 @@ class FromStart(NamedTuple):
         simulated: Outputs of the K networks at the evaluated rounds.
         train: Predicted outputs at the training examples, [r, K, 1, n, C].
         test: Predicted outputs at the test examples, [r, K, 1, m, C].
-        how: Text on the prediction: by the flow, or by training the linearised networks, with the reason.
+        how: What the prediction is: the flow, or the trained linearised networks, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
@@ -59,7 +60,7 @@ class FromStart(NamedTuple):
         """Returns one line with the run, the method of prediction, and the final distance of the networks from it."""
         said = f"; {summary(self.verdicts)}" if self.verdicts else ""
         apart = float(self.feature_learning[-1].mean())
-        return f"FromStart({self.setting.title}: {apart:.3g} from its linearisation at the end, {self.how}{said})"
+        return f"FromStart({self.setting.title}: the network ends {apart:.3g} away from {self.how}{said})"
 
     @property
     def feature_learning(self) -> np.ndarray:
@@ -105,17 +106,18 @@ def compare_from(
     except ValueError as error:
         why = str(error)
     setting = setting_of(algorithm, examples, num_rounds, seed, own_width=True, is_followed=not why)
-    every = evaluation.every or num_rounds
+    every = evaluated_every(evaluation, num_rounds)
     setting = dataclasses.replace(setting, start=weights, evaluate_every=every, draws=1)
     with jax.default_matmul_precision("highest"):
-        seen = trained_networks(setting, 1, evaluation.progress)
+        networks, verdicts = trained_networks(setting, 1, evaluation.progress), list[Verdict]()
         if why:
-            train, test = _trained_linearised(setting, seen)
-            how, verdicts = f"which is trained: {why}", list[Verdict]()
+            train, test = _trained_linearised(setting, networks.rounds)
+            how = f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
         else:
-            train, test = _flow_at_start(setting, seen)
-            how, verdicts = "by the flow of its tangent kernel", [linearised_at_start(setting)]
-    return FromStart(setting, seen, train, test, how, tuple(verdicts), time.perf_counter() - begun)
+            flows = flows_at_start(setting, weights)
+            train, test = flow_outputs(flows, networks.train[0, :, 0], networks.test[0, :, 0], networks.rounds)
+            how, verdicts = "the flow of the tangent kernel at the start", [linearised_at_start(setting)]
+    return FromStart(setting, networks, train, test, how, tuple(verdicts), time.perf_counter() - begun)
 
 
 def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key | PyTree) -> PyTree:
@@ -171,24 +173,31 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
     return flows
 
 
-def _flow_at_start(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flow's outputs at training and test examples, [r, K, 1, ., C] each."""
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    for k, flow in enumerate(flows_at_start(setting, setting.start)):
-        train, test = seen.train[0, k, 0], seen.test[0, k, 0]
-        ends = flow.predict_train(train, seen.rounds, k), flow.predict(train, test, seen.rounds, k)
-        found.append((np.asarray(ends[0]), np.asarray(ends[1])))
-    train, test = (np.stack(each, axis=1)[:, :, None] for each in zip(*found, strict=True))
-    return train, test
+def flow_outputs(
+    flows: Sequence[Flow], train: np.ndarray, test: np.ndarray, rounds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the outputs of K models, each by its flow, at training and test points, [r, K, 1, ., C] each.
+
+    Args:
+        flows: One flow for each model.
+        train: Initial outputs of the models at the training points, [K, n, C].
+        test: Initial outputs at the test points, [K, m, C].
+        rounds: Rounds after which outputs are returned, [r].
+    """
+    at_train, at_test = [], []
+    for k, flow in enumerate(flows):
+        at_train.append(np.asarray(flow.predict_train(train[k], rounds, k)))
+        at_test.append(np.asarray(flow.predict(train[k], test[k], rounds, k)))
+    return np.stack(at_train, axis=1)[:, :, None], np.stack(at_test, axis=1)[:, :, None]
 
 
-def _trained_linearised(setting: Setting, seen: Simulated) -> tuple[np.ndarray, np.ndarray]:
+def _trained_linearised(setting: Setting, rounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
     assert setting.algorithm is not None
     x, n = jnp.asarray(np.concatenate([setting.x_train, setting.x_test])), len(setting.x_train)
-    paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, seen.rounds)
-    found = paths(setting.seed, setting.start)[:, :, None]
-    return found[..., :n, :], found[..., n:, :]
+    train_paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, rounds)
+    outputs = train_paths(setting.seed, setting.start)[:, :, None]
+    return outputs[..., :n, :], outputs[..., n:, :]
 
 
 def linearised_at_start(setting: Setting) -> Verdict:

@@ -53,6 +53,7 @@ class Setting:
     exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3
     learning_rate: Any = 0.0  # a number, or one per round [R]
     seed: int = 0
+    points: str = "test"  # examples that x_test holds; "train" for data without test examples
     labels_test: np.ndarray | None = None  # [m] for classification
     is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
@@ -64,7 +65,7 @@ class Setting:
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             finite(name, getattr(self, name))
-        if np.all(np.asarray(self.learning_rate) == 0):
+        if self.is_standard and np.all(np.asarray(self.learning_rate) == 0):
             object.__setattr__(self, "learning_rate", step_size(self))
 
     @property

@@ -247,29 +247,36 @@ def history_of(
         ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
         more: Further fields of ``History``.
     """
-    values: dict[str, np.ndarray] = {}
     labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
-    for name, outputs, mean, y, known in (
-        ("train", train, train.mean(axis=1), setting.y_train, labels),
-        ("test", test, ensemble, setting.y_test, setting.labels_test),
-    ):
-        found = [
+    splits = {"train": (train, train.mean(axis=1), setting.y_train, labels)}
+    if setting.points == "test":
+        splits["test"] = test, ensemble, setting.y_test, setting.labels_test
+    tables: dict[tuple[str, str], np.ndarray] = {}  # (split, metric) -> [r, E]
+    for split, (outputs, mean, targets, classes) in splits.items():
+        measured = [
             [
-                uncertainty.measure(Prediction(*of_draw), y, known, setting.loss)
-                for of_draw in zip(*of_round, strict=True)
+                uncertainty.measure(Prediction(*draw), targets, classes, setting.loss)
+                for draw in zip(*of_round, strict=True)
             ]
             for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
         ]
-        values |= {f"{name}.{n}": np.array([[one[n] for one in row] for row in found]) for n in found[0][0]}
-    evaluations = []
-    for i, sent in enumerate(seen.sent):
-        metrics: dict[str, dict[str, float]] = {"train": {}, "test": {}}
-        for name, table in values.items():
-            points, _, metric = name.partition(".")
-            metrics[points][metric] = float(table[i].mean())
-        evaluations.append(sent._replace(metrics=metrics))
-    ends = {name: np.percentile(table, (5, 95), axis=1) for name, table in values.items() if table.shape[1] > 1}
-    return History(evaluations, {}, seen.cost, {name: (low, high) for name, (low, high) in ends.items()}, **more)
+        for metric in measured[0][0]:
+            tables[split, metric] = np.array([[draw[metric] for draw in of_round] for of_round in measured])
+    evaluations = [
+        sent._replace(
+            metrics={
+                split: {metric: float(table[i].mean()) for (s, metric), table in tables.items() if s == split}
+                for split in splits
+            }
+        )
+        for i, sent in enumerate(seen.sent)
+    ]
+    bands = {}
+    for (split, metric), table in tables.items():
+        if table.shape[1] > 1:
+            low, high = np.percentile(table, (5, 95), axis=1)
+            bands[f"{split}.{metric}"] = low, high
+    return History(evaluations, {}, seen.cost, bands, **more)
 
 
 def _watched(histories: Sequence[History]) -> WatchedNetworks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.progress import headline
+from fedtangent.progress import headline, is_number
 from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
 
@@ -80,7 +80,7 @@ class History(NamedTuple):
     def curves(self) -> dict[str, np.ndarray]:
         """Returns every metric that is a number at all evaluated rounds, [r] each, by names such as "test.accuracy"."""
         rows = [_flat(e.metrics) for e in self.evaluations]
-        names = [name for name, value in (rows[0] if rows else {}).items() if np.ndim(value) == 0 and _is_number(value)]
+        names = [name for name, value in (rows[0] if rows else {}).items() if is_number(value)]
         return {name: np.array([row[name] for row in rows], float) for name in names if all(name in r for r in rows)}
 
     def plot(self, *metrics: str) -> Figure:
@@ -145,10 +145,6 @@ class Run(NamedTuple):
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
         return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def data_frame(rows: Any) -> DataFrame:

@@ -13,6 +13,8 @@ from fedtangent.federated import (
     wire,
 )
 
+schedules = schedule  # as the package names it
+
 __all__ = [
     "aggregate",
     "algorithms",
@@ -22,6 +24,7 @@ __all__ = [
     "local",
     "predict",
     "schedule",
+    "schedules",
     "server",
     "wire",
 ]
