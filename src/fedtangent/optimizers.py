@@ -269,8 +269,8 @@ def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
                 ahead = {"nesterov": True} if looks_ahead and momentum else {}
                 return {"server_learning_rate": rate, "server_momentum": momentum, **ahead}
     raise ValueError(
-        f"{name}: got an optimiser that is not gradient descent at a constant rate, with or without momentum, as "
-        "optax.sgd is"
+        f"{name}: got an optimiser that is not gradient descent at a constant rate, with or without momentum "
+        "(optax.sgd(rate, momentum))"
     )
 
 

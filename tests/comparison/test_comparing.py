@@ -269,7 +269,11 @@ def test_refuses_runs_before_anything_is_loaded(
         ({}, {"hidden_layers": 0}, "hidden_layers: got 0"),
         ({}, {"evaluations": 0}, "evaluations: got 0"),
         ({"model": "deep_linear"}, {"hidden_layers": 3}, "hidden_layers: got 3, must be left out: the model is deep"),
-        ({"model": "deep_linear", "width": 4}, {}, "width: got 4; beside theory it is given by widths: leave it out"),
+        (
+            {"model": "deep_linear", "width": 4},
+            {},
+            "width: got 4, must be left out: the networks have the widths of --widths",
+        ),
     ],
 )
 def test_refuses_widths_before_anything_is_loaded(

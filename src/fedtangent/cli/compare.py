@@ -121,15 +121,15 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
 
     On the command line ``widths`` are the widths to compare, so that an mlp's own option of that name is not reachable.
     """
-    entry, o = described.model
-    plain = type(o)()
-    if getattr(o, "width", None) != getattr(plain, "width", None):
-        raise ValueError(f"width: got {o.width}; beside theory it is given by widths: leave it out")
-    if hasattr(o, "widths"):
-        o = replace(o, widths=plain.widths * hidden_layers)
+    entry, options = described.model
+    defaults = type(options)()
+    if getattr(options, "width", None) != getattr(defaults, "width", None):
+        raise ValueError(f"width: got {options.width}, must be left out: the networks have the widths of --widths")
+    if hasattr(options, "widths"):
+        options = replace(options, widths=defaults.widths * hidden_layers)
     elif hidden_layers != 1:
         raise ValueError(f"hidden_layers: got {hidden_layers}, must be left out: the model is {entry.name}, no mlp")
-    return described._replace(model=Chosen(entry, o))
+    return described._replace(model=Chosen(entry, options))
 
 
 def run_job(job: CompareJob) -> Ended:

@@ -146,15 +146,15 @@ def _prepared(asked: Asked) -> Any:
     goes_on = getattr(module, "continues", lambda values: False)(asked.values)
     if asked.values.get("resume") and asked.values["overwrite"]:
         raise ValueError("overwrite: got it beside --resume, allowed is one of them")
-    taken: ValueError | None = None
+    refused: ValueError | None = None
     if folder is not None and not asked.values["overwrite"]:
         try:
             check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
         except ValueError as error:
-            taken = error
+            refused = error
     job = asked.command.prepare(**asked.arguments)
-    if taken is not None:
-        raise taken
+    if refused is not None:
+        raise refused
     if folder is not None:
         clear(folder, whole=asked.values["overwrite"])
         output_folder(folder)

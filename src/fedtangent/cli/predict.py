@@ -71,11 +71,11 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[De
     values = in_common([one.values() for one in described]) | asdict(options) | asdict(figures)
     names = list(dict.fromkeys(one.algorithm.entry.name for one in described))
     values["algorithm"] = names[0] if len(names) == 1 else names
-    each = [one.values() for one in described]
-    values |= {name: list(dict.fromkeys(v[name] for v in each if name in v)) for name in _differing(each)}
+    of_runs = [one.values() for one in described]
+    values |= {name: list(dict.fromkeys(run[name] for run in of_runs if name in run)) for name in _differing(of_runs)}
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = []
-    for one, label in zip(described, _labels(each), strict=True):
+    for one, label in zip(described, _labels(of_runs), strict=True):
         built, run = build(one), one.run
         algorithm = wrapped(built.algorithm, f"{built.algorithm.name}{label}") if label else built.algorithm
         plans.append(plan_of(algorithm, built.examples, run.num_rounds, run.seed, evaluation, placed))

@@ -163,7 +163,7 @@ def check_kernels(model: Model, x: np.ndarray) -> None:
         )
     if not model.is_linear and not np.any(nngp):
         raise ValueError(
-            f"model: got {model.name}, which starts as the zero function, must have weights and biases above 0"
+            f"model: got {model.name}, which starts as the zero function, must have w_std or b_std above 0"
         )
 
 

@@ -43,7 +43,7 @@ class FromStart(NamedTuple):
         simulated: Outputs of the K networks at the evaluated rounds.
         train: Predicted outputs at the training examples, [r, K, 1, n, C].
         test: Predicted outputs at the test examples, [r, K, 1, m, C].
-        how: What the prediction is: the flow, or the trained linearised networks, with the reason.
+        how: Name of the prediction: the flow, or the linearised network that was trained, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
