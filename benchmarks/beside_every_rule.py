@@ -20,15 +20,15 @@ from typing import Any
 import jax
 
 import fedtangent
-from fedtangent.comparison.comparing import comparison_of
-from fedtangent.comparison.judged import all_verdicts
-from fedtangent.comparison.predicted import predict
-from fedtangent.comparison.simulated import cohorts, trained_networks
-from fedtangent.comparison.verdicts import as_rows
-from fedtangent.engine import Evaluation
-from fedtangent.engine.building import build
-from fedtangent.engine.description import describe
-from fedtangent.entries import catalogue
+from fedtangent._src.comparison.comparing import comparison_of
+from fedtangent._src.comparison.judged import all_verdicts
+from fedtangent._src.comparison.predicted import predict
+from fedtangent._src.comparison.simulated import cohorts, trained_networks
+from fedtangent._src.comparison.verdicts import as_rows
+from fedtangent._src.engine import Evaluation
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.entries import catalogue
 
 LOSSES = ("squared_error", "cross_entropy")
 

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.losses import cross_entropy
-from fedtangent.models import CONVOLUTIONS, cnn
-from fedtangent.types import Array, PyTree
+from fedtangent._src.losses import cross_entropy
+from fedtangent._src.models import CONVOLUTIONS, cnn
+from fedtangent._src.types import Array, PyTree
 
 BATCH = 10
 LAYOUT = ("NHWC", "HWIO", "NHWC")

@@ -29,13 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent import data, models
-from fedtangent.data import partition
-from fedtangent.engine import Devices
-from fedtangent.engine.processes import use_cores
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
+from fedtangent._src import data, models
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Devices
+from fedtangent._src.engine.processes import use_cores
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
 
 RATE = 5e-4  # the paper's
 OUTPUTS = 10

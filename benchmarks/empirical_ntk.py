@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent import pytrees
-from fedtangent.kernels import empirical_ntk
-from fedtangent.models import cnn, mlp
-from fedtangent.types import Array, Model, PyTree
+from fedtangent._src import pytrees
+from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.models import cnn, mlp
+from fedtangent._src.types import Array, Model, PyTree
 
 OURS, NOTHING = "structured", "nothing"
 IMPLEMENTATIONS = {
@@ -86,7 +86,7 @@ def _convolutional(case: Case) -> Model:
 
 def kernel_functions(case: Case) -> dict[str, Callable[[], Array]]:
     """Every version that is asked for of a case, compiled at its first call: [N, N] or [N, C, N, C]."""
-    from fedtangent.kernels.neural_tangents import nt
+    from fedtangent._src.kernels.neural_tangents import nt
 
     model, params, x = problem(case)
     ours = jax.jit(lambda params, x: empirical_ntk(model, params, x, trace=case.trace))

@@ -85,7 +85,7 @@ def build(case: Case) -> tuple[Any, Any, Any, Any]:
     import numpy as np
 
     import fedtangent as ft
-    from fedtangent.federated.local import Work
+    from fedtangent._src.federated.local import Work
 
     rng, n = np.random.default_rng(0), case.clients * case.examples
     offsets = np.arange(0, n + 1, case.examples, dtype=np.int32)
@@ -110,7 +110,7 @@ def flops_of_a_step(model: Any, data: Any, batch: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from fedtangent.losses import cross_entropy
+    from fedtangent._src.losses import cross_entropy
 
     params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     x, y = data.x[:batch], data.y[:batch]
@@ -150,8 +150,8 @@ def python_loop(case: Case) -> Callable[[int], None]:
     import numpy as np
     import optax
 
-    from fedtangent.federated.local import client_view, local_training
-    from fedtangent.losses import get_loss
+    from fedtangent._src.federated.local import client_view, local_training
+    from fedtangent._src.losses import get_loss
 
     model, loss, work, data = build(case)
     local = local_training(model, get_loss(loss), optax.sgd(0.05), work)
@@ -180,7 +180,7 @@ def simulated(case: Case) -> Callable[[int], None]:
     import jax
 
     import fedtangent as ft
-    from fedtangent.federated import algorithms, schedule
+    from fedtangent._src.federated import algorithms, schedule
 
     model, loss, work, data = build(case)
     plan = schedule.uniform_sampling(case.clients, min(case.cohort, case.clients))
@@ -236,7 +236,7 @@ def one(text: str) -> None:
     if case.devices > 1:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
     if place is not None:
-        from fedtangent.engine import processes as distributed
+        from fedtangent._src.engine import processes as distributed
 
         distributed.start(place["coordinator"], case.processes, place["id"])
     found = measure(case)

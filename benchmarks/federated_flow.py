@@ -26,15 +26,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedtangent import models
-from fedtangent.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
-from fedtangent.data import load, partition
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.kernels import kernel_blocks, large_kernel
-from fedtangent.kernels.gram import KernelBlocks, read_only
-from fedtangent.theory import Rule, federated_flow
-from fedtangent.types import Cohort
+from fedtangent._src import models
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent._src.data import load, partition
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.kernels import kernel_blocks, large_kernel
+from fedtangent._src.kernels.gram import KernelBlocks, read_only
+from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.types import Cohort
 
 MOST_DOUBLE = 10_000  # examples of which a kernel in float64 is built beside that in float32
 COHORT, BATCH, RATE = 10, 16, 0.1

@@ -32,15 +32,15 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from fedtangent.data import load
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
-from fedtangent.federated.ntk_fl.dual import chebyshev_dual, largest_eigenvalue, spectral_dual
-from fedtangent.federated.ntk_fl.evolution import choose_time
-from fedtangent.federated.ntk_fl.options import LOSSES
-from fedtangent.federated.ntk_fl.tangent import linearise_network, pool_examples
-from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.models import mlp
-from fedtangent.types import Array, Model, PyTree
+from fedtangent._src.data import load
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent._src.federated.ntk_fl.dual import chebyshev_dual, largest_eigenvalue, spectral_dual
+from fedtangent._src.federated.ntk_fl.evolution import choose_time
+from fedtangent._src.federated.ntk_fl.options import LOSSES
+from fedtangent._src.federated.ntk_fl.tangent import linearise_network, pool_examples
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.models import mlp
+from fedtangent._src.types import Array, Model, PyTree
 
 INPUTS, WIDTH, OUTPUTS = 784, 100, 10
 LEARNING_RATE = 1e6  # clipped to 0.9 of the largest stable one: the step that takes the most products

@@ -23,12 +23,12 @@ import numpy as np
 from scipy import stats
 
 import fedtangent
-from fedtangent.comparison.forecast import Forecasting, forecasts, plan_of
-from fedtangent.engine import Evaluation
-from fedtangent.engine.building import build
-from fedtangent.engine.description import describe
-from fedtangent.engine.run import simulate
-from fedtangent.measures import uncertainty
+from fedtangent._src.comparison.forecast import Forecasting, forecasts, plan_of
+from fedtangent._src.engine import Evaluation
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.run import simulate
+from fedtangent._src.measures import uncertainty
 
 ALGORITHMS = ("fed_avg", "fed_prox", "scaffold", "fed_dyn", "fed_nova")
 FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0)

@@ -24,9 +24,9 @@ from scipy import sparse
 from scipy.optimize import minimize, nnls
 
 import fedtangent
-from fedtangent import theory
-from fedtangent.theory.local_gd.max_margin import project
-from fedtangent.types import Partition
+from fedtangent._src import theory
+from fedtangent._src.theory.local_gd.max_margin import project
+from fedtangent._src.types import Partition
 
 Solver = Callable[[np.ndarray, np.ndarray], np.ndarray]  # signed examples [n, d], w [d] -> the nearest point [d]
 TRIED = 4  # projections that a solver in a loop is timed at

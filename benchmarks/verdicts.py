@@ -28,16 +28,16 @@ import numpy as np
 from tqdm import tqdm
 
 import fedtangent
-from fedtangent.comparison.exact import law_verdicts
-from fedtangent.comparison.judged import sampled_verdicts, wrong_flows
-from fedtangent.comparison.predicted import Predicted, predict, without_clients
-from fedtangent.comparison.settings import Setting
-from fedtangent.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
-from fedtangent.data import partition
-from fedtangent.federated import schedule
-from fedtangent.models import mlp
-from fedtangent.output.tables import TextTable, console
-from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
+from fedtangent._src.comparison.exact import law_verdicts
+from fedtangent._src.comparison.judged import sampled_verdicts, wrong_flows
+from fedtangent._src.comparison.predicted import Predicted, predict, without_clients
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent._src.data import partition
+from fedtangent._src.federated import schedule
+from fedtangent._src.models import mlp
+from fedtangent._src.output.tables import TextTable, console
+from fedtangent._src.types import Array, Cohort, Key, Model, PyTree, Schedule
 
 EXAMPLES, POINTS, CLIENTS, INPUTS, NUM_MODELS = 20, 20, 5, 3, 5
 AT_ONCE = 100  # draws of the K models that are trained as models of one run

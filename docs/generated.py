@@ -1,7 +1,7 @@
 """What the documentation takes from elsewhere: tables of entries, the index of theorems, notebooks, benchmarks.
 
 A Sphinx extension. A page asks for one of them by a line of its own: ``<!-- table: algorithms -->``,
-``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent.models -->``, ``<!-- notebooks -->``,
+``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent._src.models -->``, ``<!-- notebooks -->``,
 ``<!-- benchmarks -->``. It is written there before the page is read. ``python docs/generated.py`` renews the front
 page's figure from the executed notebook.
 
@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -26,15 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import theory
-from fedtangent.data.federated import federated_data
-from fedtangent.data.sharing import with_shared
-from fedtangent.engine.clients import engine_for
-from fedtangent.entries import KINDS, Entry, catalogue, option_names
-from fedtangent.federated.algorithms.entry import Supplied, options_of
-from fedtangent.models import mlp
-from fedtangent.papers import PAPERS
-from fedtangent.pytrees import num_bytes
-from fedtangent.types import Algorithm, FederatedData, Partition
+from fedtangent._src.data.federated import federated_data
+from fedtangent._src.data.sharing import with_shared
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.entries import Entry, catalogue, option_names
+from fedtangent._src.federated.algorithms.entry import Supplied, options_of
+from fedtangent._src.models import mlp
+from fedtangent._src.papers import PAPERS
+from fedtangent._src.pytrees import num_bytes
+from fedtangent._src.types import Algorithm, FederatedData, Partition
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -161,10 +160,10 @@ def theorems() -> str:
 
 
 def documented(function: Callable[..., Any]) -> str:
-    """The name under which a function of ``theory`` is documented: that of a room which exports it, if one does."""
-    rooms = (room for room in vars(theory).values() if isinstance(room, ModuleType))
-    named = (room.__name__ for room in rooms if function.__name__ in vars(room).get("__all__", ()))
-    return f"{next(named, function.__module__)}.{function.__name__}"
+    """Returns the name under which a function of ``theory`` is documented; ``ValueError`` if it is not public."""
+    if function.__name__ not in theory.__all__:
+        raise ValueError(f"functions: got {function.__name__}, must be a name of fedtangent.theory")
+    return f"{theory.__name__}.{function.__name__}"
 
 
 def found_verdicts() -> dict[str, str]:
@@ -176,14 +175,7 @@ def found_verdicts() -> dict[str, str]:
     return {check: f"{sum(one is True for one in passed)} of {len(passed)} hold" for check, passed in counted.items()}
 
 
-# ---- names, notebooks, benchmarks, the figure ----
-
-
-def names(module: str) -> str:
-    """What a package exports by its entries, such as ``fedtangent.models``: the documentation of every function."""
-    (kind,) = (kind for kind, package in KINDS.items() if package == module)
-    said = "".join(f".. autofunction:: {module}.{name}\n" for name in catalogue(kind))
-    return f"```{{eval-rst}}\n{said}```\n"
+# ---- notebooks, benchmarks, the figure ----
 
 
 def notebooks(folder: Path = NOTEBOOKS) -> str:
@@ -242,7 +234,6 @@ WRITERS = {
     "table": table,
     "rules": rules,
     "theorems": theorems,
-    "names": names,
     "notebooks": notebooks,
     "benchmarks": benchmarks,
 }

@@ -29,15 +29,9 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-import fedtangent
-from fedtangent import Evaluation, data, kernels, models, simulate, streams, theory
-from fedtangent.data import partition
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.local import Work
-from fedtangent.types import Cohort
+import fedtangent as ft
 
-fedtangent.enable_x64()  # theory and comparisons run in float64
+ft.enable_x64()  # theory and comparisons run in float64
 
 # %% [markdown]
 # ## Data and clients
@@ -45,9 +39,9 @@ fedtangent.enable_x64()  # theory and comparisons run in float64
 # Fifty clients, two points each, with a gap in the middle where nobody has data: uncertainty should grow there.
 
 # %%
-toy = data.load("sine", gap=True, seed=0)
-clients = partition.by_user(toy.user_train)
-federated = data.federated_data(toy.x_train, toy.y_train, clients)
+toy = ft.data.load("sine", gap=True, seed=0)
+clients = ft.partition.by_user(toy.user_train)
+examples = ft.data.federated_data(toy.x_train, toy.y_train, clients)
 print(f"{clients.num_clients} clients of {clients.sizes.min()} to {clients.sizes.max()} points")
 
 # %% [markdown]
@@ -58,10 +52,10 @@ print(f"{clients.num_clients} clients of {clients.sizes.min()} to {clients.sizes
 
 # %%
 K, ROUNDS, STEPS, WIDTH = 5, 80, 20, 1024
-model = models.mlp(1, 1, widths=(WIDTH,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
-permutations = schedule.per_client_permutations(clients.num_clients, K)
+model = ft.models.mlp(1, 1, widths=(WIDTH,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
+permutations = ft.schedules.per_client_permutations(clients.num_clients, K)
 
-blocks = kernels.kernel_blocks(model.kernel, toy.x_train, toy.x_test)
+blocks = ft.kernels.kernel_blocks(model.kernel, toy.x_train, toy.x_test)
 largest = max(
     np.linalg.eigvalsh(blocks.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(50))
 )
@@ -80,29 +74,28 @@ print(f"client step size {rate:.4f}; spectrum of the kernel from {eigenvalues[0]
 # of every model at every round.
 
 # %%
-cohorts = schedule.unroll(permutations, streams.keys(0).schedule, ROUNDS)
-weights = np.asarray(cohorts.weight) * np.asarray(clients.sizes)[np.asarray(cohorts.client)]
-rule = theory.Rule(local_steps=STEPS, learning_rate=rate)
-flow = theory.federated_flow(blocks, toy.y_train, clients, Cohort(cohorts.client, cohorts.model, weights), rule)
+cohorts = ft.schedules.drawn_cohorts(permutations, clients, ROUNDS, seed=0)
+rule = ft.theory.Rule(local_steps=STEPS, learning_rate=rate)
+flow = ft.theory.federated_flow(blocks, toy.y_train, clients, cohorts, rule)
 mean, cov = np.asarray(flow.mean(ROUNDS)), np.asarray(flow.cov(ROUNDS))  # [K, m, 1], [K, m, m]
 
 # %% [markdown]
 # ## Simulation: networks trained by Fed-ensemble
 
 # %%
-algorithm = algorithms.fed_ensemble(model, permutations, client_learning_rate=rate, work=Work(steps=STEPS))
+algorithm = ft.fed_ensemble(model, permutations, client_learning_rate=rate, work=ft.Work(steps=STEPS))
 x_test = jnp.asarray(toy.x_test)
 x_all = jnp.concatenate([jnp.asarray(toy.x_train), x_test])
 n = len(toy.x_train)
 trained, start = [], []
 for draw in range(8):  # eight ensembles of five networks, all under the same schedule
-    run = simulate(
+    run = ft.simulate(
         algorithm,
-        federated,
+        examples,
         num_rounds=ROUNDS,
         seed=0,
         start=jax.random.key(100 + draw),
-        evaluation=Evaluation(
+        evaluation=ft.Evaluation(
             every=ROUNDS, measure=lambda _, state: {"f": np.asarray(algorithm.predict(state, x_all).members)}
         ),
     )
@@ -117,15 +110,15 @@ start, trained = np.stack(start, 1), np.stack(trained, 1)  # [K, draws, n + m, 1
 # training loss. (The simulator never forms the Jacobians; the ledger is charged for them all the same.)
 
 # %%
-ntk_fl = algorithms.ntk_fl(
+ntk_fl = ft.ntk_fl(
     model,
-    schedule.all_clients(clients.num_clients, K),
+    ft.schedules.all_clients(clients.num_clients, K),
     learning_rate=n / eigenvalues[-1],
-    pooling=Pooling(slots_per_model=clients.num_clients),
+    pooling=ft.Pooling(slots_per_model=clients.num_clients),
 )
 evolved = []
 for draw in range(8):
-    run = simulate(ntk_fl, federated, num_rounds=1, seed=0, start=jax.random.key(100 + draw))
+    run = ft.simulate(ntk_fl, examples, num_rounds=1, seed=0, start=jax.random.key(100 + draw))
     evolved.append(np.asarray(ntk_fl.predict(run.state, x_all).members))
 evolved = np.stack(evolved, 1)
 print(f"uplink of one run: NTK-FL {run.history.evaluations[-1].uplink_bytes / 2**20:.1f} MiB in 1 round")
@@ -175,8 +168,8 @@ print(f"variance over networks / predicted: {variance_ratio.mean():.3f}")
 
 # %%
 def flow_without(client):
-    kept = Cohort(cohorts.client, cohorts.model, np.where(np.asarray(cohorts.client) == client, 0.0, weights))
-    return theory.federated_flow(blocks, toy.y_train, clients, kept, rule)
+    kept = cohorts._replace(weight=np.where(np.asarray(cohorts.client) == client, 0.0, cohorts.weight))
+    return ft.theory.federated_flow(blocks, toy.y_train, clients, kept, rule)
 
 
 change = [np.linalg.norm(np.asarray(flow_without(i).mean(ROUNDS)) - mean) for i in range(clients.num_clients)]

@@ -47,12 +47,12 @@ print(f"condition number of the kernel {np.linalg.cond(kernel.ntk_train):.2g}, j
 
 # %%
 K, ROUNDS = 20, 3000
-schedule = ft.federated.schedule.per_client_permutations(clients.num_clients, K)
-work = ft.federated.local.Work(steps=20)
+schedule = ft.schedules.per_client_permutations(clients.num_clients, K)
+work = ft.Work(steps=20)
 largest = max(
     np.linalg.eigvalsh(kernel.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4))
 )
-algorithm = ft.federated.algorithms.fed_ensemble(model, schedule, client_learning_rate=1 / largest, work=work)
+algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=1 / largest, work=work)
 run = ft.simulate(algorithm, ft.data.federated_data(x, y, clients, jnp.float64), num_rounds=ROUNDS, seed=0)
 members = np.asarray(algorithm.predict(run.state, x_test).members)[..., 0]  # [K, 80]
 
@@ -116,5 +116,5 @@ kernel = ft.kernels.kernel_blocks(smooth.kernel, x, x_test)
 print(f"condition number {np.linalg.cond(kernel.ntk_train):.1g}, jitter {ft.theory.gp_limit(kernel, y).jitter:.1g}")
 try:
     ft.theory.gp_limit(kernel, y, max_relative_jitter=0)
-except ft.kernels.gram.SingularKernelError as error:
+except ft.kernels.SingularKernelError as error:
     print(error)

@@ -43,8 +43,8 @@ ROUNDS, SHOWN = 60, range(0, 61, 4)
 def losses(alpha=0.1, steps=10, per_round=6):
     """Expected test loss after the rounds that are shown."""
     clients = ft.partition.dirichlet(parts, num_clients=6, alpha=alpha, seed=0)
-    schedule = ft.federated.schedule.uniform_sampling(6, per_round)
-    cohorts = ft.federated.compose.drawn_cohorts(schedule, clients, num_rounds=ROUNDS, seed=0)
+    schedule = ft.schedules.uniform_sampling(6, per_round)
+    cohorts = ft.schedules.drawn_cohorts(schedule, clients, num_rounds=ROUNDS, seed=0)
     rule = ft.theory.Rule(local_steps=steps, learning_rate=0.1)
     flow = ft.theory.federated_flow(kernel, y, clients, cohorts, rule)
     return [float(ft.theory.predicted_loss(flow, y_test, r).total) for r in SHOWN]
@@ -94,7 +94,7 @@ show({f"{per_round} of 6 clients": losses(per_round=per_round) for per_round in 
 
 # %%
 clients = ft.partition.dirichlet(parts, num_clients=6, alpha=0.1, seed=0)
-cohorts = ft.federated.compose.drawn_cohorts(ft.federated.schedule.all_clients(6), clients, num_rounds=20, seed=0)
+cohorts = ft.schedules.drawn_cohorts(ft.schedules.all_clients(6), clients, num_rounds=20, seed=0)
 
 
 def last_loss(rate, algorithm):

@@ -25,8 +25,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent as ft
-from fedtangent.federated.algorithms.tangent import Compression
-from fedtangent.federated.ntk_fl import Evolution
 
 ft.enable_x64()  # the evolution of the kernel runs in float64
 
@@ -39,20 +37,19 @@ clients = ft.partition.dirichlet(digits.y_train, num_clients=20, alpha=0.1, seed
 targets = ft.data.classification_targets(digits.y_train, num_classes=10, centred=True)
 held = ft.data.federated_data(digits.x_train, targets, clients)
 model = ft.models.mlp(64, 10, (100,), parameterization="standard", last_w_std=0.1)
-schedule = ft.federated.schedule.uniform_sampling(20, clients_per_round=10)
-work = ft.federated.local.Work(steps=20, batch_size=20)
-recipes = ft.federated.algorithms
+schedule = ft.schedules.uniform_sampling(20, clients_per_round=10)
+work = ft.Work(steps=20, batch_size=20)
 methods = {
-    "FedAvg": recipes.fed_avg(model, schedule, client_learning_rate=0.3, work=work),
-    "NTK-FL": recipes.ntk_fl(
-        model, schedule, learning_rate=0.5, evolution=Evolution(times=(100, 200, 400, 800), unstable="clip")
+    "FedAvg": ft.fed_avg(model, schedule, client_learning_rate=0.3, work=work),
+    "NTK-FL": ft.ntk_fl(
+        model, schedule, learning_rate=0.5, evolution=ft.Evolution(times=(100, 200, 400, 800), unstable="clip")
     ),
-    "CP-NTK-FL": recipes.cp_ntk_fl(
+    "CP-NTK-FL": ft.cp_ntk_fl(
         model,
         schedule,
         learning_rate=0.5,
-        evolution=Evolution(times=(100, 200, 400, 800), unstable="clip"),
-        compression=Compression(beta=0.3, sparsity=0.9, shuffle=True),
+        evolution=ft.Evolution(times=(100, 200, 400, 800), unstable="clip"),
+        compression=ft.Compression(beta=0.3, sparsity=0.9, shuffle=True),
     ),
 }
 

@@ -23,7 +23,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent as ft
-from fedtangent.federated.algorithms.common import Averaging
 
 ft.enable_x64()
 rng = np.random.default_rng(0)
@@ -49,13 +48,13 @@ print(theorem)
 # %%
 ROUNDS = 200
 model = ft.models.deep_linear(2, 1, width=500, depth=3, dtype="float64")
-algorithm = ft.federated.algorithms.fed_avg(
+algorithm = ft.fed_avg(
     model,
-    ft.federated.schedule.all_clients(4),
+    ft.schedules.all_clients(4),
     client_learning_rate=0.003,
-    work=ft.federated.local.Work(steps=2),
+    work=ft.Work(steps=2),
     loss="squared_error_sum",
-    averaging=Averaging(weighting="uniform"),
+    averaging=ft.Averaging(weighting="uniform"),
 )
 held = ft.data.federated_data(x, y, clients, "float64")
 

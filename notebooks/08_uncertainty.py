@@ -23,7 +23,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent as ft
-from fedtangent.measures import uncertainty
 
 ft.enable_x64(False)
 digits = ft.data.load("digits", flatten=True)
@@ -32,23 +31,20 @@ x, y = digits.x_train[known], digits.y_train[known]
 clients = ft.partition.classes(y, num_clients=20, classes_per_client=2, seed=0)
 held = ft.data.federated_data(x, y, clients, num_classes=10)
 model = ft.models.mlp(64, 10, (100,), parameterization="standard")
-work = ft.federated.local.Work(epochs=2, batch_size=16)
-recipes = ft.federated.algorithms
+work = ft.Work(epochs=2, batch_size=16)
 
 # %% [markdown]
 # ## Ten networks by Fed-ensemble, one by FedAvg
 
 # %%
-ensemble = recipes.fed_ensemble(
+ensemble = ft.fed_ensemble(
     model,
-    ft.federated.schedule.per_client_permutations(20, 10),
+    ft.schedules.per_client_permutations(20, 10),
     client_learning_rate=0.1,
     work=work,
     loss="cross_entropy",
 )
-single = recipes.fed_avg(
-    model, ft.federated.schedule.all_clients(20), client_learning_rate=0.1, work=work, loss="cross_entropy"
-)
+single = ft.fed_avg(model, ft.schedules.all_clients(20), client_learning_rate=0.1, work=work, loss="cross_entropy")
 states = {a.name: ft.simulate(a, held, num_rounds=60, seed=0).state for a in (ensemble, single)}
 seen = digits.y_test < 8
 logits = {
@@ -65,8 +61,8 @@ logits = {
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
 for ax, (name, members) in zip(axes, logits.items(), strict=True):
     own, labels = members[:, seen], digits.y_test[seen]
-    bins = uncertainty.reliability(own, labels, num_bins=10)
-    error, accuracy = float(uncertainty.calibration_error(bins)), float(uncertainty.accuracy(own, labels))
+    bins = ft.measures.reliability(own, labels, num_bins=10)
+    error, accuracy = float(ft.measures.calibration_error(bins)), float(ft.measures.accuracy(own, labels))
     filled = np.asarray(bins.examples) > 0
     ax.plot([0, 1], [0, 1], color="0.7")
     ax.scatter(
@@ -85,7 +81,7 @@ plt.show()
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-measures = (("entropy", uncertainty.predictive_entropy), ("mutual information", uncertainty.mutual_information))
+measures = (("entropy", ft.measures.predictive_entropy), ("mutual information", ft.measures.mutual_information))
 for ax, (label, of) in zip(axes, measures, strict=True):
     values = np.asarray(of(logits["fed_ensemble"]))
     for chosen, name in ((seen, "0 to 7"), (~seen, "8 and 9, never seen")):

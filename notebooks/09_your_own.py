@@ -23,10 +23,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import optax.tree as tree
 
 import fedtangent as ft
-from fedtangent import pytrees
-from fedtangent.federated.algorithms.common import AveragingParts, train_and_average, trained
+from fedtangent.parts import AveragingParts, train_and_average, trained
 from fedtangent.types import Server
 
 ft.enable_x64(False)
@@ -81,13 +81,13 @@ def fed_exp(
     """FedExP (Jhunjhunwala et al., ICLR 2023, algorithm 1)."""
 
     def answer(broadcast, client_state, params, steps, client):
-        update = pytrees.subtract(broadcast, params)
-        return {"update": update, "square": pytrees.vdot(update, update)}, client_state
+        update = tree.sub(broadcast, params)
+        return {"update": update, "square": tree.vdot(update, update)}, client_state
 
     def step(params, mean, info):
-        square = pytrees.vdot(mean["update"], mean["update"])
+        square = tree.vdot(mean["update"], mean["update"])
         rate = jnp.maximum(1.0, mean["square"] / (2 * (square + epsilon)))
-        return pytrees.subtract(params, pytrees.scale(rate, mean["update"])), {"server_rate": rate}
+        return tree.sub(params, tree.scale(rate, mean["update"])), {"server_rate": rate}
 
     server = Server(init=lambda p: p, broadcast=lambda p: p, params=lambda p: p, update=step)
     local = {"answer": answer, "message": lambda p: {"update": p, "square": jnp.zeros(())}}
@@ -100,12 +100,12 @@ def fed_exp(
 # ## Compared with FedAvg, paired over seeds
 
 # %%
-schedule = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
-work = ft.federated.local.Work(epochs=2, batch_size=20)
+schedule = ft.schedules.uniform_sampling(10, clients_per_round=5)
+work = ft.Work(epochs=2, batch_size=20)
 
 
 def build(name):
-    recipe = {"fed_exp": fed_exp, "fed_avg": ft.federated.algorithms.fed_avg}[name]
+    recipe = {"fed_exp": fed_exp, "fed_avg": ft.fed_avg}[name]
     return recipe(model, schedule, client_learning_rate=0.1, work=work, loss="cross_entropy")
 
 
@@ -117,7 +117,7 @@ grid = {"name": ["fed_avg", "fed_exp"]}
 found = ft.sweep(
     build, held, num_rounds=20, seeds=range(10), grid=grid, evaluation=ft.Evaluation(every=1, measure=accuracy)
 )
-(difference,) = ft.measures.paired.differences(found, "accuracy", baseline={"name": "fed_avg"})
+(difference,) = ft.measures.differences(found, "accuracy", baseline={"name": "fed_avg"})
 print(f"FedExP minus FedAvg: {difference.mean:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}")
 
 # %% [markdown]

@@ -39,9 +39,9 @@ digits = ft.data.load("digits", flatten=True)
 clients = ft.partition.dirichlet(digits.y_train, num_clients=100, alpha=0.5, seed=0)
 held = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
 model = ft.models.mlp(64, 10, (64,), parameterization="standard")
-schedule = ft.federated.schedule.uniform_sampling(100, clients_per_round=50)
-work = ft.federated.local.Work(epochs=1, batch_size=8)
-algorithm = ft.federated.algorithms.fed_avg(model, schedule, client_learning_rate=0.1, work=work, loss="cross_entropy")
+schedule = ft.schedules.uniform_sampling(100, clients_per_round=50)
+work = ft.Work(epochs=1, batch_size=8)
+algorithm = ft.fed_avg(model, schedule, client_learning_rate=0.1, work=work, loss="cross_entropy")
 
 seconds, ends = {}, {}
 for mapping in ("scan", "vmap", "chunked:8", "sharded:scan", "auto"):
@@ -76,7 +76,7 @@ for name, output in outputs.items():
 
 # %%
 def build(rate):
-    return ft.federated.algorithms.fed_avg(model, schedule, client_learning_rate=rate, work=work, loss="cross_entropy")
+    return ft.fed_avg(model, schedule, client_learning_rate=rate, work=work, loss="cross_entropy")
 
 
 def accuracy(algorithm, state):
@@ -96,7 +96,7 @@ found = ft.sweep(
 print(f"16 runs in {time.perf_counter() - begun:.1f} s, compiled once")
 for config, values in zip(found.configs, np.asarray(found.metrics["accuracy"])[:, :, -1].T, strict=True):
     print(f"rate {config['rate']:g}: {values.mean():.3f} +- {values.std(ddof=1) / 2:.3f}")
-for difference in ft.measures.paired.differences(found, "accuracy", baseline={"rate": 0.1}):
+for difference in ft.measures.differences(found, "accuracy", baseline={"rate": 0.1}):
     print(f"{difference.config}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]")
 
 # %% [markdown]
@@ -105,7 +105,7 @@ for difference in ft.measures.paired.differences(found, "accuracy", baseline={"r
 # A run that does not fit is refused with the largest chunk that would.
 
 # %%
-from fedtangent.engine import memory
-from fedtangent.engine.run import resolve_mapping
+from fedtangent._src.engine import memory
+from fedtangent._src.engine.run import resolve_mapping
 
 print(memory.describe(resolve_mapping(algorithm, held, 20, "vmap").plan))

@@ -30,7 +30,7 @@ SECONDS = 900  # a fault may make a loop endless: caught
 
 
 class Mutant(NamedTuple):
-    """A fault: what stands once in ``file`` below src/fedtangent, what it becomes, and who is to notice."""
+    """A fault: what stands once in ``file`` below src/fedtangent/_src, what it becomes, and who is to notice."""
 
     file: str
     source: str
@@ -40,7 +40,7 @@ class Mutant(NamedTuple):
     @property
     def path(self) -> str:
         """The file below the root of the repository."""
-        return f"src/fedtangent/{self.file}"
+        return f"src/fedtangent/_src/{self.file}"
 
 
 class Caught(NamedTuple):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import checks
-from fedtangent.entries import choose
+from fedtangent._src import checks
+from fedtangent._src.entries import choose
 
 
 def test_what_is_allowed_comes_back():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.losses import (
+from fedtangent._src.losses import (
     LEAST_MARGIN,
     LOSSES,
     check_targets,
@@ -23,7 +23,7 @@ from fedtangent.losses import (
     targets_of,
     words,
 )
-from fedtangent.types import Array
+from fedtangent._src.types import Array
 
 MASK = np.array([True, False, True, True, False])
 REAL = np.flatnonzero(MASK)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models
-from fedtangent.engine import Evaluation, hypergradients, processes, sweeps
-from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
-from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms, faults, schedule
-from fedtangent.federated.local import Work, validate_work
-from fedtangent.types import Partition
+from fedtangent._src import models
+from fedtangent._src.engine import Evaluation, hypergradients, processes, sweeps
+from fedtangent._src.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent._src.engine.run import simulate
+from fedtangent._src.federated import algorithms, faults, schedule
+from fedtangent._src.federated.local import Work, validate_work
+from fedtangent._src.types import Partition
 
 from .federated.toys import OUTPUTS, two_layer, uneven_data
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import fedtangent as ft
-from fedtangent import data, kernels, models
-from fedtangent.data import partition
-from fedtangent.entries import catalogue
-from fedtangent.federated import compose, graph, schedule
-from fedtangent.federated.ntk_fl.options import Evolution
-from fedtangent.federated.wire.channel import named_channel
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.measures import uncertainty
-from fedtangent.theory import Rule, federated_flow
-from fedtangent.theory.prior import prior_functions
-from fedtangent.types import Cohort, Prediction
+from fedtangent._src import data, kernels, models
+from fedtangent._src.data import partition
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated import compose, graph, schedule
+from fedtangent._src.federated.ntk_fl.options import Evolution
+from fedtangent._src.federated.wire.channel import named_channel
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.prior import prior_functions
+from fedtangent._src.types import Cohort, Prediction
 
 from .federated.laws import LAWS
 

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from fedtangent import cite
-from fedtangent.entries import catalogue
-from fedtangent.federated import algorithms
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients
-from fedtangent.papers import PAPERS, papers_of
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.papers import PAPERS, papers_of
 
 from .federated.toys import two_layer
 

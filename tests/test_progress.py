@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.progress import headline, progress_of
+from fedtangent._src.progress import headline, progress_of
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """The public names of fedtangent and their signatures are those of ``public_api.txt``.
 
-Public is what the package exports, and every module among that (``__all__``; of a file without one, what is defined in
-it). After a change that is meant, ``python tests/test_public_api.py`` writes the file anew; the change belongs into
-CHANGELOG.md.
+Public are the names of the package, and of the modules among them (``__all__``). After a change
+that is meant, ``python tests/test_public_api.py`` writes the file anew; the change belongs into CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ def api(modules: Iterable[ModuleType]) -> str:
     for module in modules:
         exported = vars(module).get("__all__", ())
         text += f"\n{module.__name__}\n"
-        shown = dir(module) if "__dir__" in vars(module) else fedtangent._public_names(module)
-        for name in sorted(shown):
+        for name in sorted(exported):
             value = getattr(module, name)
-            if not name.startswith("_") and (name in exported or not isinstance(value, ModuleType)):
-                text += "".join(f"    {line}\n" for line in described(name, value))
-                options |= options_of(value)
+            text += "".join(f"    {line}\n" for line in described(name, value))
+            options |= options_of(value)
     lines = "".join(f"    {name}{fields}\n" for name, fields in sorted(options.items()))
     return f"{text}\n**options\n{lines}".lstrip()
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import pytrees
-from fedtangent.types import PyTree
+from fedtangent._src import pytrees
+from fedtangent._src.types import PyTree
 
 
 def tree(seed: int, lead: tuple[int, ...] = ()) -> PyTree:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedtangent.entries import catalogue
+from fedtangent._src.entries import catalogue
 
 from . import same_numbers
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import fedtangent as ft
-from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.common import AveragingParts, train_and_average, trained
-from fedtangent.testing import check_laws
-from fedtangent.types import Server
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated.algorithms.common import AveragingParts, train_and_average, trained
+from fedtangent._src.testing import check_laws
+from fedtangent._src.types import Server
 
 from .federated.laws import LAWS
 from .nightly import nightly

@@ -1,4 +1,4 @@
-"""One measurement of fedtangent: ``fedtangent.engine.run`` on FedAvg with uniform sampling."""
+"""One measurement of fedtangent: ``fedtangent._src.engine.run`` on FedAvg with uniform sampling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import workloads
 from workloads import CLASSES, EMBEDDING, EVALUATION_BATCH, HIDDEN, LOGISTIC_INPUTS, SIDE, VOCABULARY, WORKLOADS
 
 import fedtangent as ft
-from fedtangent.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.common import Averaging
 
 SPREAD_SEEDS = 3
 
@@ -67,11 +67,11 @@ def measure(arguments: Any) -> dict[str, Any]:
     """Compile and train the compared rounds; then time blocks of as many rounds, compiled already."""
     workload = WORKLOADS[arguments.workload]
     problem = workloads.read(arguments.data)
-    algorithm = ft.federated.algorithms.fed_avg(
+    algorithm = ft.fed_avg(
         starting_at(workload.name, build_model(workload.name), problem.initial),
-        ft.federated.schedule.uniform_sampling(workload.num_clients, workload.clients_per_round),
+        ft.schedules.uniform_sampling(workload.num_clients, workload.clients_per_round),
         client_learning_rate=workload.learning_rate,
-        work=ft.federated.local.Work(epochs=1, batch_size=workload.batch_size),
+        work=ft.Work(epochs=1, batch_size=workload.batch_size),
         loss="cross_entropy",
         averaging=Averaging(weighting="examples"),
     )

@@ -10,7 +10,7 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background of a shell
     if interruptible:
         signal.signal(signal.SIGINT, _interrupted)
-    from fedtangent.cli.main import main as run
+    from fedtangent._src.cli.main import main as run
 
     if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)

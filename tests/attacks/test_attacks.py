@@ -14,11 +14,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import signal
 
-from fedtangent import attacks, data, models
-from fedtangent.attacks import Attack, Batch, Observed
-from fedtangent.attacks.leakage import minimise
-from fedtangent.data.projection import projection_matrix
-from fedtangent.types import Model, PyTree
+from fedtangent._src import attacks, data, models
+from fedtangent._src.attacks import Attack, Batch, Observed
+from fedtangent._src.attacks.leakage import minimise
+from fedtangent._src.data.projection import projection_matrix
+from fedtangent._src.types import Model, PyTree
 
 from ..drawn import parameters
 

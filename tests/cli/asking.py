@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtangent.cli import commands
+from fedtangent._src.cli import commands
 
 
 def asked(*arguments: object) -> commands.Asked:

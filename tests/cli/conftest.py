@@ -13,19 +13,19 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent import entries
-from fedtangent.cli import main, train
-from fedtangent.comparison import Setting, exact, side_by_side
-from fedtangent.comparison.cases import CaseEntry, sine_linear
-from fedtangent.comparison.laziness.parts import METRICS as LAZINESS
-from fedtangent.data import partition
-from fedtangent.engine.building import Built, build
-from fedtangent.engine.description import Description
-from fedtangent.engine.history import History, Measurement, Run
-from fedtangent.engine.memory import MemoryPlan
-from fedtangent.engine.run import Resolved
-from fedtangent.federated import schedule
-from fedtangent.types import Cost
+from fedtangent._src import entries
+from fedtangent._src.cli import main, train
+from fedtangent._src.comparison import Setting, exact, side_by_side
+from fedtangent._src.comparison.cases import CaseEntry, sine_linear
+from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.data import partition
+from fedtangent._src.engine.building import Built, build
+from fedtangent._src.engine.description import Description
+from fedtangent._src.engine.history import History, Measurement, Run
+from fedtangent._src.engine.memory import MemoryPlan
+from fedtangent._src.engine.run import Resolved
+from fedtangent._src.federated import schedule
+from fedtangent._src.types import Cost
 
 
 class Ended(NamedTuple):

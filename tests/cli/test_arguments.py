@@ -9,8 +9,19 @@ from typing import Annotated, Any
 import pytest
 import tyro
 
-from fedtangent.cli.arguments import COLUMN, INDENT, WIDTH, help_of, options_of, page, parse, unknown, words, words_of
-from fedtangent.entries import option
+from fedtangent._src.cli.arguments import (
+    COLUMN,
+    INDENT,
+    WIDTH,
+    help_of,
+    options_of,
+    page,
+    parse,
+    unknown,
+    words,
+    words_of,
+)
+from fedtangent._src.entries import option
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.cli import train
-from fedtangent.data import cache, download, load, tff
+from fedtangent._src.cli import train
+from fedtangent._src.data import cache, download, load, tff
 
 from ..data.originals import (
     OPENIMAGE_HEAD,

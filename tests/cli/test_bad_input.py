@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.cli import compare, train
-from fedtangent.data import Dataset, cache
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory import gp_limit
+from fedtangent._src import data
+from fedtangent._src.cli import compare, train
+from fedtangent._src.data import Dataset, cache
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent._src.theory import gp_limit
 
 COMPARE = {
     "case": (["--case", "nope"], "allowed are digits, fashion_mnist, sine"),

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.engine.clients import engine_for
-from fedtangent.types import Algorithm, Cost
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.types import Algorithm, Cost
 
 from .asking import prepared
 

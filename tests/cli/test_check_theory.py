@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent import entries
-from fedtangent.comparison.verdicts import Verdict
+from fedtangent._src import entries
+from fedtangent._src.comparison.verdicts import Verdict
 
 RIGHT = Verdict("A 1", "one is one", "1.000", "1 +- 0", True, "one is two", "1.000", True)
 FAILING = RIGHT._replace(statement="one is two", holds=False)

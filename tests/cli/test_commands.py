@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.cli import check_theory, commands, experiment, main, predict
-from fedtangent.comparison.forecast import Curve, Forecast, Plan, Rates
-from fedtangent.comparison.verdicts import Verdict
-from fedtangent.engine import processes
-from fedtangent.entries import KINDS, catalogue
-from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.models import convolutional
+from fedtangent._src.cli import check_theory, commands, experiment, main, predict
+from fedtangent._src.comparison.forecast import Curve, Forecast, Plan, Rates
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.engine import processes
+from fedtangent._src.entries import KINDS, catalogue
+from fedtangent._src.experiments.lab.results import Outcome, Sheet
+from fedtangent._src.models import convolutional
 
 from .. import documents
 

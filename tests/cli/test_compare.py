@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import compare
-from fedtangent.comparison import Comparison, Setting, judged, predicted
+from fedtangent._src.cli import compare
+from fedtangent._src.comparison import Comparison, Setting, judged, predicted
 
 from .conftest import tiny
 from .test_commands import COMPARE

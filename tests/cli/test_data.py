@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.data import cache, download, load
-from fedtangent.entries import catalogue
+from fedtangent._src.data import cache, download, load
+from fedtangent._src.entries import catalogue
 
 from ..data.originals import PUBLISHED, write, write_openimage
 from .asking import prepared

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.cli import train
-from fedtangent.comparison.laziness.parts import METRICS as LAZINESS
-from fedtangent.engine import Evaluation, Measurement
-from fedtangent.measures.tangent_kernels import METRICS
+from fedtangent._src.cli import train
+from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.engine import Evaluation, Measurement
+from fedtangent._src.measures.tangent_kernels import METRICS
 
 from ..metrics_file import alike
 from .asking import prepared

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import main
+from fedtangent._src.cli import main
 
 SOURCE = Path(__file__).parents[2] / "src"
 SLOW = "import time\nprint('now', flush=True)\ntime.sleep(60)\n"

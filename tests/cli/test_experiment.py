@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent import entries
-from fedtangent.cli import commands, experiment, main
-from fedtangent.experiments.lab import runs
-from fedtangent.experiments.lab.results import Outcome
-from fedtangent.experiments.lab.runner import changed
-from fedtangent.output.files import Metric
+from fedtangent._src import entries
+from fedtangent._src.cli import commands, experiment, main
+from fedtangent._src.experiments.lab import runs
+from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab.runner import changed
+from fedtangent._src.output.files import Metric
 
 NAME = "fed_ensemble.versus_fed_avg"
 TINY = ["--scale", "smoke", "--set", "num_clients=6", "num_models=2", "num_rounds=3", "evaluate_every=2"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedtangent import entries
-from fedtangent.cli import commands, main
-from fedtangent.cli.arguments import Option
-from fedtangent.engine import description
-from fedtangent.experiments.lab import runner
+from fedtangent._src import entries
+from fedtangent._src.cli import commands, main
+from fedtangent._src.cli.arguments import Option
+from fedtangent._src.engine import description
+from fedtangent._src.experiments.lab import runner
 
 LARGE = {int: ("100000000000000000000", "-1" + 30 * "0"), float: ("100000000000000000000", "-1e308", "nan")}
 COMMANDS = [commands.find("train"), commands.find("predict"), commands.find("compare"), commands.find("check-theory")]

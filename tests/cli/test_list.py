@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.entries import KINDS, catalogue
+from fedtangent._src.entries import KINDS, catalogue
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import commands, main, train
-from fedtangent.engine import description
-from fedtangent.engine.checkpoints.lock import locked
-from fedtangent.engine.description import CHOICES
-from fedtangent.entries import catalogue, option_names
-from fedtangent.federated.algorithms.entry import options_of
-from fedtangent.output.files import write_config
+from fedtangent._src.cli import commands, main, train
+from fedtangent._src.engine import description
+from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.description import CHOICES
+from fedtangent._src.entries import catalogue, option_names
+from fedtangent._src.federated.algorithms.entry import options_of
+from fedtangent._src.output.files import write_config
 
 from .asking import asked
 
@@ -32,7 +32,7 @@ def test_a_good_run_imports_no_tensorflow_and_leaves_standard_error_clean(tmp_pa
     names = ("FEDTANGENT_DATA", "PYTHONPATH", "JAX_ENABLE_X64")
     environment = {k: v for k, v in os.environ.items() if k not in names}
     environment |= {"PYTHONPATH": str(SOURCE), "FEDTANGENT_CACHE": str(tmp_path / "cache")}
-    program = "import sys\nfrom fedtangent.cli.main import run\ncode = run(sys.argv[1:])\n"
+    program = "import sys\nfrom fedtangent._src.cli.main import run\ncode = run(sys.argv[1:])\n"
     program += "print('TENSORFLOW', 'tensorflow' in sys.modules)\nsys.exit(code)"
     ended = subprocess.run(
         [sys.executable, "-c", program, "train", *SMALL],

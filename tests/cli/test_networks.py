@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent import entries
-from fedtangent.data import Dataset
-from fedtangent.data.dataset import DatasetEntry, SourceInfo
+from fedtangent._src import entries
+from fedtangent._src.data import Dataset
+from fedtangent._src.data.dataset import DatasetEntry, SourceInfo
 
 from .test_bad_input import assert_refused
 

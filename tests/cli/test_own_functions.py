@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedtangent import models
-from fedtangent.engine.description import describe
+from fedtangent._src import models
+from fedtangent._src.engine.description import describe
 
 from .asking import asked
 from .test_bad_input import assert_refused
@@ -26,8 +26,8 @@ import functools
 
 import flax.linen as nn
 
-from fedtangent import models
-from fedtangent.federated import algorithms
+from fedtangent._src import models
+from fedtangent._src.federated import algorithms
 
 
 def network(input_shape, output_size, units: int = 8, twice: bool = False, name: str | None = None):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import predict
+from fedtangent._src.cli import predict
 
 from .asking import asked
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import main, report
-from fedtangent.output.files import output_folder, write_config
-from fedtangent.output.report import ReportedRun, read_run
+from fedtangent._src.cli import main, report
+from fedtangent._src.output.files import output_folder, write_config
+from fedtangent._src.output.report import ReportedRun, read_run
 
 from ..output.pages import Page
 from .asking import asked

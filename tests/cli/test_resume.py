@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fedtangent.cli import train
-from fedtangent.engine import Evaluation, Measurement
+from fedtangent._src.cli import train
+from fedtangent._src.engine import Evaluation, Measurement
 
 from ..metrics_file import alike
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_one_line(run: Callable, folder: Path, monkeypatch: pytes
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("fedtangent.output.files.write_atomically", full)
+    monkeypatch.setattr("fedtangent._src.output.files.write_atomically", full)
     ended = run(*RUN, "--output", "out")
     assert ended.code == 1
     assert ended.err == "fedtangent: error: No space left on device: out/config.json\n"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.cli import train, trained
-from fedtangent.measures import uncertainty
-from fedtangent.output.files import Ended
+from fedtangent._src.cli import train, trained
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.output.files import Ended
 
 from ..metrics_file import alike
 from .asking import prepared
@@ -143,7 +143,7 @@ def test_the_config_says_what_the_options_stood_for(
 def test_several_seeds_are_several_runs_whose_reliability_is_pooled(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtangent.output import run_plots
+    from fedtangent._src.output import run_plots
 
     drawn: list[dict[str, list[uncertainty.Reliability]]] = []
     draw = run_plots.reliability_diagram

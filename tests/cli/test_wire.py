@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.cli import train
-from fedtangent.cli.train import run_job
-from fedtangent.data.projection import projection_matrix
-from fedtangent.engine.checkpoints.lock import locked
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated.algorithms import tangent
-from fedtangent.federated.wire.key_server import SEALED_BYTES, open_key_file
-from fedtangent.output.files import Ended
+from fedtangent._src.cli import train
+from fedtangent._src.cli.train import run_job
+from fedtangent._src.data.projection import projection_matrix
+from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated.algorithms import tangent
+from fedtangent._src.federated.wire.key_server import SEALED_BYTES, open_key_file
+from fedtangent._src.output.files import Ended
 
 from .asking import prepared
 

@@ -25,9 +25,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtangent.cli import commands, main
-from fedtangent.engine.checkpoints import lock
-from fedtangent.output import files
+from fedtangent._src.cli import commands, main
+from fedtangent._src.engine.checkpoints import lock
+from fedtangent._src.output import files
 
 LONG = 0.3  # seconds that a stand-in works, about
 TRAIN = "train --num-train 30 --num-clients 2 --num-rounds 2 --local-steps 1 --evaluate-every 1 --mapping scan"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.comparison import Comparison, Setting, run, side_by_side
+from fedtangent._src.comparison import Comparison, Setting, run, side_by_side
 
 from .tiny import digits, linear, network
 

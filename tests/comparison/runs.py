@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedtangent.comparison import Comparison, Setting, run
-from fedtangent.comparison.comparing import comparison_of
-from fedtangent.comparison.forecast import Forecasting, Plan, plan_of
-from fedtangent.engine.building import Built, build
-from fedtangent.engine.description import describe
-from fedtangent.engine.loop import Evaluation
+from fedtangent._src.comparison import Comparison, Setting, run
+from fedtangent._src.comparison.comparing import comparison_of
+from fedtangent._src.comparison.forecast import Forecasting, Plan, plan_of
+from fedtangent._src.engine.building import Built, build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.loop import Evaluation
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.types import Partition
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.types import Partition
 
 from ..federated.toys import EVERYBODY, SIZES, record, uneven_data
 

@@ -11,26 +11,26 @@ import optax
 import pytest
 
 import fedtangent as ft
-from fedtangent.cli import compare as cli_compare
-from fedtangent.cli import predict as cli_predict
-from fedtangent.cli.arguments import FigureOptions
-from fedtangent.comparison import exact
-from fedtangent.comparison.comparing import compare, comparison_of
-from fedtangent.comparison.predicted import predict, run_flow
-from fedtangent.comparison.simulated import cohorts, trained_networks
-from fedtangent.data.partition import quantity_skew
-from fedtangent.engine.building import build
-from fedtangent.engine.description import describe
-from fedtangent.engine.run import examples_of
-from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms import fed_avg
-from fedtangent.federated.algorithms.common import AveragingParts, train_and_average, trained
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients
-from fedtangent.losses import LOSSES, mean_form
-from fedtangent.models.dense import mlp
-from fedtangent.models.features import linear
-from fedtangent.types import Server
+from fedtangent._src.cli import compare as cli_compare
+from fedtangent._src.cli import predict as cli_predict
+from fedtangent._src.cli.arguments import FigureOptions
+from fedtangent._src.comparison import exact
+from fedtangent._src.comparison.comparing import compare, comparison_of
+from fedtangent._src.comparison.predicted import predict, run_flow
+from fedtangent._src.comparison.simulated import cohorts, trained_networks
+from fedtangent._src.data.partition import quantity_skew
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.run import examples_of
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated.algorithms import fed_avg
+from fedtangent._src.federated.algorithms.common import AveragingParts, train_and_average, trained
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.losses import LOSSES, mean_form
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.features import linear
+from fedtangent._src.types import Server
 
 from .. import documents
 from ..nightly import nightly

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.comparison import Comparison, Setting, build, exact, predicted, settings
-from fedtangent.comparison.simulated import cohorts
-from fedtangent.data import partition
-from fedtangent.federated import algorithms, compose, schedule
-from fedtangent.federated.local import Work
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.models.dense import mlp
-from fedtangent.models.linearised import linearised
-from fedtangent.theory import Flow
-from fedtangent.types import Algorithm, Cohort, Model, Schedule
+from fedtangent._src.comparison import Comparison, Setting, build, exact, predicted, settings
+from fedtangent._src.comparison.simulated import cohorts
+from fedtangent._src.data import partition
+from fedtangent._src.federated import algorithms, compose, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.linearised import linearised
+from fedtangent._src.theory import Flow
+from fedtangent._src.types import Algorithm, Cohort, Model, Schedule
 
 from ..drawn import parameters
 from ..nightly import nightly

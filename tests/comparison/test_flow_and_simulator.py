@@ -7,21 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.comparison import compare
-from fedtangent.data import partition
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.run import predict, simulate
-from fedtangent.engine.sweeps import sweep
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.algorithms.normalised import Normalisation
-from fedtangent.federated.local import Work
-from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.losses import masked_mean
-from fedtangent.models.features import rbf_linear
-from fedtangent.streams import keys
-from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
-from fedtangent.types import Cohort, Partition
+from fedtangent._src import data
+from fedtangent._src.comparison import compare
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.engine.sweeps import sweep
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.normalised import Normalisation
+from fedtangent._src.federated.local import Work
+from fedtangent._src.kernels.gram import kernel_blocks
+from fedtangent._src.losses import masked_mean
+from fedtangent._src.models.features import rbf_linear
+from fedtangent._src.streams import keys
+from fedtangent._src.theory import Rule, best_learning_rate, federated_flow, predicted_loss
+from fedtangent._src.types import Cohort, Partition
 
 MODEL = rbf_linear(40, bandwidth=0.2, seed=0, output_size=2, dtype=jnp.float64)
 GRID = np.linspace(-1, 1, 15)[:, None]

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 import fedtangent as ft
-from fedtangent.comparison import forecast as forecasts_
-from fedtangent.comparison import rates
-from fedtangent.comparison.forecast import Plan, forecast, ranked, rounds_to_target
-from fedtangent.comparison.predicted import run_flow
-from fedtangent.comparison.simulated import cohorts, recipe
-from fedtangent.comparison.table import draws_of
-from fedtangent.engine import Evaluation, simulate
-from fedtangent.engine.building import build
-from fedtangent.engine.description import describe
-from fedtangent.engine.run import predict
-from fedtangent.federated.algorithms import fed_avg
-from fedtangent.federated.schedule import all_clients
-from fedtangent.measures import uncertainty
-from fedtangent.models.dense import mlp
-from fedtangent.theory.flow import recursion
-from fedtangent.types import Algorithm
+from fedtangent._src.comparison import forecast as forecasts_
+from fedtangent._src.comparison import rates
+from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
+from fedtangent._src.comparison.predicted import run_flow
+from fedtangent._src.comparison.simulated import cohorts, recipe
+from fedtangent._src.comparison.table import draws_of
+from fedtangent._src.engine import Evaluation, simulate
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.run import predict
+from fedtangent._src.federated.algorithms import fed_avg
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.theory.flow import recursion
+from fedtangent._src.types import Algorithm
 
 from .. import documents
 from ..nightly import nightly

@@ -11,23 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.comparison import Comparison
-from fedtangent.comparison.laziness import along
-from fedtangent.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
-from fedtangent.comparison.laziness.parts import METRICS, Parts, parts
-from fedtangent.comparison.laziness.widths import at_points, linearised_flow, watched_draws
-from fedtangent.comparison.predicted import run_flow, without_clients
-from fedtangent.comparison.settings import Setting
-from fedtangent.comparison.simulated import Simulated, cohorts, init_key, recipe, trained_networks
-from fedtangent.comparison.statistics import fitted_slope
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.building import build
-from fedtangent.engine.description import describe
-from fedtangent.engine.run import predict, simulate
-from fedtangent.entries import catalogue
-from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.models.dense import mlp
-from fedtangent.models.recurrent import lstm
+from fedtangent._src.comparison import Comparison
+from fedtangent._src.comparison.laziness import along
+from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
+from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
+from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
+from fedtangent._src.comparison.predicted import run_flow, without_clients
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, recipe, trained_networks
+from fedtangent._src.comparison.statistics import fitted_slope
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.entries import catalogue
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.recurrent import lstm
 
 from .tiny import linear, network
 

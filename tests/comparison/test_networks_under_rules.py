@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.comparison.statistics import width_slope
-from fedtangent.comparison.verdicts import SLOPE, SLOPE_MARGIN
-from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.models.dense import mlp
-from fedtangent.theory import Rule, federated_flow
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.comparison.statistics import width_slope
+from fedtangent._src.comparison.verdicts import SLOPE, SLOPE_MARGIN
+from fedtangent._src.kernels.gram import kernel_blocks
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.types import Cohort, Partition
 
 WIDTHS, NETWORKS, ROUNDS = (128, 512, 2048), 12, 6
 RATES = {"minibatches": 0.4, "gradient flow": 0.8, "fed_nova": 0.4}  # small steps are a flow

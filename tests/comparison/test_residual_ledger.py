@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 import fedtangent
-from fedtangent import data
-from fedtangent.comparison import ResidualLedger, ledger_bounds, residual_ledger
-from fedtangent.comparison.statistics import width_slope
-from fedtangent.data import partition
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.history import Run
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.models import mlp, rbf_linear
-from fedtangent.models.features import LinearStructure
-from fedtangent.theory import Rule
-from fedtangent.types import Algorithm, Cohort, Model, Partition
+from fedtangent._src import data
+from fedtangent._src.comparison import ResidualLedger, ledger_bounds, residual_ledger
+from fedtangent._src.comparison.statistics import width_slope
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.history import Run
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.models import mlp, rbf_linear
+from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.theory import Rule
+from fedtangent._src.types import Algorithm, Cohort, Model, Partition
 
 from ..nightly import nightly
 

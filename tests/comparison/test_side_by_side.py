@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.comparison import Comparison, Setting, build, exact, judged, predicted, run
-from fedtangent.comparison.settings import standardised
-from fedtangent.comparison.simulated import cohorts, init_key, initial_functions, recipe, trained
-from fedtangent.comparison.verdicts import EXACT, Verdict
-from fedtangent.engine import Evaluation, simulate
-from fedtangent.types import Cohort
+from fedtangent._src.comparison import Comparison, Setting, build, exact, judged, predicted, run
+from fedtangent._src.comparison.settings import standardised
+from fedtangent._src.comparison.simulated import cohorts, init_key, initial_functions, recipe, trained
+from fedtangent._src.comparison.verdicts import EXACT, Verdict
+from fedtangent._src.engine import Evaluation, simulate
+from fedtangent._src.types import Cohort
 
 from .tiny import network
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.cli.main import run
-from fedtangent.comparison import forecast, sizes
-from fedtangent.comparison.forecast import forecasts
-from fedtangent.comparison.predicted import drawn_starts
-from fedtangent.engine import memory
-from fedtangent.kernels import KernelBlocks, LargeKernel
+from fedtangent._src.cli.main import run
+from fedtangent._src.comparison import forecast, sizes
+from fedtangent._src.comparison.forecast import forecasts
+from fedtangent._src.comparison.predicted import drawn_starts
+from fedtangent._src.engine import memory
+from fedtangent._src.kernels import KernelBlocks, LargeKernel
 
 from . import runs
 from .runs import MINIBATCHES, SMALL

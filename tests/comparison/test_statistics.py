@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2, ncx2
 from scipy.stats import t as student
 
-from fedtangent.comparison import statistics as st
+from fedtangent._src.comparison import statistics as st
 
 from ..nightly import nightly
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedtangent.comparison.table import scores
+from fedtangent._src.comparison.table import scores
 
 
 def test_scores_are_those_of_scipys_normal_on_the_odd_points() -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.comparison import verdicts as vd
-from fedtangent.comparison.statistics import Interval, Pair
+from fedtangent._src.comparison import verdicts as vd
+from fedtangent._src.comparison.statistics import Interval, Pair
 
 WIDTHS = (32, 64, 128, 256)
 K, E, M, C = 3, 24, 6, 2

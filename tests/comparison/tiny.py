@@ -7,13 +7,13 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from fedtangent.comparison import Setting, settings
-from fedtangent.comparison.cases import Build, sine_linear
-from fedtangent.comparison.cases import digits as whole_digits
-from fedtangent.data import partition
-from fedtangent.federated import schedule
-from fedtangent.models.dense import mlp
-from fedtangent.types import Model
+from fedtangent._src.comparison import Setting, settings
+from fedtangent._src.comparison.cases import Build, sine_linear
+from fedtangent._src.comparison.cases import digits as whole_digits
+from fedtangent._src.data import partition
+from fedtangent._src.federated import schedule
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.types import Model
 
 NUM_MODELS = 2
 TIMES = (10, 100)

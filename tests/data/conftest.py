@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.data.published import Published, PublishedFile
-from fedtangent.data.sources import mnist
+from fedtangent._src.data.published import Published, PublishedFile
+from fedtangent._src.data.sources import mnist
 
 from .originals import idx_bytes
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtangent.data.sources import cifar, emnist, femnist, mnist, printers, shakespeare
+from fedtangent._src.data.sources import cifar, emnist, femnist, mnist, printers, shakespeare
 
 EACH = 3  # records of a file of CIFAR
 SPEECH = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings. "

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.data import load
-from fedtangent.data.sources import cifar as sources_cifar
+from fedtangent._src.data import load
+from fedtangent._src.data.sources import cifar as sources_cifar
 
 RNG = np.random.default_rng(0)
 FILES = sources_cifar.CIFAR10.files

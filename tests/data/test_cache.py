@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.data import cache
+from fedtangent._src.data import cache
 
 ARRAYS = {"x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.array([1, 2], np.uint8)}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedtangent.data import calibration
+from fedtangent._src.data import calibration
 
 
 @pytest.fixture(autouse=True)

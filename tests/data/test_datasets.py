@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import load
-from fedtangent.entries import catalogue
+from fedtangent._src.data import load
+from fedtangent._src.entries import catalogue
 
 NAMES = tuple(catalogue("datasets"))
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedtangent.data import download
-from fedtangent.data.sources import shakespeare
+from fedtangent._src.data import download
+from fedtangent._src.data.sources import shakespeare
 
 CONTENT = bytes(range(256)) * 40
 

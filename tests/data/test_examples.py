@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fedtangent as ft
-from fedtangent.data.dataset import Dataset, SourceInfo
-from fedtangent.data.examples import Examples, clients_of, run_examples
-from fedtangent.models import cnn, lstm, mlp
-from fedtangent.types import Model, Partition
+from fedtangent._src.data.dataset import Dataset, SourceInfo
+from fedtangent._src.data.examples import Examples, clients_of, run_examples
+from fedtangent._src.models import cnn, lstm, mlp
+from fedtangent._src.types import Model, Partition
 
 RNG = np.random.default_rng(0)
 X, X_TEST = RNG.standard_normal((12, 5)), RNG.standard_normal((4, 5))

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data import classification_targets, federated_data, max_client_size, sign_targets
-from fedtangent.types import FederatedData, Partition
+from fedtangent._src.data import classification_targets, federated_data, max_client_size, sign_targets
+from fedtangent._src.types import FederatedData, Partition
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])

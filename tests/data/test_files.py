@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.data import files, load
-from fedtangent.data.cache import cache_directory, given_directory
+from fedtangent._src.data import files, load
+from fedtangent._src.data.cache import cache_directory, given_directory
 
 X, Y = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32), np.arange(20) % 4
 

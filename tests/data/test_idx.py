@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedtangent.data import idx
-from fedtangent.data.published import lacking, located
-from fedtangent.data.sources import mnist
+from fedtangent._src.data import idx
+from fedtangent._src.data.published import lacking, located
+from fedtangent._src.data.sources import mnist
 
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6)))

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedtangent.data
-from fedtangent.data.dataset import Dataset
-from fedtangent.data.images import StoredImageOptions
-from fedtangent.data.published import Published
-from fedtangent.data.sources import mnist
+import fedtangent._src.data
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.images import StoredImageOptions
+from fedtangent._src.data.published import Published
+from fedtangent._src.data.sources import mnist
 
 
 def load_images(source: Published, data_dir: Path | None = None, **options: Any) -> Dataset:
@@ -151,8 +151,8 @@ def test_a_download_of_something_else_is_an_error(fake, serve, tmp_path):
 
 def test_without_tfds(fake, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.delitem(sys.modules, "fedtangent.data.builder", raising=False)
-    monkeypatch.delattr("fedtangent.data.builder", raising=False)
+    monkeypatch.delitem(sys.modules, "fedtangent._src.data.builder", raising=False)
+    monkeypatch.delattr("fedtangent._src.data.builder", raising=False)
     with pytest.raises(ValueError, match="tensorflow-datasets and array_record are needed"):
         load_images(fake.source, cache_dir=tmp_path / "cache")
 
@@ -195,7 +195,7 @@ def test_labels_beyond_the_classes_are_an_error(fake):
 
 
 def test_one_shade_cannot_be_standardised(fake, tmp_path):
-    from fedtangent.data import cache
+    from fedtangent._src.data import cache
 
     cache.write(tmp_path / "fake_images", {**fake.arrays, "x_train": np.full((23, 28, 28), 9, np.uint8)})
     assert load_images(fake.source, cache_dir=tmp_path).x_train.max() < 0.1
@@ -204,7 +204,7 @@ def test_one_shade_cannot_be_standardised(fake, tmp_path):
 
 
 def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
-    from fedtangent.data import cache
+    from fedtangent._src.data import cache
 
     cache.write(tmp_path / "fake_images", {**fake.arrays, "y_test": np.zeros(6, np.uint8)})
     with pytest.raises(ValueError, match=r"test images and labels must be uint8"):
@@ -214,9 +214,9 @@ def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedtangent.data.images import StoredImageOptions
-from fedtangent.data.published import PublishedFile
-from fedtangent.data.sources import mnist
+from fedtangent._src.data.images import StoredImageOptions
+from fedtangent._src.data.published import PublishedFile
+from fedtangent._src.data.sources import mnist
 files = {{role: PublishedFile(*file) for role, file in {files!r}.items()}}
 source = mnist.MNIST._replace(name="fake_images", url={url!r}, files=files)
 dataset = mnist.load_images(source, StoredImageOptions(cache_dir={cache!r}))
@@ -234,7 +234,7 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(fake, seed_tfds, 
     seed_tfds(fake.source, fake.folder, tmp_path / "tfds")
     files = {role: tuple(f) for role, f in fake.source.files.items()}
     program = PROGRAM.format(files=files, url=fake.source.url, cache=str(tmp_path / "cache"))
-    root = Path(fedtangent.data.__file__).parents[2]
+    root = Path(fedtangent._src.data.__file__).parents[2]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{stand_in.parent}{os.pathsep}{root}",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtangent.data import load
+from fedtangent._src.data import load
 
 from .originals import OPENIMAGE_HEAD as HEAD
 from .originals import write_openimage

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.data import Dataset, download, load
-from fedtangent.data.sources import cifar, printers
-from fedtangent.data.text import CHARACTERS
-from fedtangent.entries import catalogue
+from fedtangent._src.data import Dataset, download, load
+from fedtangent._src.data.sources import cifar, printers
+from fedtangent._src.data.text import CHARACTERS
+from fedtangent._src.entries import catalogue
 
 from . import originals
 from .originals import MAKERS, PUBLISHED, SPEECH, publish, write
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_full_disk_while_records_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_tfds: Callable, error: Exception
 ) -> None:
-    from fedtangent.data import builder
+    from fedtangent._src.data import builder
 
     write("printers", tmp_path / "files", monkeypatch)
     seed_tfds(printers.PUBLISHED, tmp_path / "files", tmp_path / "tfds")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.data import federated_data, load, own, partition
+from fedtangent._src.data import federated_data, load, own, partition
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((20, 3)).astype(np.float32)

@@ -7,12 +7,12 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import load, partition, text
-from fedtangent.data.images import StoredImageOptions
-from fedtangent.data.sources import mnist
-from fedtangent.data.stored import obtain
-from fedtangent.experiments.ntk_fl.fig4 import WRITERS
-from fedtangent.types import Partition
+from fedtangent._src.data import load, partition, text
+from fedtangent._src.data.images import StoredImageOptions
+from fedtangent._src.data.sources import mnist
+from fedtangent._src.data.stored import obtain
+from fedtangent._src.experiments.ntk_fl.fig4 import WRITERS
+from fedtangent._src.types import Partition
 
 SOURCES = {"mnist": mnist.MNIST, "fashion_mnist": mnist.FASHION_MNIST}
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.data import partition, sharing
-from fedtangent.types import Partition
+from fedtangent._src.data import partition, sharing
+from fedtangent._src.types import Partition
 
 LABELS = np.repeat([0, 1, 4], [50, 20, 30])
 CLIENTS = Partition(np.array([5, 3, 8, 1, 0, 7], np.int32), np.array([0, 2, 2, 5, 6], np.int32))  # client 1 is empty

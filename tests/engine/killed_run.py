@@ -18,14 +18,14 @@ if __name__ == "__main__":
     import conftest  # noqa: F401  the same settings as in the tests
     import jax
 
-    from fedtangent.engine import processes
+    from fedtangent._src.engine import processes
 
     several = "JAX_COORDINATOR_ADDRESS" in os.environ
     if several:
         processes.start()
     import stateful
 
-    from fedtangent.engine.checkpoints import Checkpoints
+    from fedtangent._src.engine.checkpoints import Checkpoints
 
     rounds, *rest = sys.argv[1:]
     checkpoint = (

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedtangent.federated.ntk_fl import Evolution
+from fedtangent._src.federated.ntk_fl import Evolution
 
 
 def parsed() -> argparse.Namespace:
@@ -33,11 +33,11 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
     import numpy as np
 
     from fedtangent import simulate
-    from fedtangent.engine import Devices, Evaluation
-    from fedtangent.federated import algorithms
-    from fedtangent.federated.local import Work
-    from fedtangent.federated.schedule import per_client_permutations, strata
-    from fedtangent.types import Algorithm
+    from fedtangent._src.engine import Devices, Evaluation
+    from fedtangent._src.federated import algorithms
+    from fedtangent._src.federated.local import Work
+    from fedtangent._src.federated.schedule import per_client_permutations, strata
+    from fedtangent._src.types import Algorithm
 
     def fed_ensemble() -> Algorithm:
         work = Work(epochs=2, batch_size=2)
@@ -73,8 +73,8 @@ def main() -> None:
     from slot_loop import FOLDS, assert_by_hand, mapped
 
     from fedtangent import enable_x64
-    from fedtangent.engine import processes
-    from fedtangent.engine.clients import device_mesh, scan_clients, sharded
+    from fedtangent._src.engine import processes
+    from fedtangent._src.engine.clients import device_mesh, scan_clients, sharded
 
     enable_x64()
     if arguments.num_processes:

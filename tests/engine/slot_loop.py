@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.engine.clients import MapClients
-from fedtangent.federated.aggregate import slots_of, stack, weighted_mean
-from fedtangent.types import Array, Cohort, PyTree, Slots
+from fedtangent._src.engine.clients import MapClients
+from fedtangent._src.federated.aggregate import slots_of, stack, weighted_mean
+from fedtangent._src.types import Array, Cohort, PyTree, Slots
 
 ROUNDING = 1e-11
 # Seven slots of three models, one of them empty, of clients of different sizes in no order.

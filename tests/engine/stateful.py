@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.history import Run
-from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.schedule import strata
-from fedtangent.federated.server import optax_server
-from fedtangent.losses import squared_error
-from fedtangent.types import Algorithm, Client, FederatedData, Key, Local, Model, PyTree
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.history import Run
+from fedtangent._src.federated.compose import compose
+from fedtangent._src.federated.local import Work, local_training
+from fedtangent._src.federated.schedule import strata
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import squared_error
+from fedtangent._src.types import Algorithm, Client, FederatedData, Key, Local, Model, PyTree
 
 NUM_CLIENTS = 7
 BREAKS = 7  # the round, from 0, in which data that break the models do so

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from fedtangent.data import calibration
-from fedtangent.engine import auto, memory
-from fedtangent.engine.clients import Mapping, parse
+from fedtangent._src.data import calibration
+from fedtangent._src.engine import auto, memory
+from fedtangent._src.engine.clients import Mapping, parse
 
 from .test_memory import CLIENTS, EXAMPLES, algorithm, data
 

@@ -21,15 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files, store
-from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
-from fedtangent.engine.history import Measurement, Run
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.federated.wire.channel import top_k, with_error_feedback
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.checkpoints import CheckpointError, Checkpoints, files, store
+from fedtangent._src.engine.checkpoints.segment import Link, Segment, decode, encode
+from fedtangent._src.engine.history import Measurement, Run
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.federated.wire.channel import top_k, with_error_feedback
 
 from ..federated.toys import federated, owned_rows, two_layer, uneven_data
 from . import stateful

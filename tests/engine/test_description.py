@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data import Dataset
-from fedtangent.data.examples import inputs_on_device
-from fedtangent.engine import building, description
-from fedtangent.engine.building import Built, build
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.description import CommonOptions, describe
-from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.entry import WRITTEN, Supplied
-from fedtangent.federated.schedule import all_clients, uniform_sampling, unroll
-from fedtangent.models.dense import mlp
-from fedtangent.streams import keys
+from fedtangent._src.data import Dataset
+from fedtangent._src.data.examples import inputs_on_device
+from fedtangent._src.engine import building, description
+from fedtangent._src.engine.building import Built, build
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.description import CommonOptions, describe
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated.algorithms.entry import WRITTEN, Supplied
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling, unroll
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.streams import keys
 
 ALGORITHMS = catalogue("algorithms")
 NONE = inspect.Parameter.empty

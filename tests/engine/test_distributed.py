@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import processes as distributed
-from fedtangent.engine.clients import device_mesh
+from fedtangent._src.engine import processes as distributed
+from fedtangent._src.engine.clients import device_mesh
 
 from ..federated import toys
 from ..nightly import nightly

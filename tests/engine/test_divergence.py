@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.engine.checkpoints import Checkpoints
-from fedtangent.engine.history import Run
-from fedtangent.engine.loop import broken_round, is_finite
-from fedtangent.types import Cohort
+from fedtangent._src.engine.checkpoints import Checkpoints
+from fedtangent._src.engine.history import Run
+from fedtangent._src.engine.loop import broken_round, is_finite
+from fedtangent._src.types import Cohort
 
 from . import stateful
 

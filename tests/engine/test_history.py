@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedtangent
-from fedtangent.data import partition
-from fedtangent.engine.sweeps import Sweep
+from fedtangent._src.data import partition
+from fedtangent._src.engine.sweeps import Sweep
 
 from . import stateful
 
@@ -24,9 +24,9 @@ def sweep() -> Sweep:
 
 
 def test_data_are_shown_in_a_line() -> None:
-    digits = fedtangent.data.load("digits")
+    digits = fedtangent._src.data.load("digits")
     clients = partition.iid(len(digits.y_train), num_clients=7, seed=0)
-    held = fedtangent.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+    held = fedtangent._src.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
     for shown in (digits, clients, held, jax.tree.map(jax.numpy.shape, held), jax.tree.map(jax.numpy.shape, clients)):
         assert len(repr(shown)) < 300 and "\n" not in repr(shown)
     assert "x_train float" in repr(digits) and "(1438, 8, 8, 1)" in repr(digits) and "10 classes" in repr(digits)
@@ -36,7 +36,7 @@ def test_data_are_shown_in_a_line() -> None:
 
 
 def test_what_runs_is_shown_in_a_line() -> None:
-    model, algorithm = fedtangent.models.mlp(5, 3, (6,)), stateful.algorithm()
+    model, algorithm = fedtangent._src.models.mlp(5, 3, (6,)), stateful.algorithm()
     assert repr(model) == "Model(mlp(5-6-3, relu, ntk), output_size=3)"
     assert repr(algorithm) == f"Algorithm(stateful, {algorithm.schedule!r})"
     assert repr(algorithm.schedule) == "Schedule(num_models=2, num_clients=7, num_slots=6)"

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices
-from fedtangent.engine.hypergradients import Hypergradient, final_objective, hypergradient
-from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations
-from fedtangent.optimizers import staircase_decay
-from fedtangent.types import Algorithm, Model
+from fedtangent._src.engine import Devices
+from fedtangent._src.engine.hypergradients import Hypergradient, final_objective, hypergradient
+from fedtangent._src.engine.run import simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations
+from fedtangent._src.optimizers import staircase_decay
+from fedtangent._src.types import Algorithm, Model
 
 from . import tiny_runs
 

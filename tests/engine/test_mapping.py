@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import clients as engine_module
-from fedtangent.engine.clients import (
+from fedtangent._src.engine import clients as engine_module
+from fedtangent._src.engine.clients import (
     Mapping,
     _arrange,
     _by_size,
@@ -27,12 +27,12 @@ from fedtangent.engine.clients import (
     sharded,
     vmap_clients,
 )
-from fedtangent.federated import algorithms, compose
-from fedtangent.federated.compose import _fetched
-from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import Evolution
-from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.types import Algorithm, Array, Cohort, FederatedData, PyTree, Slots
+from fedtangent._src.federated import algorithms, compose
+from fedtangent._src.federated.compose import _fetched
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, PyTree, Slots
 
 from ..federated.toys import distance, two_layer, uneven_data
 from .slot_loop import FOLDS, ROUNDING, assert_by_hand, mapped

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data import federated_data
-from fedtangent.data.federated import max_client_size
-from fedtangent.engine import memory
-from fedtangent.engine.building import build
-from fedtangent.engine.clients import engine_for, parse
-from fedtangent.engine.description import describe
-from fedtangent.engine.loop import run_chunk, state_shapes
-from fedtangent.engine.run import predict
-from fedtangent.entries import catalogue
-from fedtangent.federated import algorithms
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.models import mlp
-from fedtangent.types import Algorithm, FederatedData, Partition
+from fedtangent._src.data import federated_data
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.engine import memory
+from fedtangent._src.engine.building import build
+from fedtangent._src.engine.clients import engine_for, parse
+from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.loop import run_chunk, state_shapes
+from fedtangent._src.engine.run import predict
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.models import mlp
+from fedtangent._src.types import Algorithm, FederatedData, Partition
 
 CLIENTS, EXAMPLES, COHORT = 12, 40, 8
 
@@ -30,7 +30,7 @@ CLIENTS, EXAMPLES, COHORT = 12, 40, 8
 @pytest.fixture(autouse=True)
 def _a_cache_that_holds_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mappings do what their names say, whatever the cache of this machine."""
-    monkeypatch.setattr("fedtangent.engine.clients.cache_bytes", lambda: 2**60)
+    monkeypatch.setattr("fedtangent._src.engine.clients.cache_bytes", lambda: 2**60)
 
 
 def data(inputs: int = 30) -> FederatedData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.engine.sweeps import parse_seeds
+from fedtangent._src.engine.sweeps import parse_seeds
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,22 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent import data as datasets
-from fedtangent import models
 from fedtangent import simulate as simulate_from_the_root
-from fedtangent.data import partition
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Measurement, charge
-from fedtangent.engine.loop import chunk_length
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.federated.server import optax_server
-from fedtangent.losses import squared_error
-from fedtangent.pytrees import is_key
-from fedtangent.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree
+from fedtangent._src import data as datasets
+from fedtangent._src import models
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import Measurement, charge
+from fedtangent._src.engine.loop import chunk_length
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.compose import compose
+from fedtangent._src.federated.local import Work, local_training
+from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import squared_error
+from fedtangent._src.pytrees import is_key
+from fedtangent._src.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree
 
 from . import tiny_runs
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.sweeps import Sweep, choose_over, sweep
-from fedtangent.measures.paired import differences
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.sweeps import Sweep, choose_over, sweep
+from fedtangent._src.measures.paired import differences
 
 from . import tiny_runs
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations
-from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Model, Partition, PyTree
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations
+from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, Model, Partition, PyTree
 
 NUM_CLIENTS = 4
 OFFSETS = np.array([0, 2, 7, 8, 12], np.int32)

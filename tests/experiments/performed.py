@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedtangent import entries
-from fedtangent.experiments.lab.results import Outcome
-from fedtangent.experiments.lab.runner import Request, Study, perform, prepare_study
-from fedtangent.output.files import Figures, Metric
+from fedtangent._src import entries
+from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab.runner import Request, Study, perform, prepare_study
+from fedtangent._src.output.files import Figures, Metric
 
 
 def study_of(

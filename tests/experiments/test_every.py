@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent import entries
-from fedtangent.cli import main
+from fedtangent._src import entries
+from fedtangent._src.cli import main
 
 FOUND = entries.catalogue("experiments")
 

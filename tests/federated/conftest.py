@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.types import FederatedData, Model
+from fedtangent._src.types import FederatedData, Model
 
 from .toys import two_layer, uneven_data
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import optax
 
-from fedtangent.federated.algorithms.bayesian import DistilledEnsemble, EnsembleOfClients
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.algorithms.compressed import Quantiser
-from fedtangent.federated.algorithms.corrected import Anchoring
-from fedtangent.federated.algorithms.decentralised import Mixing
-from fedtangent.federated.algorithms.distil import Distillation
-from fedtangent.federated.algorithms.normalised import Normalisation
-from fedtangent.federated.algorithms.personalised import PersonalTraining
-from fedtangent.federated.algorithms.private import ClientPrivacy
-from fedtangent.federated.algorithms.tangent import Compression
-from fedtangent.federated.graph import ring
-from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import Evolution
+from fedtangent._src.federated.algorithms.bayesian import DistilledEnsemble, EnsembleOfClients
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.compressed import Quantiser
+from fedtangent._src.federated.algorithms.corrected import Anchoring
+from fedtangent._src.federated.algorithms.decentralised import Mixing
+from fedtangent._src.federated.algorithms.distil import Distillation
+from fedtangent._src.federated.algorithms.normalised import Normalisation
+from fedtangent._src.federated.algorithms.personalised import PersonalTraining
+from fedtangent._src.federated.algorithms.private import ClientPrivacy
+from fedtangent._src.federated.algorithms.tangent import Compression
+from fedtangent._src.federated.graph import ring
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution
 
 LAW_CLIENTS = 8  # clients of the runs that the laws are tested on
 TRAINED: Mapping[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)}

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.engine.history import Run
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.algorithms.personalised import PersonalTraining
-from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
-from fedtangent.federated.server import optax_server
-from fedtangent.types import Algorithm, Local, PyTree, Schedule
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.engine.history import Run
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.personalised import PersonalTraining
+from fedtangent._src.federated.compose import compose
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.types import Algorithm, Local, PyTree, Schedule
 
 from . import reference
 from .toys import (

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.federated import algorithms
-from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, FederatedData, Model, Schedule
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.local import Work
+from fedtangent._src.types import Algorithm, FederatedData, Model, Schedule
 
 from . import reference
 from .reference_corrected import Clients

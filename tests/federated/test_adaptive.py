@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms import adaptive
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
-from fedtangent.optimizers import staircase_decay
-from fedtangent.types import Algorithm
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms import adaptive
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
+from fedtangent._src.optimizers import staircase_decay
+from fedtangent._src.types import Algorithm
 
 from ..nightly import nightly
 from . import reference_corrected as loops

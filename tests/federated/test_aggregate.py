@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.aggregate import slots_of, stack, weighted_mean
-from fedtangent.types import Aggregate, Cohort, PyTree
+from fedtangent._src.federated.aggregate import slots_of, stack, weighted_mean
+from fedtangent._src.types import Aggregate, Cohort, PyTree
 
 MODEL, WEIGHT = np.array([2, 0, 2, 0, 2]), np.array([3.0, 0.5, 1.0, 0.0, 0.0])
 

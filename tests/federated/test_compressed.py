@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.algorithms.compressed import Quantiser
-from fedtangent.federated.faults import dropout, finite
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
-from fedtangent.federated.wire.channel import (
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.compressed import Quantiser
+from fedtangent._src.federated.faults import dropout, finite
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import poisson_sampling, uniform_sampling
+from fedtangent._src.federated.wire.channel import (
     chain,
     clip,
     lossless,
@@ -29,9 +29,9 @@ from fedtangent.federated.wire.channel import (
     uniform_quantiser,
     with_error_feedback,
 )
-from fedtangent.models import mlp
-from fedtangent.streams import keys
-from fedtangent.types import Algorithm, Channel, FederatedData, PyTree
+from fedtangent._src.models import mlp
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Algorithm, Channel, FederatedData, PyTree
 
 from . import reference
 from . import reference_channel as loops

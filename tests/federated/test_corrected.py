@@ -12,13 +12,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.faults import finite
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
-from fedtangent.optimizers import check_linear, staircase_decay, unit_response
-from fedtangent.types import Algorithm, Channel
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.faults import finite
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent._src.optimizers import check_linear, staircase_decay, unit_response
+from fedtangent._src.types import Algorithm, Channel
 
 from ..nightly import nightly
 from . import reference_corrected as loops

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.tangent import Compression
-from fedtangent.federated.ntk_fl import Evolution, Examples
-from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.federated.wire import channel
-from fedtangent.federated.wire.subsample import num_sampled
-from fedtangent.models import mlp
-from fedtangent.types import FederatedData
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.tangent import Compression
+from fedtangent._src.federated.ntk_fl import Evolution, Examples
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.federated.wire import channel
+from fedtangent._src.federated.wire.subsample import num_sampled
+from fedtangent._src.models import mlp
+from fedtangent._src.types import FederatedData
 
 from .toys import arguments_of, distance, two_layer, uneven_data
 

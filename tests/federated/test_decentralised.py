@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import charge
-from fedtangent.federated import algorithms, graph
-from fedtangent.federated.algorithms.decentralised import ORDERS, Mixing, consensus_distance
-from fedtangent.federated.faults import dropout, finite
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import own_models
-from fedtangent.types import Algorithm, PyTree, Schedule
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import charge
+from fedtangent._src.federated import algorithms, graph
+from fedtangent._src.federated.algorithms.decentralised import ORDERS, Mixing, consensus_distance
+from fedtangent._src.federated.faults import dropout, finite
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import own_models
+from fedtangent._src.types import Algorithm, PyTree, Schedule
 
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, arguments_of, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations
 
 from ..nightly import nightly
 from .toys import distance, two_layer, uneven_data

@@ -12,16 +12,16 @@ import optax
 import pytest
 from scipy.stats import norm
 
-from fedtangent import streams
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.engine.history import Run
-from fedtangent.federated.aggregate import stack
-from fedtangent.federated.compose import Parts, compose
-from fedtangent.federated.faults import dropout, finite, stragglers
-from fedtangent.federated.schedule import all_clients, strata, uniform_sampling
-from fedtangent.federated.server import optax_server
-from fedtangent.streams import keys
-from fedtangent.types import Algorithm, Client, Cohort, FederatedData, Key, Local, PyTree, Schedule
+from fedtangent._src import streams
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.engine.history import Run
+from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.compose import Parts, compose
+from fedtangent._src.federated.faults import dropout, finite, stragglers
+from fedtangent._src.federated.schedule import all_clients, strata, uniform_sampling
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Algorithm, Client, Cohort, FederatedData, Key, Local, PyTree, Schedule
 
 from .test_parts import pooling, visiting
 from .toys import cohorts, fixed, leaves, two_layer, uneven_data

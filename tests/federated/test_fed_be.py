@@ -12,18 +12,18 @@ import optax
 import pytest
 from scipy import stats
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import at_start, charge
-from fedtangent.engine.run import predict
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.bayesian import DistilledEnsemble
-from fedtangent.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps
-from fedtangent.federated.algorithms.posterior import Clients, dirichlet, gaussian
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import random_models, uniform_sampling
-from fedtangent.losses import cross_entropy
-from fedtangent.streams import keys
-from fedtangent.types import Algorithm, FederatedData, Key, Schedule
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import at_start, charge
+from fedtangent._src.engine.run import predict
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.bayesian import DistilledEnsemble
+from fedtangent._src.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps
+from fedtangent._src.federated.algorithms.posterior import Clients, dirichlet, gaussian
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import random_models, uniform_sampling
+from fedtangent._src.losses import cross_entropy
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Algorithm, FederatedData, Key, Schedule
 
 from ..nightly import nightly
 from . import reference, reference_fed_be

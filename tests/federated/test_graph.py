@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtangent.federated import graph
-from fedtangent.federated.graph import Graph
+from fedtangent._src.federated import graph
+from fedtangent._src.federated.graph import Graph
 
 STAR = graph.from_adjacency(np.array([[0, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]), "star")
 GRAPHS = {

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import at_start, charge
-from fedtangent.engine.loop import copied, is_finite
-from fedtangent.engine.run import Run, simulate
-from fedtangent.entries import catalogue
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.algorithms.entry import AlgorithmEntry
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.faults import dropout, finite
-from fedtangent.types import Algorithm, Array, Cohort, Cost, FederatedData, Key, Model, PyTree, Schedule
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import at_start, charge
+from fedtangent._src.engine.loop import copied, is_finite
+from fedtangent._src.engine.run import Run, simulate
+from fedtangent._src.entries import catalogue
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.entry import AlgorithmEntry
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.faults import dropout, finite
+from fedtangent._src.types import Algorithm, Array, Cohort, Cost, FederatedData, Key, Model, PyTree, Schedule
 
 from .laws import LAW_CLIENTS, LAWS, Laws
 from .toys import INPUTS, OUTPUTS, cohorts, counting, distance, federated, go, leaves, two_layer

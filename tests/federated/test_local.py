@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.federated.local import LocalProblem, Work, client_view, local_training, minimise
-from fedtangent.federated.schedule import all_clients, random_models
-from fedtangent.losses import squared_error
-from fedtangent.types import Client, FederatedData, Model, PyTree
+from fedtangent._src.federated.local import LocalProblem, Work, client_view, local_training, minimise
+from fedtangent._src.federated.schedule import all_clients, random_models
+from fedtangent._src.losses import squared_error
+from fedtangent._src.types import Client, FederatedData, Model, PyTree
 
 from . import reference
 from .toys import EVERYBODY, NUM_CLIENTS, SIZES, Recording, distance, leaves, owned_rows, record, reordered, uneven_data

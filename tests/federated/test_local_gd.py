@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.local import Work
-from fedtangent.models.features import linear
-from fedtangent.types import Algorithm, Model, Partition
+from fedtangent._src import data
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.models.features import linear
+from fedtangent._src.types import Algorithm, Model, Partition
 
 from .toys import arguments_of, counting
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.federated.algorithms import fed_ensemble
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
-from fedtangent.types import Algorithm
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.federated.algorithms import fed_ensemble
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
+from fedtangent._src.types import Algorithm
 
 from .. import documents
 from .reference import Params, sgd

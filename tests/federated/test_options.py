@@ -10,13 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms, faults, graph, predict, schedule
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
-from fedtangent.federated.wire import channel
-from fedtangent.types import Algorithm
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.run import simulate
+from fedtangent._src.federated import algorithms, faults, graph, predict, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent._src.federated.wire import channel
+from fedtangent._src.types import Algorithm
 
 from .toys import arguments_of, go, two_layer, uneven_data
 

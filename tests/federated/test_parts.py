@@ -12,22 +12,22 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Run
-from fedtangent.engine.run import predict, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.aggregate import stack
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.compose import Parts, compose
-from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.ntk_fl import Evolution, send_examples
-from fedtangent.federated.predict import mean_of_models
-from fedtangent.federated.schedule import all_clients, random_models, strata
-from fedtangent.federated.server import optax_server
-from fedtangent.federated.wire.channel import jacobians, lossless
-from fedtangent.losses import squared_error
-from fedtangent.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import Run
+from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.compose import Parts, compose
+from fedtangent._src.federated.local import Work, local_training
+from fedtangent._src.federated.ntk_fl import Evolution, send_examples
+from fedtangent._src.federated.predict import mean_of_models
+from fedtangent._src.federated.schedule import all_clients, random_models, strata
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.federated.wire.channel import jacobians, lossless
+from fedtangent._src.losses import squared_error
+from fedtangent._src.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
 
 from . import reference
 from .toys import SIZES, arguments_of, cohorts, distance, fixed, leaves, two_layer, uneven_data

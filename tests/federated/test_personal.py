@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data.federated import max_client_size
-from fedtangent.federated import algorithms, predict
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations
-from fedtangent.types import Algorithm, FederatedData, PyTree
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.federated import algorithms, predict
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations
+from fedtangent._src.types import Algorithm, FederatedData, PyTree
 
 from . import reference
 from . import reference_personalised as loops

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients
-from fedtangent.federated.wire.channel import lossless
-from fedtangent.models import mlp
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.federated.wire.channel import lossless
+from fedtangent._src.models import mlp
 
 from . import reference
 from . import reference_personalised as loops

@@ -11,18 +11,18 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.data import sharing
-from fedtangent.engine import Devices, simulate
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.aggregate import stack
-from fedtangent.federated.algorithms.pooled import pool_server
-from fedtangent.federated.compose import Parts, compose
-from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import send_examples
-from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
-from fedtangent.losses import squared_error
-from fedtangent.types import FederatedData, Model, Partition, Schedule
+from fedtangent._src.data import sharing
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.algorithms.pooled import pool_server
+from fedtangent._src.federated.compose import Parts, compose
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import send_examples
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent._src.losses import squared_error
+from fedtangent._src.types import FederatedData, Model, Partition, Schedule
 
 from . import reference
 from .toys import (

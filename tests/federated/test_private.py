@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.faults import dropout
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
-from fedtangent.federated.wire.channel import qsgd
-from fedtangent.streams import keys
-from fedtangent.types import Algorithm, PyTree, Schedule
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.faults import dropout
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import poisson_sampling, uniform_sampling
+from fedtangent._src.federated.wire.channel import qsgd
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Algorithm, PyTree, Schedule
 
 from . import reference
 from . import reference_channel as loops

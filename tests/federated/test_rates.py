@@ -11,14 +11,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine import Devices, params_by_round, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import Evolution
-from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.optimizers import at_round, check_rate, rate_at, sgd, staircase_decay
-from fedtangent.types import Algorithm, Model
+from fedtangent._src.engine import Devices, params_by_round, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.optimizers import at_round, check_rate, rate_at, sgd, staircase_decay
+from fedtangent._src.types import Algorithm, Model
 
 from . import reference
 from .toys import cohorts, distance, go, leaves, models_of, owned_rows, two_layer, uneven_data

@@ -10,12 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations, random_models, strata, uniform_sampling
-from fedtangent.streams import keys
-from fedtangent.types import Cohort, FederatedData, Schedule
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import (
+    all_clients,
+    per_client_permutations,
+    random_models,
+    strata,
+    uniform_sampling,
+)
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Cohort, FederatedData, Schedule
 
 from . import reference
 from .replay import batches

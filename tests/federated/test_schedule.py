@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.federated.compose import drawn_cohorts
-from fedtangent.federated.schedule import (
+from fedtangent._src.federated.compose import drawn_cohorts
+from fedtangent._src.federated.schedule import (
     all_clients,
     per_client_permutations,
     poisson_sampling,
@@ -22,8 +22,8 @@ from fedtangent.federated.schedule import (
     uniform_sampling,
     unroll,
 )
-from fedtangent.streams import keys
-from fedtangent.types import Cohort, Partition, Schedule
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Cohort, Partition, Schedule
 
 from .toys import cohorts
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.schedule import _distinct, uniform_sampling
+from fedtangent._src.federated.schedule import _distinct, uniform_sampling
 
 DRAWS, CLIENTS, NUMBER = 100_000, 40, 5
 

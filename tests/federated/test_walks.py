@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.federated import algorithms, graph
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import mixed_permutations, own_models, random_walk
-from fedtangent.streams import keys
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.federated import algorithms, graph
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import mixed_permutations, own_models, random_walk
+from fedtangent._src.streams import keys
 
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, cohorts, distance, models_of, owned_rows, two_layer, uneven_data

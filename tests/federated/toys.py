@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import first_rounds, stacked
-from fedtangent.engine.loop import chunk_length, copied, info_shapes, run_chunk
-from fedtangent.federated import schedule as schedules
-from fedtangent.federated.algorithms import entry
-from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.server import optax_server
-from fedtangent.losses import squared_error
-from fedtangent.optimizers import at_rate
-from fedtangent.streams import keys
-from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import first_rounds, stacked
+from fedtangent._src.engine.loop import chunk_length, copied, info_shapes, run_chunk
+from fedtangent._src.federated import schedule as schedules
+from fedtangent._src.federated.algorithms import entry
+from fedtangent._src.federated.compose import compose
+from fedtangent._src.federated.local import Work, local_training
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import squared_error
+from fedtangent._src.optimizers import at_rate
+from fedtangent._src.streams import keys
+from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
 
 SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example
 NUM_CLIENTS = len(SIZES)

@@ -14,10 +14,10 @@ import numpy as np
 from case import Case, drawn
 from hypothesis import strategies as st
 
-from fedtangent import entries
-from fedtangent.cli import commands, main
-from fedtangent.cli.arguments import Option
-from fedtangent.engine import description
+from fedtangent._src import entries
+from fedtangent._src.cli import commands, main
+from fedtangent._src.cli.arguments import Option
+from fedtangent._src.engine import description
 
 WHOLE = ("0", "1", "2", "3", "-1", "7", "100", "2147483647", "2147483648", "1" + 30 * "0", "1.5", "nan")
 REAL = ("0", "-0.0", "0.1", "0.5", "1", "2", "1e-320", "1e308", "-1", "inf", "-inf", "nan", "1e400")

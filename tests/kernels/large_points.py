@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent import models
-from fedtangent.data import partition
-from fedtangent.kernels import LargeKernel, large_kernel
-from fedtangent.theory import Flow, Rule, federated_flow
-from fedtangent.types import Cohort
+from fedtangent._src import models
+from fedtangent._src.data import partition
+from fedtangent._src.kernels import LargeKernel, large_kernel
+from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.types import Cohort
 
 N, M, C, CLIENTS, ROUNDS = 301, 37, 3, 10, 6
 MODEL = models.mlp(20, C, (64, 64))

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels import analytic
-from fedtangent.kernels.gram import SingularKernelError, jittered_cholesky, kernel_blocks
-from fedtangent.kernels.neural_tangents import stax
-from fedtangent.types import Model
+from fedtangent._src.kernels import analytic
+from fedtangent._src.kernels.gram import SingularKernelError, jittered_cholesky, kernel_blocks
+from fedtangent._src.kernels.neural_tangents import stax
+from fedtangent._src.types import Model
 
 
 class Kernels(NamedTuple):

@@ -17,11 +17,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent import models
-from fedtangent.kernels import KernelBlocks, kernel_blocks, large, large_kernel
-from fedtangent.kernels.gram import SingularKernelError
-from fedtangent.theory import gp_limit, ntk_evolution, ntk_evolved
-from fedtangent.theory.flow import recursion
+from fedtangent._src import models
+from fedtangent._src.kernels import KernelBlocks, kernel_blocks, large, large_kernel
+from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.theory import gp_limit, ntk_evolution, ntk_evolved
+from fedtangent._src.theory.flow import recursion
 
 from ..nightly import nightly
 from .large_points import CLIENTS, MODEL, ROUNDS, C, M, N, built, drawn, flow_of, starts
@@ -145,8 +145,8 @@ assert {{s.data.shape for s in shared.ntk_train.addressable_shards}} == {{(t.N, 
 flows = [t.flow_of(k, points[2], {size}) for k in (alone, shared)]
 one, other = (f.runs(*starts, [0, 6]) for f in flows)
 assert max(np.abs(a - b).max() for a, b in zip(one, other)) < 5e-6
-from fedtangent.theory.flow import functions
-from fedtangent.theory.flow.recursion import path
+from fedtangent._src.theory.flow import functions
+from fedtangent._src.theory.flow.recursion import path
 flow = flows[1]
 given = functions._given(flow, functions.started(flow, "train", starts[0][0], None, None))
 text = path.lower(flow.kind, flow.program(None, t.C), given, flow.shares(None), np.array([6])).compile().as_text()
@@ -169,7 +169,7 @@ def test_columns_are_shared_out_to_processes() -> None:
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, numpy as np
 import fedtangent; fedtangent.enable_x64()
-from fedtangent.engine import processes
+from fedtangent._src.engine import processes
 processes.start("localhost:{port}", 2, int(sys.argv[1]))
 import large_points as t
 points, starts = t.drawn(), t.starts(0)

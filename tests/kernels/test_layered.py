@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels import empirical, empirical_ntk, layered
-from fedtangent.models import build, cnn, from_flax
+from fedtangent._src.kernels import empirical, empirical_ntk, layered
+from fedtangent._src.models import build, cnn, from_flax
 
 from ..drawn import parameters
 from ..nightly import nightly

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import pytest
 
-from fedtangent.kernels import neural_tangents as shim
+from fedtangent._src.kernels import neural_tangents as shim
 
-MODULE = "fedtangent.kernels.neural_tangents"
+MODULE = "fedtangent._src.kernels.neural_tangents"
 
 WATCHED = """
 import contextlib, functools, importlib, json, sys, types, warnings

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels.neural_tangents import nt, stax
+from fedtangent._src.kernels.neural_tangents import nt, stax
 
 pytestmark = pytest.mark.versions  # neural-tangents' own numbers, not ours
 

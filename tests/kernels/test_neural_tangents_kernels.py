@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels.neural_tangents import nt, stax
+from fedtangent._src.kernels.neural_tangents import nt, stax
 
 MIN_DRAWS = 200
 MAX_STANDARD_ERRORS = 4.0

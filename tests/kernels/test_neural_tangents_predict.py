@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedtangent.kernels.neural_tangents import nt, predict, stax
+from fedtangent._src.kernels.neural_tangents import nt, predict, stax
 
 pytestmark = pytest.mark.versions  # neural-tangents' own numbers, not ours
 

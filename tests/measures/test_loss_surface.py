@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models
-from fedtangent.measures.loss_surface import barrier, grid, mean_loss, plane_through, point, segment, surface
-from fedtangent.types import Array, PyTree
+from fedtangent._src import models
+from fedtangent._src.measures.loss_surface import barrier, grid, mean_loss, plane_through, point, segment, surface
+from fedtangent._src.types import Array, PyTree
 
 from ..drawn import parameters
 

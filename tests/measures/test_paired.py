@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.engine.sweeps import Sweep
-from fedtangent.measures.paired import differences
+from fedtangent._src.engine.sweeps import Sweep
+from fedtangent._src.measures.paired import differences
 
 CONFIGS = ({"rate": 0.1, "mu": 0.0}, {"rate": 0.1, "mu": 1.0}, {"rate": 0.2, "mu": 0.0})
 

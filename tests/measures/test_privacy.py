@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedtangent.measures import privacy
+from fedtangent._src.measures import privacy
 
 RUN = {"num_clients": 100, "clients_per_round": 10, "num_rounds": 50, "noise_multiplier": 1.1, "delta": 1e-5}
 
@@ -160,7 +160,7 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 
 def test_the_library_is_imported_when_asked_and_brings_no_other_framework() -> None:
     code = (
-        "import sys, fedtangent, fedtangent.measures.privacy as p; assert 'dp_accounting' not in sys.modules;"
+        "import sys, fedtangent, fedtangent._src.measures.privacy as p; assert 'dp_accounting' not in sys.modules;"
         "p.epsilon(num_clients=9, clients_per_round=3, num_rounds=2, noise_multiplier=1.0, delta=.1);"
         "assert 'dp_accounting' in sys.modules;"
         "print(sorted({'tensorflow', 'torch', 'keras', 'tf2jax'} & set(sys.modules)))"

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data, pytrees
-from fedtangent.data import partition
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.local import Work
-from fedtangent.measures import tangent_kernels as measures
-from fedtangent.measures.tangent_kernels import METRICS, kernel_diagnostics, stratified
-from fedtangent.models import mlp, rbf_linear
-from fedtangent.types import Algorithm, FederatedData, Model, Partition
+from fedtangent._src import data, pytrees
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.measures import tangent_kernels as measures
+from fedtangent._src.measures.tangent_kernels import METRICS, kernel_diagnostics, stratified
+from fedtangent._src.models import mlp, rbf_linear
+from fedtangent._src.types import Algorithm, FederatedData, Model, Partition
 
 N, P, D, C = 12, 9, 4, 3
 RNG = np.random.default_rng(3)

@@ -12,8 +12,8 @@ import pytest
 from scipy import special, stats
 from sklearn import metrics
 
-from fedtangent.measures import uncertainty as u
-from fedtangent.types import Prediction
+from fedtangent._src.measures import uncertainty as u
+from fedtangent._src.types import Prediction
 
 K, N, C = 4, 300, 5
 nll, brier, accuracy, entropy, information_of, variance = map(

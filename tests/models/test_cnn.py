@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import pytrees
-from fedtangent.data import calibration
-from fedtangent.models import build, choose_convolution, cnn, convolutional, from_flax, logistic
+from fedtangent._src import pytrees
+from fedtangent._src.data import calibration
+from fedtangent._src.models import build, choose_convolution, cnn, convolutional, from_flax, logistic
 
 from ..drawn import parameters
 

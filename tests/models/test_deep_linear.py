@@ -11,12 +11,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent import data, models, simulate
-from fedtangent.data import partition
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.local import Work
-from fedtangent.kernels import empirical_ntk
-from fedtangent.optimizers import staircase_decay
+from fedtangent import simulate
+from fedtangent._src import data, models
+from fedtangent._src.data import partition
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.optimizers import staircase_decay
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedtangent.models import gemm_convolution
+from fedtangent._src.models import gemm_convolution
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 CASES = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedtangent import pytrees
-from fedtangent.models import build, images
+from fedtangent._src import pytrees
+from fedtangent._src.models import build, images
 
 from ..drawn import parameters
 from ..nightly import nightly

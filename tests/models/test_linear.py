@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.models import build, linear
+from fedtangent._src.models import build, linear
 
 from ..drawn import parameters
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import pytrees
-from fedtangent.models import lstm
+from fedtangent._src import pytrees
+from fedtangent._src.models import lstm
 
 from ..drawn import parameters
 

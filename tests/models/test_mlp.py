@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models
-from fedtangent.data import load
-from fedtangent.kernels import analytic, empirical_ntk
-from fedtangent.models import deep_linear, logistic, mlp
+from fedtangent._src import models
+from fedtangent._src.data import load
+from fedtangent._src.kernels import analytic, empirical_ntk
+from fedtangent._src.models import deep_linear, logistic, mlp
 
 from ..drawn import parameters
 

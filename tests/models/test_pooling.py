@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.models import max_pool
+from fedtangent._src.models import max_pool
 
 
 def pulled(pool, x):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models
-from fedtangent.entries import catalogue
-from fedtangent.models import build, rbf_linear
+from fedtangent._src import models
+from fedtangent._src.entries import catalogue
+from fedtangent._src.models import build, rbf_linear
 
 from ..drawn import parameters
 

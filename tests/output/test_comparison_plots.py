@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.comparison.laziness.parts import Parts
-from fedtangent.comparison.laziness.widths import Laziness
-from fedtangent.comparison.predicted import ModelLaw
-from fedtangent.comparison.side_by_side import FlowCurve, FlowGap
-from fedtangent.output import comparison_plots as plots
-from fedtangent.output.files import Figures
+from fedtangent._src.comparison.laziness.parts import Parts
+from fedtangent._src.comparison.laziness.widths import Laziness
+from fedtangent._src.comparison.predicted import ModelLaw
+from fedtangent._src.comparison.side_by_side import FlowCurve, FlowGap
+from fedtangent._src.output import comparison_plots as plots
+from fedtangent._src.output.files import Figures
 
 from .drawn import assert_drawn
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.output import files
+from fedtangent._src.output import files
 
 
 class Pair(NamedTuple):

@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
-from fedtangent.output import files, report, style
-from fedtangent.output.files import Ended, Metric, output_folder, write_config, write_end, write_metrics, write_result
+from fedtangent._src.output import files, report, style
+from fedtangent._src.output.files import (
+    Ended,
+    Metric,
+    output_folder,
+    write_config,
+    write_end,
+    write_metrics,
+    write_result,
+)
 
 from .pages import Page
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedtangent.measures.paired import half_width
-from fedtangent.measures.uncertainty import Reliability
-from fedtangent.output import run_plots as plots
-from fedtangent.output import style
-from fedtangent.output.files import Metric
+from fedtangent._src.measures.paired import half_width
+from fedtangent._src.measures.uncertainty import Reliability
+from fedtangent._src.output import run_plots as plots
+from fedtangent._src.output import style
+from fedtangent._src.output.files import Metric
 
 from .drawn import assert_drawn, pixels
 

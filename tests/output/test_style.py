@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedtangent.output import style
-from fedtangent.output.files import FORMATS
+from fedtangent._src.output import style
+from fedtangent._src.output.files import FORMATS
 
 
 def drawn(labels: tuple[tuple[str, ...], ...] = (("a", "b"),), rows: int = 1) -> Figure:

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fedtangent.comparison.table import MethodRow
-from fedtangent.comparison.verdicts import Verdict
-from fedtangent.output.tables import TextTable, comparison_table, console, number, show_verdicts
+from fedtangent._src.comparison.table import MethodRow
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.output.tables import TextTable, comparison_table, console, number, show_verdicts
 
 
 @pytest.mark.parametrize(

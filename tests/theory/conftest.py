@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import Flow, Rule, federated_flow
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.types import Cohort, Partition
 
 
 @dataclass(frozen=True)

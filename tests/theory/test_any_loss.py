@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.losses import LOSSES
-from fedtangent.theory import Flow, Rule, federated_flow
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.losses import LOSSES
+from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.types import Cohort, Partition
 
 from ..nightly import nightly
 

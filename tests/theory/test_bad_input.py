@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent.theory import covariance_terms, federated_flow, gp_limit
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.theory import covariance_terms, federated_flow, gp_limit
+from fedtangent._src.types import Cohort, Partition
 
 SLOTS = np.array([[0, 1, 2], [2, 1, 0]])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.theory import federated_flow, gp_limit
-from fedtangent.theory.fed_ensemble.bias_variance import (
+from fedtangent._src.theory import federated_flow, gp_limit
+from fedtangent._src.theory.fed_ensemble.bias_variance import (
     EnsembleLaw,
     corollary_1,
     decompose_laws,
@@ -14,7 +14,7 @@ from fedtangent.theory.fed_ensemble.bias_variance import (
     ensemble_law,
     ensemble_laws,
 )
-from fedtangent.types import Cohort
+from fedtangent._src.types import Cohort
 
 pytestmark = pytest.mark.theory
 SIZES = [3, 1, 5, 2, 7, 6]
@@ -60,7 +60,7 @@ def test_all_schedules_and_rounds_in_one_pass_are_each_by_itself(runs, monkeypat
             np.testing.assert_allclose(law.mean, mean, atol=1e-11)
             np.testing.assert_allclose(law.variance, variance, rtol=1e-9)
     assert np.abs(found[0][0].mean - found[1][0].mean).max() > 1e-3  # the schedule matters
-    monkeypatch.setattr("fedtangent.theory.fed_ensemble.bias_variance.MODELS_AT_ONCE", 2 * K)
+    monkeypatch.setattr("fedtangent._src.theory.fed_ensemble.bias_variance.MODELS_AT_ONCE", 2 * K)
     for one, other in zip(found, laws(), strict=True):
         np.testing.assert_allclose(one[0].variance, other[0].variance, rtol=1e-12)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import Rule
-from fedtangent.theory.fed_ensemble.convergence import (
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import Rule
+from fedtangent._src.theory.fed_ensemble.convergence import (
     FORMS,
     Networks,
     gap_from_drift,
@@ -22,7 +22,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
     theorem_1,
     weight_movement,
 )
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.types import Cohort, Partition
 
 MODELS, OWN, AGES = 5, 4, 60
 SIZES = [OWN] * (2 * MODELS)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedtangent.theory.deep_linear import gram
+from fedtangent._src.theory.deep_linear import gram
 
 
 def weights_of(seed: int, *sizes: int) -> list[np.ndarray]:

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models, partition, theory
-from fedtangent.data import federated_data
-from fedtangent.engine import Devices, params_by_round
-from fedtangent.federated import schedule
-from fedtangent.federated.algorithms import fed_avg
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.theory.deep_linear import gram, rounds
-from fedtangent.theory.deep_linear.theorem import linear_model, stable_learning_rate
+from fedtangent._src import models, theory
+from fedtangent._src.data import federated_data, partition
+from fedtangent._src.engine import Devices, params_by_round
+from fedtangent._src.federated import schedule
+from fedtangent._src.federated.algorithms import fed_avg
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.theory.deep_linear import gram, rounds
+from fedtangent._src.theory.deep_linear.theorem import linear_model, stable_learning_rate
 
 from .. import documents
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import Rule, covariance_terms, federated_flow
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import Rule, covariance_terms, federated_flow
 
 from .conftest import SIZES, permuted, square
 

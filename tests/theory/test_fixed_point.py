@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory import covariance_terms, federated_flow, gp_limit
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent._src.theory import covariance_terms, federated_flow, gp_limit
 
 from ..nightly import nightly
 from .conftest import SIZES, square

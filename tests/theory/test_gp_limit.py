@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import SingularKernelError
-from fedtangent.theory import covariance_terms, gp_limit
+from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.theory import covariance_terms, gp_limit
 
 
 @pytest.fixture

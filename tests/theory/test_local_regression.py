@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent import partition, theory
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.types import Cohort, Partition
+from fedtangent._src import theory
+from fedtangent._src.data import partition
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.types import Cohort, Partition
 
 SIZES = (5, 3, 4)
 

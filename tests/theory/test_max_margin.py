@@ -14,9 +14,9 @@ import pytest
 from scipy.optimize import minimize, nnls
 from sklearn.svm import SVC
 
-from fedtangent import theory
-from fedtangent.theory.local_gd.max_margin import project
-from fedtangent.types import Partition
+from fedtangent._src import theory
+from fedtangent._src.theory.local_gd.max_margin import project
+from fedtangent._src.types import Partition
 
 from .. import documents
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.theory.ntk_fl import convergence as theory
-from fedtangent.theory.ntk_fl import lemmas
-from fedtangent.theory.ntk_fl.lemmas import active_neurons, empirical_kernel, expected_kernel
-from fedtangent.types import Partition
+from fedtangent._src.theory.ntk_fl import convergence as theory
+from fedtangent._src.theory.ntk_fl import lemmas
+from fedtangent._src.theory.ntk_fl.lemmas import active_neurons, empirical_kernel, expected_kernel
+from fedtangent._src.types import Partition
 
 from .two_layer_reference import Network, descend, descend_linear, draw, fed_avg_round, sphere
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import covariance_terms, gp_limit, ntk_evolution
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import covariance_terms, gp_limit, ntk_evolution
 
 N, M, C = 12, 5, 2
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.comparison.theorems.ntk_fl.descents import descents
-from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.two_layer import several_rounds
-from fedtangent.experiments.ntk_fl import theorem1, theorem2
-from fedtangent.models.dense import mlp
-from fedtangent.models.two_layer import output_signs, two_layer_relu
+from fedtangent._src.comparison.theorems.ntk_fl.descents import descents
+from fedtangent._src.experiments.lab import two_layer
+from fedtangent._src.experiments.lab.two_layer import several_rounds
+from fedtangent._src.experiments.ntk_fl import theorem1, theorem2
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.two_layer import output_signs, two_layer_relu
 
 from .two_layer_reference import Network, descend, descend_linear, fed_avg_round, sphere
 

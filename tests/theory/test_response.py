@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.theory.flow.clients import response
+from fedtangent._src.theory.flow.clients import response
 
 X = [0.0, 1e-300, -1e-18, 1e-15, 1e-9, 1e-3, 0.3, 0.4999, 0.5, 0.75, 1.0, 1.25, 1.999]
 

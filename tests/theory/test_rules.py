@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory import Rule, federated_flow, gp_limit
-from fedtangent.types import Cohort
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent._src.theory import Rule, federated_flow, gp_limit
+from fedtangent._src.types import Cohort
 
 from ..nightly import nightly
 from . import reference_rules

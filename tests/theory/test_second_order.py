@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import Rule, federated_flow
-from fedtangent.theory.fed_ensemble.second_order import (
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.fed_ensemble.second_order import (
     age_operators,
     commutator_sum,
     condition_15,
@@ -18,7 +18,7 @@ from fedtangent.theory.fed_ensemble.second_order import (
     operator_u,
     variance,
 )
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 SIZES = [3, 1, 5, 2, 3]

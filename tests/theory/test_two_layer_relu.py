@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.models.two_layer import output_signs, two_layer_relu
-from fedtangent.theory.ntk_fl import lemmas as theory
+from fedtangent._src.models.two_layer import output_signs, two_layer_relu
+from fedtangent._src.theory.ntk_fl import lemmas as theory
 
 from .two_layer_reference import Network, draw, sphere
 

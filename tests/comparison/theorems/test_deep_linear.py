@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.comparison.theorems.deep_linear import convergence, rounds
-from fedtangent.comparison.theorems.deep_linear.runs import Size
+from fedtangent._src.comparison.theorems.deep_linear import convergence, rounds
+from fedtangent._src.comparison.theorems.deep_linear.runs import Size
 
 pytestmark = pytest.mark.theory
 

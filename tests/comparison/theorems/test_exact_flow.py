@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.comparison import Setting
-from fedtangent.comparison.theorems.flow import exact
+from fedtangent._src.comparison import Setting
+from fedtangent._src.comparison.theorems.flow import exact
 
 
 @pytest.fixture(scope="module")

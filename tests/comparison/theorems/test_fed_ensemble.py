@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.comparison.theorems.fed_ensemble import (
+from fedtangent._src.comparison.theorems.fed_ensemble import (
     bias_variance,
     convergence,
     ensemble_mean,
@@ -18,8 +18,8 @@ from fedtangent.comparison.theorems.fed_ensemble import (
     second_order,
     small_networks,
 )
-from fedtangent.comparison.theorems.fed_ensemble.small_networks import own_linearisation
-from fedtangent.models.dense import mlp
+from fedtangent._src.comparison.theorems.fed_ensemble.small_networks import own_linearisation
+from fedtangent._src.models.dense import mlp
 
 
 def check(rows) -> None:

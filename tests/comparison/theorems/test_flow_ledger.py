@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.comparison.settings import Scale
-from fedtangent.comparison.theorems.flow import ledger
-from fedtangent.comparison.verdicts import Verdict
+from fedtangent._src.comparison.settings import Scale
+from fedtangent._src.comparison.theorems.flow import ledger
+from fedtangent._src.comparison.verdicts import Verdict
 
 WIDTHS = (256, 1024, 4096)
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedtangent.comparison.predicted import ModelLaw
-from fedtangent.comparison.theorems.fed_ensemble import limit
-from fedtangent.comparison.theorems.fed_ensemble.ensemble_law import (
+from fedtangent._src.comparison.predicted import ModelLaw
+from fedtangent._src.comparison.theorems.fed_ensemble import limit
+from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     Sampled,
     covariance_ratio,
     cover_at_infinite_width,
@@ -19,7 +19,7 @@ from fedtangent.comparison.theorems.fed_ensemble.ensemble_law import (
     expected_ratios,
     variance_ratio,
 )
-from fedtangent.comparison.theorems.fed_ensemble.limit import NAMES
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import NAMES
 
 from ..drawn import drawn
 

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedtangent.comparison.theorems.local_gd import max_margin, regression
-from fedtangent.comparison.theorems.local_gd.runs import Size
+from fedtangent._src.comparison.theorems.local_gd import max_margin, regression
+from fedtangent._src.comparison.theorems.local_gd.runs import Size
 
 pytestmark = pytest.mark.theory
 SMALL = Size(3, 4, 30)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtangent.comparison.statistics import Interval
-from fedtangent.comparison.theorems.ntk_fl import convergence, evolution, lemmas, weight_gap
-from fedtangent.comparison.verdicts import Verdict
+from fedtangent._src.comparison.statistics import Interval
+from fedtangent._src.comparison.theorems.ntk_fl import convergence, evolution, lemmas, weight_gap
+from fedtangent._src.comparison.verdicts import Verdict
 
 pytestmark = pytest.mark.theory
 

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from fedtangent.comparison.theorems import TheoremEntry, of_scale, wanted
-from fedtangent.entries import catalogue
-from fedtangent.papers import PAPERS
+from fedtangent._src.comparison.theorems import TheoremEntry, of_scale, wanted
+from fedtangent._src.entries import catalogue
+from fedtangent._src.papers import PAPERS
 
 
 def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
@@ -18,7 +18,9 @@ def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
     assert {"fed_ensemble", "flow", "local_gd", "ntk_fl"} <= {name.split(".")[0] for name in entries}
     for name, entry in entries.items():
         assert isinstance(entry, TheoremEntry)
-        assert entry.build.__module__ == f"fedtangent.comparison.theorems.{name}"  # it stands in the file of its name
+        assert (
+            entry.build.__module__ == f"fedtangent._src.comparison.theorems.{name}"
+        )  # it stands in the file of its name
         assert entry.summary and entry.statement and set(entry.papers) <= set(PAPERS) and entry.papers
 
 
@@ -26,7 +28,7 @@ def test_every_entry_names_functions_that_its_check_uses_and_experiments_that_th
     for name, entry in catalogue("theorems").items():
         used = "".join(text.partition("\nENTRIES = ")[0] for text in sources(sys.modules[entry.build.__module__]))
         for function in entry.functions:
-            assert function.__module__.startswith("fedtangent.theory."), name
+            assert function.__module__.startswith("fedtangent._src.theory."), name
             assert f"{function.__name__}(" in used, (name, function.__name__)
         assert entry.functions and set(entry.figures) <= set(catalogue("experiments")), name
 
@@ -42,7 +44,7 @@ def sources(module: ModuleType) -> list[str]:
             for v in values
             if inspect.ismodule(v) or inspect.isfunction(v)
         }
-        left += [other for other in taken - found if other.startswith("fedtangent.comparison.")]
+        left += [other for other in taken - found if other.startswith("fedtangent._src.comparison.")]
     return [inspect.getsource(sys.modules[name]) for name in sorted(found)]
 
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.data import load
-from fedtangent.data.features import Features, blocks, random_convolution, with_features
+from fedtangent._src.data import load
+from fedtangent._src.data.features import Features, blocks, random_convolution, with_features
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (3, 7, 9, 2), np.uint8)

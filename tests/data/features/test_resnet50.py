@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtangent.data.features import resnet50, resnet50_features, safetensors
+from fedtangent._src.data.features import resnet50, resnet50_features, safetensors
 
 WIDTH, SIZE = 4, 45
 RNG = np.random.default_rng(3)

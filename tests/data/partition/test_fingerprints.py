@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fedtangent.data import partition
-from fedtangent.types import Partition
+from fedtangent._src.data import partition
+from fedtangent._src.types import Partition
 
 BALANCED = np.arange(1000) % 10
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtangent.data import partition
-from fedtangent.data.partition import label_shares
-from fedtangent.types import Partition
+from fedtangent._src.data import partition
+from fedtangent._src.data.partition import label_shares
+from fedtangent._src.types import Partition
 
 BALANCED = np.arange(1000) % 10
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtangent.data import load, partition
-from fedtangent.data.partition.label_shares import METHODS, DirichletOptions
-from fedtangent.entries import NoOptions, catalogue, choose
-from fedtangent.types import Partition
+from fedtangent._src.data import load, partition
+from fedtangent._src.data.partition.label_shares import METHODS, DirichletOptions
+from fedtangent._src.entries import NoOptions, catalogue, choose
+from fedtangent._src.types import Partition
 
 labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=120)
 seeds = st.integers(0, 2**32 - 1)

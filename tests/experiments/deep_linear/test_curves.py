@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent import theory
-from fedtangent.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
-from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
-from fedtangent.experiments.deep_linear.fig4 import Pair
-from fedtangent.experiments.lab import trials
-from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
-from fedtangent.theory.deep_linear.theorem import DeepLinearConstants
+from fedtangent._src import theory
+from fedtangent._src.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
+from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
+from fedtangent._src.experiments.deep_linear.fig4 import Pair
+from fedtangent._src.experiments.lab import trials
+from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
+from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
 
 from ...nightly import nightly
 from ..performed import performed, study_of

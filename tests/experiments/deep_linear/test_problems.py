@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.data.dataset import Dataset
-from fedtangent.experiments.deep_linear import problems
-from fedtangent.experiments.lab import trials
+from fedtangent._src import data
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.experiments.deep_linear import problems
+from fedtangent._src.experiments.lab import trials
 
 
 def toy(n: int = 40, d: int = 9, rank: int = 5) -> Dataset:

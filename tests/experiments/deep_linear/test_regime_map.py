@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.experiments.deep_linear import regime_map
-from fedtangent.experiments.lab.runner import Study
+from fedtangent._src.experiments.deep_linear import regime_map
+from fedtangent._src.experiments.lab.runner import Study
 
 from ..performed import performed, study_of
 

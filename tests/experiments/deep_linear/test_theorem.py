@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent import theory
-from fedtangent.comparison.theorems.deep_linear.runs import run_of
-from fedtangent.experiments.deep_linear import followed, theorem
-from fedtangent.experiments.lab.runner import Study
+from fedtangent._src import theory
+from fedtangent._src.comparison.theorems.deep_linear.runs import run_of
+from fedtangent._src.experiments.deep_linear import followed, theorem
+from fedtangent._src.experiments.lab.runner import Study
 
 from ..performed import performed, study_of
 

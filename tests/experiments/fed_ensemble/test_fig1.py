@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.experiments.fed_ensemble import fig1
-from fedtangent.experiments.lab import sine
-from fedtangent.federated import schedule
-from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.theory import gp_limit
-from fedtangent.types import Gaussian
+from fedtangent._src.experiments.fed_ensemble import fig1
+from fedtangent._src.experiments.lab import sine
+from fedtangent._src.federated import schedule
+from fedtangent._src.kernels.gram import kernel_blocks
+from fedtangent._src.theory import gp_limit
+from fedtangent._src.types import Gaussian
 
 from ..performed import performed
 

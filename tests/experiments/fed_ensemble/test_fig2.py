@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.experiments.fed_ensemble import fig2
-from fedtangent.experiments.fed_ensemble.fig2 import Band
-from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import MeanInterval
+from fedtangent._src.experiments.fed_ensemble import fig2
+from fedtangent._src.experiments.fed_ensemble.fig2 import Band
+from fedtangent._src.experiments.lab import sine
+from fedtangent._src.experiments.lab.results import MeanInterval
 
 from ..performed import performed
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import models
-from fedtangent.experiments.fed_ensemble import fig3
-from fedtangent.measures.loss_surface import mean_loss
-from fedtangent.types import FederatedData
+from fedtangent._src import models
+from fedtangent._src.experiments.fed_ensemble import fig3
+from fedtangent._src.measures.loss_surface import mean_loss
+from fedtangent._src.types import FederatedData
 
 from ..performed import performed
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fedtangent import streams
-from fedtangent.experiments.fed_ensemble import stragglers
-from fedtangent.experiments.fed_ensemble.stragglers import Waited, claims, in_time
-from fedtangent.experiments.lab import league
-from fedtangent.experiments.lab.league import Entrant
-from fedtangent.federated import faults, schedule
-from fedtangent.federated.faults import round_times
+from fedtangent._src import streams
+from fedtangent._src.experiments.fed_ensemble import stragglers
+from fedtangent._src.experiments.fed_ensemble.stragglers import Waited, claims, in_time
+from fedtangent._src.experiments.lab import league
+from fedtangent._src.experiments.lab.league import Entrant
+from fedtangent._src.federated import faults, schedule
+from fedtangent._src.federated.faults import round_times
 
 from ..performed import performed, study_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.comparison.theorems.fed_ensemble import repeated_runs
-from fedtangent.experiments.fed_ensemble import table1
-from fedtangent.output.files import write_result
-from fedtangent.theory.fed_ensemble.bias_variance import Estimate
+from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
+from fedtangent._src.experiments.fed_ensemble import table1
+from fedtangent._src.output.files import write_result
+from fedtangent._src.theory.fed_ensemble.bias_variance import Estimate
 
 from ..performed import performed
 

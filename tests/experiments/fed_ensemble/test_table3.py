@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data, simulate
-from fedtangent.data.dataset import Dataset, SourceInfo
-from fedtangent.engine import Devices
-from fedtangent.experiments.fed_ensemble import table3
-from fedtangent.experiments.lab import league
-from fedtangent.experiments.lab.league import Entrant, Scores
-from fedtangent.experiments.lab.runs import Config, Tuned
-from fedtangent.experiments.lab.trials import USERS, draw, first_users, of_users
-from fedtangent.federated.predict import evaluate_clients
+from fedtangent import simulate
+from fedtangent._src import data
+from fedtangent._src.data.dataset import Dataset, SourceInfo
+from fedtangent._src.engine import Devices
+from fedtangent._src.experiments.fed_ensemble import table3
+from fedtangent._src.experiments.lab import league
+from fedtangent._src.experiments.lab.league import Entrant, Scores
+from fedtangent._src.experiments.lab.runs import Config, Tuned
+from fedtangent._src.experiments.lab.trials import USERS, draw, first_users, of_users
+from fedtangent._src.federated.predict import evaluate_clients
 
 from ..performed import performed, study_of
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data, simulate
-from fedtangent.engine import Devices
-from fedtangent.experiments.fed_ensemble import table8, versus_fed_avg
+from fedtangent import simulate
+from fedtangent._src import data
+from fedtangent._src.engine import Devices
+from fedtangent._src.experiments.fed_ensemble import table8, versus_fed_avg
 
 from ..performed import performed, study_of
 

@@ -9,14 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent import pytrees, simulate
-from fedtangent.engine import Devices
-from fedtangent.experiments.fed_ensemble import table2, table4, table5
-from fedtangent.experiments.lab import league, league_report
-from fedtangent.experiments.lab.league import Entrant, Scores
-from fedtangent.experiments.lab.runs import Config, Tuned
-from fedtangent.experiments.lab.trials import IID, Trial, scheme_name
-from fedtangent.federated import schedule
+from fedtangent import simulate
+from fedtangent._src import pytrees
+from fedtangent._src.engine import Devices
+from fedtangent._src.experiments.fed_ensemble import table2, table4, table5
+from fedtangent._src.experiments.lab import league, league_report
+from fedtangent._src.experiments.lab.league import Entrant, Scores
+from fedtangent._src.experiments.lab.runs import Config, Tuned
+from fedtangent._src.experiments.lab.trials import IID, Trial, scheme_name
+from fedtangent._src.federated import schedule
 
 from ..performed import performed, study_of
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.experiments.fed_ensemble import theorem1
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.output.files import Figures
-from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1
-from fedtangent.theory.flow import Flow, Rule, federated_flow
-from fedtangent.types import Cohort, Partition
+from fedtangent._src.experiments.fed_ensemble import theorem1
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.output.files import Figures
+from fedtangent._src.theory.fed_ensemble.convergence import Theorem1, theorem_1
+from fedtangent._src.theory.flow import Flow, Rule, federated_flow
+from fedtangent._src.types import Cohort, Partition
 
 from ..performed import performed
 

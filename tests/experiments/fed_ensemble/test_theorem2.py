@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.experiments.fed_ensemble import theorem2 as experiment
-from fedtangent.experiments.lab.results import Outcome
-from fedtangent.output.files import Metric
+from fedtangent._src.experiments.fed_ensemble import theorem2 as experiment
+from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.output.files import Metric
 
 from ...comparison.drawn import drawn_for
 from ..performed import performed

@@ -12,16 +12,16 @@ import pytest
 from scipy import stats
 
 from fedtangent import simulate
-from fedtangent.data.federated import max_client_size
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.sweeps import single_device_engine
-from fedtangent.engine.trials import run_trial, trial_program
-from fedtangent.experiments.fed_ensemble import versus_fed_avg as experiment
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose
-from fedtangent.experiments.lab.trials import Trial, draw
-from fedtangent.measures import uncertainty
-from fedtangent.types import Algorithm, Array, PyTree
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.engine.trials import run_trial, trial_program
+from fedtangent._src.experiments.fed_ensemble import versus_fed_avg as experiment
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose
+from fedtangent._src.experiments.lab.trials import Trial, draw
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.types import Algorithm, Array, PyTree
 
 from ..performed import performed, study_of
 
@@ -163,7 +163,7 @@ def test_the_table_is_that_of_the_t_test_on_what_is_kept(tmp_path: Path) -> None
 
 
 def test_a_fashion_mnist_trial(data_dir) -> None:  # type: ignore[no-untyped-def]
-    from fedtangent import data
+    from fedtangent._src import data
 
     drawn = draw(data.load("fashion_mnist", data_dir=data_dir, seed=0), 0, 120, 60, 50)
     assert drawn.x["train"].shape == (120, 784) and jnp.asarray(drawn.x["train"]).dtype == jnp.float32

@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from fedtangent import simulate
-from fedtangent.engine import Devices, Evaluation
-from fedtangent.experiments.lab import cohort_report as report
-from fedtangent.experiments.lab import runs
-from fedtangent.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, divide, methods
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.lab.runs import Bench, Config, Record, play
-from fedtangent.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
-from fedtangent.experiments.ntk_fl import table1
-from fedtangent.output import run_plots
-from fedtangent.output.files import Figures
-from fedtangent.types import Algorithm
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.experiments.lab import cohort_report as report
+from fedtangent._src.experiments.lab import runs
+from fedtangent._src.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, divide, methods
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.experiments.lab.runs import Bench, Config, Record, play
+from fedtangent._src.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
+from fedtangent._src.experiments.ntk_fl import table1
+from fedtangent._src.output import run_plots
+from fedtangent._src.output.files import Figures
+from fedtangent._src.types import Algorithm
 
 from ...nightly import nightly
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedtangent import entries
-from fedtangent.experiments.lab import league_report, runner, runs
-from fedtangent.experiments.lab.results import Outcome
-from fedtangent.experiments.lab.runner import Experiment, Request, Study, by_scale, expected_seconds, prepare_study
-from fedtangent.experiments.lab.runs import Record
-from fedtangent.types import FederatedData
+from fedtangent._src import entries
+from fedtangent._src.experiments.lab import league_report, runner, runs
+from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab.runner import Experiment, Request, Study, by_scale, expected_seconds, prepare_study
+from fedtangent._src.experiments.lab.runs import Record
+from fedtangent._src.types import FederatedData
 
 from ..performed import study_of
 

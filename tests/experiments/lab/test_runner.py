@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent import entries, experiments
-from fedtangent.comparison.verdicts import Verdict
-from fedtangent.experiments.lab import results
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
-from fedtangent.experiments.lab.runner import (
+from fedtangent._src import entries, experiments
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments.lab import results
+from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
+from fedtangent._src.experiments.lab.runner import (
     SCALES,
     Experiment,
     Request,
@@ -28,13 +28,13 @@ from fedtangent.experiments.lab.runner import (
     prepare_study,
     within,
 )
-from fedtangent.papers import PAPERS
+from fedtangent._src.papers import PAPERS
 
 FOUND = entries.catalogue("experiments")
 
 
 def test_every_file_is_found_and_says_what_it_is() -> None:
-    files = {m.name for m in pkgutil.walk_packages(experiments.__path__, "fedtangent.experiments.") if not m.ispkg}
+    files = {m.name for m in pkgutil.walk_packages(experiments.__path__, "fedtangent._src.experiments.") if not m.ispkg}
     with_entries = {name for name in files if hasattr(importlib.import_module(name), "ENTRIES")}
     where = {entry.name: file for file in with_entries for entry in importlib.import_module(file).ENTRIES}
     assert set(where) == set(FOUND)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.data import partition
-from fedtangent.data.dataset import Dataset
-from fedtangent.experiments.local_gd import last_layer
-from fedtangent.experiments.local_gd.last_layer import LastLayerSettings
+from fedtangent._src import data
+from fedtangent._src.data import partition
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.experiments.local_gd import last_layer
+from fedtangent._src.experiments.local_gd.last_layer import LastLayerSettings
 
 from ..performed import performed, study_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.ntk_fl import fig8
-from fedtangent.experiments.ntk_fl.fig8 import Score
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.experiments.ntk_fl import fig8
+from fedtangent._src.experiments.ntk_fl.fig8 import Score
 
 from ..performed import performed
 

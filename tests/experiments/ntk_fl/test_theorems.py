@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.ntk_fl import theorem2
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.experiments.ntk_fl import theorem2
 
 from ..performed import performed
 
@@ -68,8 +68,8 @@ def test_figure_9(tmp_path):
 
 def test_a_control_that_is_not_broken_does_not_count(monkeypatch):
     """A residual that vanishes at once is under every bound."""
-    from fedtangent.theory.ntk_fl.convergence import TwoLayerStart, ntk_theorem_2
-    from fedtangent.types import Partition
+    from fedtangent._src.theory.ntk_fl.convergence import TwoLayerStart, ntk_theorem_2
+    from fedtangent._src.types import Partition
 
     part = Partition(np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32))
     theorem = ntk_theorem_2(np.eye(2), np.ones(2), part, TwoLayerStart(8), learning_rate=0.1, local_steps=1)

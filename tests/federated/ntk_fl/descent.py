@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.types import Array, Model, PyTree
+from fedtangent._src.types import Array, Model, PyTree
 
 
 @functools.partial(jax.jit, static_argnames=("model", "loss"))

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data
-from fedtangent.data import partition
-from fedtangent.engine import Evaluation, simulate
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
-from fedtangent.kernels import empirical_ntk
-from fedtangent.models import mlp
+from fedtangent._src import data
+from fedtangent._src.data import partition
+from fedtangent._src.engine import Evaluation, simulate
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
+from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.models import mlp
 
 from ...drawn import parameters
 from .descent import jacobian_of, linearised_descent, outputs_of

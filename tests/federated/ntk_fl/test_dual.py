@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.polynomial import chebyshev
 
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
-from fedtangent.federated.ntk_fl.dual import (
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent._src.federated.ntk_fl.dual import (
     CUT,
     by_products,
     chebyshev_degree,
@@ -20,9 +20,9 @@ from fedtangent.federated.ntk_fl.dual import (
     chebyshev_series,
     method_seconds,
 )
-from fedtangent.federated.ntk_fl.tangent import averaged_product, linearise_network, pool_examples
-from fedtangent.kernels import empirical_ntk
-from fedtangent.models import mlp
+from fedtangent._src.federated.ntk_fl.tangent import averaged_product, linearise_network, pool_examples
+from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.models import mlp
 
 from ...drawn import parameters
 

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
-from fedtangent.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
-from fedtangent.federated.ntk_fl.evolution import network_loss
-from fedtangent.federated.ntk_fl.tangent import Pool
-from fedtangent.kernels import empirical_ntk
-from fedtangent.models import mlp, rbf_linear
-from fedtangent.types import DIVERGED, NO_EXAMPLES, OK
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent._src.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
+from fedtangent._src.federated.ntk_fl.evolution import network_loss
+from fedtangent._src.federated.ntk_fl.tangent import Pool
+from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.models import mlp, rbf_linear
+from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK
 
 from ...drawn import parameters
 from .descent import jacobian_of, linearised_descent, outputs_of
@@ -368,8 +368,8 @@ ROUND = """
 import pathlib, resource, sys
 import jax, jax.numpy as jnp
 jax.config.update("jax_enable_x64", True)
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
-from fedtangent.models import mlp
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent._src.models import mlp
 model, n = mlp(784, 10, (100,)), 20 * 200
 params = model.init(jax.random.key(0))
 x = jax.random.normal(jax.random.key(1), (n, 784), jnp.float32)

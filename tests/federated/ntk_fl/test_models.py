@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.aggregate import stack
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.compose import Parts, compose, sequentially
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, ntk_server, send_examples
-from fedtangent.federated.schedule import all_clients, per_client_permutations
-from fedtangent.federated.wire.subsample import largest_sample
-from fedtangent.models import cnn, lstm
-from fedtangent.models.flax_networks import from_flax
-from fedtangent.types import Model, Partition
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.compose import Parts, compose, sequentially
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve, ntk_server, send_examples
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations
+from fedtangent._src.federated.wire.subsample import largest_sample
+from fedtangent._src.models import cnn, lstm
+from fedtangent._src.models.flax_networks import from_flax
+from fedtangent._src.types import Model, Partition
 
 from ...drawn import parameters
 from ..toys import arguments_of, distance, fixed, leaves, two_layer, uneven_data

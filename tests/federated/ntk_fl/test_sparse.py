@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse, sparse_linearise
-from fedtangent.federated.ntk_fl.tangent import pool_examples
-from fedtangent.federated.wire.sparsify import count_numbers, count_products, num_kept, threshold_of, thresholds
-from fedtangent.models import mlp
-from fedtangent.types import Model
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse, sparse_linearise
+from fedtangent._src.federated.ntk_fl.tangent import pool_examples
+from fedtangent._src.federated.wire.sparsify import count_numbers, count_products, num_kept, threshold_of, thresholds
+from fedtangent._src.models import mlp
+from fedtangent._src.types import Model
 
 from ...drawn import parameters
 from .descent import jacobian_of, outputs_of

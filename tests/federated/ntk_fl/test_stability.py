@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, Evaluation, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.ntk_fl import Evolution, ntk_evolve
-from fedtangent.federated.schedule import all_clients
-from fedtangent.types import DIVERGED, OK, REFUSED
+from fedtangent._src.engine import Devices, Evaluation, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.ntk_fl import Evolution, ntk_evolve
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.types import DIVERGED, OK, REFUSED
 
 from ...drawn import parameters
 from ..toys import leaves, two_layer, uneven_data

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.clients import engine_for, parse
-from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.tangent import Pooling
-from fedtangent.federated.ntk_fl import Evolution
-from fedtangent.federated.ntk_fl.evolution import choose_time
-from fedtangent.federated.ntk_fl.tangent import pool_examples
-from fedtangent.federated.schedule import all_clients
-from fedtangent.types import Model
+from fedtangent._src.engine.clients import engine_for, parse
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.federated.ntk_fl.evolution import choose_time
+from fedtangent._src.federated.ntk_fl.tangent import pool_examples
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.types import Model
 
 from ..toys import two_layer, uneven_data
 from .descent import outputs_of

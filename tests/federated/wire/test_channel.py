@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.wire.channel import (
+from fedtangent._src.federated.wire.channel import (
     chain,
     clip,
     jacobians,
@@ -25,7 +25,7 @@ from fedtangent.federated.wire.channel import (
     uniform_quantiser,
     with_error_feedback,
 )
-from fedtangent.types import Array, Channel, PyTree
+from fedtangent._src.types import Array, Channel, PyTree
 
 from .. import reference_channel as reference
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from nacl.public import PrivateKey, SealedBox
 
-from fedtangent.engine.checkpoints.options import plain
-from fedtangent.federated.wire import key_server
-from fedtangent.federated.wire.key_server import (
+from fedtangent._src.engine.checkpoints.options import plain
+from fedtangent._src.federated.wire import key_server
+from fedtangent._src.federated.wire.key_server import (
     KeyPair,
     Secret,
     draw_seed,
@@ -23,7 +23,7 @@ from fedtangent.federated.wire.key_server import (
     open_seed,
     seal_seed,
 )
-from fedtangent.output.files import write_json
+from fedtangent._src.output.files import write_json
 
 
 def test_every_client_opens_its_own_box_and_no_other() -> None:

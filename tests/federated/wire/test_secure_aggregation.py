@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import Devices, simulate
-from fedtangent.federated import algorithms, faults, schedule
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.federated.wire import channel
-from fedtangent.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
+from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.federated import algorithms, faults, schedule
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.federated.wire import channel
+from fedtangent._src.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
 from ...nightly import nightly
 from ..toys import arguments_of, distance, two_layer, uneven_data

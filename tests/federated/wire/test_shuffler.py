@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.aggregate import Stacked, weighted_mean
-from fedtangent.federated.algorithms.common import Averaging
-from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_server
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.federated.wire.shuffler import folded, permuted
-from fedtangent.models import mlp
-from fedtangent.types import RoundInfo
+from fedtangent._src.engine.run import simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.aggregate import Stacked, weighted_mean
+from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_server
+from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.federated.wire.shuffler import folded, permuted
+from fedtangent._src.models import mlp
+from fedtangent._src.types import RoundInfo
 
 from ..toys import distance, two_layer, uneven_data
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.local import Work, client_view
-from fedtangent.federated.wire.subsample import largest_sample, num_sampled, subsampled
-from fedtangent.types import Local, Partition
+from fedtangent._src.federated.local import Work, client_view
+from fedtangent._src.federated.wire.subsample import largest_sample, num_sampled, subsampled
+from fedtangent._src.types import Local, Partition
 
 from ..toys import owned_rows, recording_local, uneven_data
 

@@ -1,0 +1,1 @@
+"""The implementation. Users import ``fedtangent`` and the modules beside this folder, which list the public names."""

@@ -1,0 +1,105 @@
+"""Closed forms: the input read off a dense first layer, the order of shuffled weights, projected inputs taken back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src.attacks.observation import Observed
+from fedtangent._src.models.dense import DenseStructure
+from fedtangent._src.types import Array, Model, PyTree
+
+
+def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Array:
+    """Reconstructs the inputs [m, input_size] of a dense network from Jacobians or gradients of single examples.
+
+    The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i d[h]``
+    and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h db[h]^2`` over
+    the hidden units (and outputs) where both entries were sent. A pixel is exact if one such pair was sent, at any
+    sparsity, and with any activation. The gradient of a batch gives a mixture of its inputs. (Phong et al., 2018;
+    Geiping et al., 2020, proposition 3.1.)
+
+    Args:
+        model: Dense network with biases in its first layer.
+        params: Parameters at which the derivatives were taken.
+        seen: Jacobians [m, C, P] or gradients [m, P].
+        fill: Value of a pixel for which no pair was sent.
+
+    Raises:
+        ValueError: The network is not dense or has no biases in its first layer, or shapes do not fit.
+    """
+    structure: Any = model.structure
+    if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
+        raise ValueError(f"model: got {model.name}, must have a dense first layer with biases, to be read off")
+    flat = ravel_pytree(params)[0]
+    if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
+        raise ValueError(f"seen: got {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
+    scale = structure.layers[0].bias_scale / structure.layers[0].weight_scale
+    return _read(scale, float(fill), params, seen)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
+    flat, unravel = ravel_pytree(params)
+    values, kept = (part.reshape(len(part), -1, flat.size) for part in seen)
+
+    def pieces(row: Array) -> tuple[Array, Array]:
+        weight, bias = unravel(row.astype(flat.dtype))[0]
+        return weight, bias
+
+    def one(values: Array, kept: Array) -> Array:
+        weight, bias = jax.vmap(pieces)(values)  # [C, input, hidden], [C, 1, hidden]
+        both = jnp.multiply(*jax.vmap(pieces)(kept))
+        squared = jnp.einsum("cih,ch->i", both, bias[:, 0] ** 2)
+        read = scale * jnp.einsum("cih,ch->i", weight * both, bias[:, 0])
+        return jnp.where(squared > 0, read / jnp.where(squared > 0, squared, 1), fill)
+
+    return jax.lax.map(lambda pair: one(*pair), (values, kept))
+
+
+def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+    """Recovers the order [P] of ``shuffle_weights`` from Jacobians that are known in both orders.
+
+    Columns are sorted by their numbers and matched, so the numbers must be exactly equal. Weights whose columns are
+    equal in all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in
+    any order.
+
+    Args:
+        known: Jacobians [m, C, P] of examples as a colluding client computes them.
+        shuffled: Jacobians [m, C, P] of the same examples as the server received them.
+
+    Raises:
+        ValueError: Shapes do not fit, or the columns are no permutation of the known ones.
+    """
+    if known.ndim != 3 or known.shape != shuffled.shape:
+        raise ValueError(f"known: got {known.shape} and shuffled {shuffled.shape}, must be equal, [m, C, P]")
+    columns = [np.asarray(rows).reshape(-1, rows.shape[-1]) for rows in (known, shuffled)]
+    places = [np.lexsort(part) for part in columns]
+    if not np.array_equal(columns[0][:, places[0]], columns[1][:, places[1]]):
+        raise ValueError("shuffled: its columns are no permutation of the known ones, the order cannot be found")
+    order = np.empty(known.shape[-1], int)
+    order[places[1]] = places[0]
+    return order
+
+
+def back_project(z: Array, matrix: Array) -> Array:
+    """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
+
+    With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent. With any other matrix
+    it looks like noise; a server that does not know the seed can do no better.
+
+    Args:
+        z: Projected inputs [n, size].
+        matrix: [input_size, size], from ``data.projection.projection_matrix`` (Yue et al., 2022, section 4.2).
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    if z.ndim != 2 or matrix.ndim != 2 or z.shape[1] != matrix.shape[1]:
+        raise ValueError(f"z: got {z.shape} and matrix {matrix.shape}, must be [n, size] and [input_size, size]")
+    return jnp.linalg.lstsq(matrix.T, z.T)[0].T

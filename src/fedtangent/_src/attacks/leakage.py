@@ -1,0 +1,286 @@
+"""Deep leakage: find the input whose gradient, or Jacobian, is the one that was sent (Zhu, Liu and Han, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src.attacks.observation import Observed
+from fedtangent._src.checks import choice, number, whole
+from fedtangent._src.losses import get_loss
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
+COMPARED = ("all", "kept")
+SOFT_LOSSES = ("cross_entropy", "squared_error")
+OPTIMIZERS = ("lbfgs", "adam")
+MEMORY = 20  # of L-BFGS
+PATIENCE = 5  # steps of L-BFGS without a lower value before it stops
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Settings of the attacker's search.
+
+    ``compare`` says which entries of a sparsified message have to match. ``"all"`` includes the zeros, as in Zhu et al.
+    (2019) and the attacks that build on them. ``"kept"`` compares only entries that were sent, for an attacker who
+    knows that the others are not zero. Pixels start as N(0, init_scale^2), as do the logits of unknown labels.
+
+    Raises ``ValueError`` for unknown names, numbers that are not positive, and counts below 1.
+    """
+
+    optimizer: str = "lbfgs"
+    num_steps: int = 300
+    learning_rate: float = 0.1  # of adam
+    num_restarts: int = 1  # the one with the smallest mismatch counts
+    compare: str = "all"
+    init_scale: float = 1.0
+    tolerance: float = 1e-10  # relative squared mismatch at which the search ends
+
+    def __post_init__(self) -> None:
+        choice("optimizer", self.optimizer, OPTIMIZERS)
+        choice("compare", self.compare, COMPARED)
+        for name in ("num_steps", "num_restarts"):
+            whole(name, getattr(self, name), 1)
+        for name in ("learning_rate", "init_scale", "tolerance"):
+            number(name, getattr(self, name), above=0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch behind a gradient: the mean ``loss`` over ``size`` examples, with ``labels`` if the attacker knows them.
+
+    ``labels`` are [m, size, C], probabilities (cross entropy) or targets (squared error), of m messages. Raises
+    ``ValueError`` for an unknown loss and a size below 1.
+    """
+
+    size: int = 1
+    loss: str = "cross_entropy"
+    labels: Array | None = None
+
+    def __post_init__(self) -> None:
+        whole("size", self.size, 1)
+        choice("loss", self.loss, SOFT_LOSSES)
+
+
+class Leak(NamedTuple):
+    """Result of a search for each of m messages, from the best restart of each."""
+
+    x: Array  # [m, ...] from a Jacobian, [m, B, ...] from a gradient
+    labels: Array | None  # [m, B, C] from a gradient: probabilities (cross entropy) or targets (squared error)
+    mismatch: Array  # [m] squared distance of what was compared, relative to the squared norm of what was seen
+    history: Array  # [m, num_steps + 1] lowest mismatch so far
+    steps: Array  # [m] int32
+    finite: Array  # [m] bool, False where every restart met only values that are not finite
+
+
+class Minimum(NamedTuple):
+    """Best point of a search."""
+
+    point: PyTree
+    value: Array  # []
+    history: Array  # [num_steps + 1] lowest value so far
+    steps: Array  # [] int32, steps taken
+
+
+def from_jacobians(
+    model: Model,
+    params: PyTree,
+    seen: Observed,
+    shape: tuple[int, ...],
+    key: Key,
+    attack: Attack = Attack(),
+    outputs: Array | None = None,
+) -> Leak:
+    """Reconstructs inputs [m, ...] of ``shape`` from Jacobians: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
+
+    The labels of NTK-FL are sent in the open, and are not needed. The Jacobians of a ReLU network are piecewise linear
+    in the input: the objective is smooth only inside a cell of constant activations, and its gradient says nothing of
+    the cells beyond. Smooth activations (Zhu et al. use the sigmoid) have no such walls.
+
+    Args:
+        model: The clients' network.
+        params: Parameters at which the Jacobians were taken.
+        seen: Jacobians [m, C, P] as of ``observation.jacobians``, of examples of any clients in any order.
+        shape: Shape of an input.
+        key: Key of the starts.
+        attack: Settings of the search.
+        outputs: Outputs [m, C] of the network, which clients of NTK-FL send too: adds ``|f(x') - f|^2 / |f|^2``.
+
+    Raises:
+        ValueError: Shapes do not fit the model.
+    """
+    flat = ravel_pytree(params)[0]
+    expected = (model.output_size, flat.size)
+    if seen.values.ndim != 3 or seen.values.shape[1:] != expected:
+        raise ValueError(f"seen: got {seen.values.shape}, must be [m, {expected[0]}, {expected[1]}], its Jacobians")
+    _check_shape(model, params, shape)
+    if outputs is not None and outputs.shape != seen.values.shape[:2]:
+        raise ValueError(f"outputs: got {outputs.shape}, must be {seen.values.shape[:2]}")
+    count = len(seen.values) * attack.num_restarts
+    start = jax.random.normal(key, (count, *shape), flat.dtype) * attack.init_scale, None
+    sight = seen.values, _weight(seen, attack), outputs
+    return _best_of(_search(model, None, _limits(attack), params, sight, start), len(seen.values))
+
+
+def from_gradients(
+    model: Model,
+    params: PyTree,
+    seen: Observed,
+    shape: tuple[int, ...],
+    key: Key,
+    attack: Attack = Attack(),
+    batch: Batch = Batch(),
+) -> Leak:
+    """Reconstructs inputs [m, B, ...] from gradients of batches: minimises ``|grad(x', y') - g|^2 / |g|^2``.
+
+    Unknown labels are reconstructed too, for the cross entropy as the softmax of logits (Zhu et al., 2019, Algorithm
+    1). The order of a batch cannot be found. ReLU networks have the walls that ``from_jacobians`` describes.
+
+    Args:
+        model: The clients' network.
+        params: Parameters at which the gradients were taken.
+        seen: Gradients [m, P] as of ``observation.gradient``, each of its own batch of B examples.
+        shape: Shape of an input.
+        key: Key of the starts.
+        attack: Settings of the search.
+        batch: Size B, loss and, if known, labels of the batches.
+
+    Raises:
+        ValueError: Shapes do not fit the model.
+    """
+    flat = ravel_pytree(params)[0]
+    if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
+        raise ValueError(f"seen: got {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
+    _check_shape(model, params, shape)
+    labels, wanted = batch.labels, (len(seen.values), batch.size, model.output_size)
+    if labels is not None and labels.shape != wanted:
+        raise ValueError(f"labels: got {labels.shape}, must be {wanted}")
+    pixels, logits = jax.random.split(key)
+    count = len(seen.values) * attack.num_restarts
+    x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale
+    guess = jax.random.normal(logits, (count, *wanted[1:]), flat.dtype) if labels is None else None
+    sight = seen.values, _weight(seen, attack), labels
+    found = _search(model, batch.loss, _limits(attack), params, sight, (x, guess))
+    leak = _best_of(found, len(seen.values))
+    return leak._replace(labels=_targets(batch.loss, leak.labels, labels))
+
+
+def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
+    try:
+        jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"shape: got {shape}, must be of examples that {model.name} takes: {error}") from error
+
+
+def _relative(found: Array, wanted: Array, weight: Array) -> Array:
+    """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``wanted``."""
+    return jnp.sum(weight * (found - wanted) ** 2) / jnp.maximum(jnp.sum(weight * wanted**2), jnp.finfo(found).tiny)
+
+
+def _weight(seen: Observed, attack: Attack) -> Array:
+    return (seen.kept | (attack.compare == "all")).astype(seen.values.dtype)
+
+
+def _limits(attack: Attack) -> Attack:
+    """Returns the settings on which the compiled search depends: attacks that differ in others share one program."""
+    return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _search(
+    model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
+) -> Minimum:
+    """Searches from every start in turn; the starts of one message follow each other. ``loss`` None means Jacobians."""
+    flat, unravel = ravel_pytree(params)
+    restarts = len(starts[0]) // len(sight[0])
+
+    def of_jacobian(seen: Sight, point: tuple[Array, Array | None]) -> Array:
+        (values, weight, outputs), x = seen, point[0][None]
+        found = jax.jacrev(lambda w: model.apply(unravel(w), x)[0])(flat)
+        apart = _relative(found, values, weight)
+        if outputs is None:
+            return apart
+        return apart + _relative(model.apply(params, x)[0], outputs, jnp.ones_like(outputs))
+
+    def of_gradient(seen: Sight, point: tuple[Array, Array | None]) -> Array:
+        values, weight, known = seen
+        y, mask = _targets(str(loss), point[1], known), jnp.ones(len(point[0]), bool)
+        found = jax.grad(lambda w: get_loss(str(loss))(model.apply(unravel(w), point[0]), y, mask))(flat)
+        return _relative(found, values, weight)
+
+    def search(part: tuple[Array, PyTree]) -> Minimum:
+        number, start = part
+        seen = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
+        return minimise(partial(of_jacobian if loss is None else of_gradient, seen), start, attack)
+
+    return jax.lax.map(search, (jnp.arange(len(starts[0])), starts))
+
+
+def _best_of(found: Minimum, messages: int) -> Leak:
+    """Selects the restart with the smallest mismatch for each message."""
+    rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), found)
+    best = jnp.argmin(rows.value, axis=1)
+    point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
+    x, guess = point
+    return Leak(x, guess, value, history, steps, jnp.isfinite(value))
+
+
+def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
+    """Returns the labels in the form that the loss takes: the known ones, or else the guess."""
+    if known is not None:
+        return known
+    assert guess is not None
+    return jax.nn.softmax(guess) if loss == "cross_entropy" else guess
+
+
+# ---- the minimiser ------------------------------------------------------------------------------------------------
+
+
+def minimise(objective: Callable[[PyTree], Array], start: PyTree, attack: Attack) -> Minimum:
+    """Minimises ``objective`` from ``start`` until the tolerance is reached or L-BFGS makes no more progress.
+
+    L-BFGS chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the
+    best.
+
+    Args:
+        objective: Function of a pytree that returns a number.
+        start: First point.
+        attack: Optimiser, number of steps, learning rate and tolerance.
+    """
+    num_steps, line_search = attack.num_steps, attack.optimizer == "lbfgs"
+    patience = PATIENCE if line_search else num_steps
+    descent = optax.lbfgs(memory_size=MEMORY) if line_search else optax.adam(attack.learning_rate)
+    method = optax.with_extra_args_support(descent)
+    value, slope = jax.value_and_grad(objective)(start)
+    first = jnp.where(jnp.isfinite(value), value, jnp.inf)
+    history = jnp.full((num_steps + 1,), first)
+
+    def goes_on(carry: Any) -> Array:
+        _, _, (_, best), _, step, idle = carry
+        return (step < num_steps) & (best > attack.tolerance) & (idle < patience)
+
+    def advance(carry: Any) -> Any:
+        (point, value, slope), state, (kept, best), history, step, idle = carry
+        change, state = method.update(slope, state, point, value=value, grad=slope, value_fn=objective)
+        point = optax.apply_updates(point, change)
+        if line_search:  # which has evaluated the point that it chose
+            value, slope = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
+        else:
+            value, slope = jax.value_and_grad(objective)(point)
+        better = value < best  # false for what is not a number
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, kept)
+        best, idle = jnp.where(better, value, best), jnp.where(better, 0, idle + 1)
+        return (point, value, slope), state, (kept, best), history.at[step + 1].set(best), step + 1, idle
+
+    zero = jnp.zeros((), jnp.int32)
+    carry = (start, value, slope), method.init(start), (start, first), history, zero, zero
+    _, _, (kept, best), history, steps, _ = jax.lax.while_loop(goes_on, advance, carry)
+    return Minimum(kept, best, jnp.where(jnp.arange(num_steps + 1) > steps, best, history), steps)

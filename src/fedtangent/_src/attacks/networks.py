@@ -1,0 +1,113 @@
+"""The network that deep leakage was shown on, and how much of an image came back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import choice, number, real_array, whole
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
+FILTERS, WINDOW, STRIDES = 12, 5, (2, 2, 1)
+WEIGHT_RANGE = 0.5
+
+
+def lenet(
+    input_shape: Sequence[int] = (28, 28, 1),
+    output_size: int = 10,
+    activation: str = "sigmoid",
+    dtype: Any = jnp.float32,
+) -> Model:
+    """Builds the LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
+
+    Strides are 2, 2 and 1 and edges are padded by 2. There is no pooling, and the activation is the sigmoid, because
+    the search needs second derivatives, which ``"relu"`` does not have. Weights and biases start uniform in [-0.5,
+    0.5]. There is no analytic kernel.
+
+    Args:
+        input_shape: (H, W, channels).
+        output_size: Number of outputs.
+        activation: "sigmoid" or "relu".
+        dtype: Type of the parameters.
+
+    Returns:
+        The model; its ``apply`` takes ``x`` [n, ...] of ``input_shape`` and returns [n, output_size].
+
+    Raises:
+        ValueError: A size is impossible, or a name is unknown.
+    """
+    shape = tuple(int(n) for n in input_shape)
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"input_shape: got {shape}, must be (H, W, channels), each at least 1")
+    whole("output_size", output_size)
+    choice("activation", activation, tuple(ACTIVATIONS))
+    act, sizes = ACTIVATIONS[activation], [(shape[0], shape[1])]
+    for stride in STRIDES:
+        sizes.append(((sizes[-1][0] - 1) // stride + 1, (sizes[-1][1] - 1) // stride + 1))
+    fan_in = sizes[-1][0] * sizes[-1][1] * FILTERS
+    channels = (shape[2], *[FILTERS] * len(STRIDES))
+    kernels = [(WINDOW, WINDOW, i, o) for i, o in itertools.pairwise(channels)]
+    shapes: list[tuple[int, ...]] = [*kernels, (fan_in, int(output_size))]
+
+    def init(key: Key) -> PyTree:
+        def draw(key: Key, shape: tuple[int, ...]) -> Array:
+            return jax.random.uniform(key, shape, dtype, -WEIGHT_RANGE, WEIGHT_RANGE)
+
+        keys = jax.random.split(key, 2 * len(shapes))
+        return [(draw(keys[2 * i], s), draw(keys[2 * i + 1], s[-1:])) for i, s in enumerate(shapes)]
+
+    def apply(params: PyTree, x: Array) -> Array:
+        h = x.reshape((len(x), *shape)).astype(params[0][0].dtype)
+        pad = (WINDOW // 2, WINDOW // 2)
+        for (weight, bias), stride in zip(params[:-1], STRIDES, strict=True):
+            h = jax.lax.conv_general_dilated(
+                h, weight, (stride, stride), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            h = act(h + bias[None, None, None])
+        weight, bias = params[-1]
+        return h.reshape(len(x), -1) @ weight + bias[None]
+
+    name = f"lenet({'x'.join(map(str, shape))}-{output_size}, {activation})"
+    return Model(name, init, apply, None, int(output_size))
+
+
+def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, window: int | None = None) -> np.ndarray:
+    """Computes the structural similarity of each image to its original, [n] float64; 1 for equal images.
+
+    (Wang, Bovik, Sheikh and Simoncelli, 2004.)
+
+    Args:
+        images: [n, H, W] or [n, H, W, channels]; values beyond the originals' range are for the caller to clip.
+        originals: As ``images``.
+        data_range: Difference between white and black.
+        window: Odd side of the sliding window. By default it is 7, as in scikit-image, and at most half of the image (3
+            for 8 x 8), because the mean goes over windows inside the image.
+
+    Raises:
+        ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.
+    """
+    from skimage.metrics import structural_similarity
+
+    images, originals = real_array("images", images), real_array("originals", originals)
+    if images.shape != originals.shape or images.ndim not in (3, 4):
+        raise ValueError(
+            f"images: got {images.shape} and originals {originals.shape}, must be equal, [n, H, W] or [n, H, W, C]"
+        )
+    number("data_range", data_range, above=0)
+    side = min(images.shape[1:3])
+    size = max(min(7, side // 2 - (side // 2 + 1) % 2), 3) if window is None else window
+    if size < 3 or size % 2 == 0 or size > side:
+        raise ValueError(f"window: got {size}, must be odd, at least 3 and at most the image's side, {side}")
+    channel = -1 if images.ndim == 4 else None
+    return np.array(
+        [
+            structural_similarity(a, b, win_size=size, data_range=data_range, channel_axis=channel)
+            for a, b in zip(images, originals, strict=True)
+        ]
+    )

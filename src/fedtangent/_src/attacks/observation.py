@@ -1,0 +1,110 @@
+"""What the server sees of a client's examples: gradients and Jacobians, whole, sparsified or shuffled."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src.federated.wire.sparsify import check_sparsity, thresholds
+from fedtangent._src.losses import Loss, check_targets, get_loss
+from fedtangent._src.types import Array, Model, PyTree
+
+
+class Observed(NamedTuple):
+    """Messages as the server receives them: entries that were not sent are zero, and ``kept`` marks the sent ones."""
+
+    values: Array  # [m, ...]
+    kept: Array  # [m, ...] bool
+
+
+def jacobians(model: Model, params: PyTree, x: Array) -> Observed:
+    """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
+
+    Parameters are in the order of ``jax.flatten_util.ravel_pytree``. A client of NTK-FL sends this message (Yue et al.,
+    2022, section 4.1); for training there is no need to materialise it.
+    """
+    values = _jacobians(model, params, jnp.asarray(x))
+    return Observed(values, jnp.ones(values.shape, bool))
+
+
+@partial(jax.jit, static_argnums=0)
+def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
+    flat, unravel = ravel_pytree(params)
+
+    def of_one(example: Array) -> Array:
+        return jax.jacrev(lambda w: model.apply(unravel(w), example[None])[0])(flat)
+
+    return jax.vmap(of_one)(x)
+
+
+def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
+    """Computes the gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
+
+    Args:
+        model: The clients' network.
+        params: Its parameters.
+        x: Inputs [B, ...].
+        y: Targets of the kind that ``loss`` takes (``losses.targets_of``), by default integer classes [B].
+        loss: Name of a loss.
+
+    Raises:
+        ValueError: ``x`` and ``y`` have different lengths.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"y: got {len(y)} targets, must be {len(x)}, one for each example")
+    check_targets(loss, y, "y")
+    values = _gradient(model, get_loss(loss), params, jnp.asarray(x), jnp.asarray(y))
+    return Observed(values, jnp.ones(values.shape, bool))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _gradient(model: Model, loss: Loss, params: PyTree, x: Array, y: Array) -> Array:
+    flat, unravel = ravel_pytree(params)
+    mask = jnp.ones(len(x), bool)
+    return jax.grad(lambda w: loss(model.apply(unravel(w), x), y, mask))(flat)[None]
+
+
+def sparsify(seen: Observed, sparsity: float) -> Observed:
+    """Returns the messages with the share ``sparsity`` of their entries, the smallest in magnitude, set to zero.
+
+    A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
+    CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, with all that equal the least of them in magnitude. If
+    fewer entries are nonzero, nothing is lost and all count as kept. Raises ``ValueError`` for a sparsity outside [0,
+    1).
+    """
+    check_sparsity(sparsity)
+    return _sparsified(float(sparsity), seen)
+
+
+@partial(jax.jit, static_argnums=0)
+def _sparsified(sparsity: float, seen: Observed) -> Observed:
+    at = thresholds(seen.values, sparsity).reshape((-1,) + (1,) * (seen.values.ndim - 1))
+    kept = (jnp.abs(seen.values) >= at) & seen.kept
+    return Observed(jnp.where(kept, seen.values, 0), kept)
+
+
+def shuffle_rows(seen: Observed, order: Array) -> Observed:
+    """Permutes the examples: row ``i`` of the result is row ``order[i]``, for ``order`` [m].
+
+    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update ``sum_j
+    J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and of
+    ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: each row is
+    reconstructed as before, and only its owner is hidden; the derivatives by the last layer's biases reveal the order
+    of the outputs.
+    """
+    return jax.tree.map(lambda leaf: leaf[order], seen)
+
+
+def shuffle_weights(seen: Observed, order: Array) -> Observed:
+    """Permutes the weights alike for all examples and outputs: column ``p`` of the result is ``order[p]``, [P].
+
+    The paper's claim that "considering the high dimensionality of the neural network weight" the attack becomes
+    infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but the update is
+    permuted, and must be put back by someone who knows the order. It hides the places of an image's pixels, until a
+    client reveals examples to the server: ``order_from_known``.
+    """
+    return jax.tree.map(lambda leaf: leaf[..., order], seen)

@@ -1,0 +1,86 @@
+"""``fedtangent check-theory``: every theorem against simulation, in one table with a wrong theory beside each."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from fedtangent._src.checks import MAX_SEED, choice, seed
+from fedtangent._src.comparison.theorems import SCALES, TheoremEntry, wanted
+from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
+from fedtangent._src.entries import option
+from fedtangent._src.output.files import Ended, ended, output_folder, write_config, write_result
+from fedtangent._src.output.tables import clock, console, show_verdicts
+
+
+@dataclass(frozen=True)
+class CheckTheoryOptions:
+    """Every theorem's check against simulation at larger sizes, each with a wrong theory that has to fail.
+
+    Ends with a table: theorem, what is compared, sizes, measured, expected, verdict, negative control. Exits with 1 if
+    any check fails, or if any wrong theory passes.
+    """
+
+    scale: str = "default"
+    """How large: default (minutes) or paper (wider networks, more of them)."""
+    only: tuple[str, ...] = ()
+    """Run these checks alone (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
+    seed: int = option(0, most=MAX_SEED)
+    """Seed of data, partitions, schedules and initialisations."""
+    output: Path = Path("results/check-theory")
+    """Folder for config.json and result.json."""
+
+
+TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
+
+
+def prepare(options: CheckTheoryOptions) -> TheoryJob:
+    """Checks every option; raises ``ValueError``, and writes nothing."""
+    choice("scale", options.scale, SCALES)
+    seed(options.seed)
+    return options, wanted(options.only)
+
+
+def run_job(job: TheoryJob) -> Ended:
+    """Performs all checks, writes result.json after each and prints the table; returns the outcome."""
+    (options, checks), screen, start = job, console(), time.perf_counter()
+    say, folder = clock(screen), output_folder(options.output)
+    write_config(folder, "check-theory", options)
+    done: dict[str, list[Verdict]] = {}
+    seconds: dict[str, float] = {}
+    for place, (name, entry) in enumerate(checks.items(), start=1):
+        say(f"{name} ({place} of {len(checks)})")
+        begun = time.perf_counter()
+        done[name] = _run(entry, options)
+        seconds[name] = time.perf_counter() - begun
+        jax.clear_caches()  # the next check's programs are others, and a hundred of them fill the memory
+        right = sum(v.passed is True for v in done[name])
+        say(f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
+        rows = [{"check": name, **row} for name, verdicts in done.items() for row in as_rows(verdicts)]
+        passed = len(done) == len(checks) and all(row["passed"] is not False for row in rows)
+        write_result(folder, rows, passed=passed, seconds=seconds)
+    screen.print()
+    every = [v for verdicts in done.values() for v in verdicts]
+    screen.print(f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'result.json'}", highlight=False)
+    screen.print()
+    show_verdicts(screen, every, "Theory against simulation")
+    screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
+    return ended([] if passed else [summary(every)])
+
+
+def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
+    """Returns the entry's verdicts; an exception becomes a failed verdict, so that the other checks still run."""
+    try:
+        found: list[Verdict] = entry.build(options.scale, options.seed)
+    except Exception as error:
+        traceback.print_exc()
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+    else:
+        said = "returned no verdict"
+        if found:
+            return found
+    return [Verdict(entry.name, "the check runs", said, "verdicts", False, "none", "was run", False)]

@@ -1,0 +1,246 @@
+"""``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side.
+Of the standard cases; or of any run, described by the options of `fedtangent train`: those of a comparison are shown by
+`fedtangent compare --algorithm fed_avg --help`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from fedtangent._src.checks import MAX_SEED, folder, seed, whole
+from fedtangent._src.cli.arguments import FigureOptions
+from fedtangent._src.comparison import Comparison, Setting, run
+from fedtangent._src.comparison import build as case_settings
+from fedtangent._src.comparison.cases import DEFAULT_CASES
+from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, check_widths, comparison_of
+from fedtangent._src.comparison.followed import EVALUATIONS, followed_rule
+from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
+from fedtangent._src.engine.building import build, preview, small_model
+from fedtangent._src.engine.description import Chosen, Description
+from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.entries import catalogue, choose, option
+from fedtangent._src.measures.uncertainty import metric_of
+from fedtangent._src.output.comparison_plots import draw_all
+from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
+from fedtangent._src.output.tables import (
+    COMPARISON_LEGEND,
+    LEGEND,
+    clock,
+    comparison_table,
+    console,
+    show_verdicts,
+)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Networks trained by Fed-ensemble, NTK-FL's evolution and the Gaussian-process limit, side by side.
+
+    Ends with a table, figures, and a verdict on each comparison with its negative control. Exits with 1 if simulation
+    and theory disagree anywhere, or a wrong theory passes.
+    """
+
+    case: tuple[str, ...] = DEFAULT_CASES
+    """Cases to compare: sine, digits, fashion_mnist (files of --data-dir, or downloaded)."""
+    scale: str = "default"
+    """How large: smoke (small, for CI), default (minutes), paper (an accelerator's work)."""
+    seed: int = option(0, most=MAX_SEED)
+    """Seed of data, partitions, schedules and initialisations."""
+    output: Path = Path("results/compare")
+    """Folder for config.json, metrics.csv, result.json and figures/."""
+    data_dir: Path | None = None
+    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """Options of a comparison."""
+
+    widths: tuple[int, ...] = WIDTHS
+    """Widths of the networks, all hidden layers alike; three or more."""
+    draws: int = DRAWS
+    """Networks of every width (times K), each from a start of its own; five or more."""
+    hidden_layers: int = 1
+    """Hidden layers of an mlp."""
+    evaluations: int = EVALUATIONS
+    """How many rounds networks are evaluated at, at most, besides the start."""
+    output: Path = Path("results/compare")
+    """Folder for config.json, metrics.csv, result.json and figures/."""
+
+
+class CompareJob(NamedTuple):
+    """Checked settings, and the options that they came from."""
+
+    settings: list[Setting]
+    options: dict[str, Any]
+    seed: int
+    output: Path
+    figures: FigureOptions
+
+
+def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
+    """Checks every option and loads the data; raises ``ValueError``, and writes nothing."""
+    if not options.case:
+        raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
+    seed(options.seed)
+    folder("data_dir", options.data_dir)
+    for name in options.case:
+        choose("cases", name)  # before any data is loaded
+    given = options.data_dir, options.scale, options.seed
+    settings = [setting for name in dict.fromkeys(options.case) for setting in case_settings(name, *given)]
+    values = asdict(options) | asdict(figures)
+    return CompareJob(settings, values, options.seed, options.output, figures)
+
+
+def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
+    """Checks the options of a run, as for ``train``, and loads its data, to compare that run with theory.
+
+    Raises ``ValueError`` for an invalid option, and for a run that theory has no rule for; writes nothing.
+    """
+    values = described.values() | asdict(options) | asdict(figures)
+    whole("evaluations", options.evaluations)
+    described = _of_layers(described, whole("hidden_layers", options.hidden_layers))
+    followed_rule(preview(described), described.run.num_rounds)  # before any data are loaded
+    check_widths(small_model(described), options.widths)
+    built, run = build(described), described.run
+    evaluation = Evaluation(max(-(-run.num_rounds // options.evaluations), 1))
+    setting = comparison_of(
+        built.algorithm, built.examples, run.num_rounds, run.seed, evaluation, options.widths, options.draws
+    )
+    return CompareJob([setting], values, run.seed, options.output, figures)
+
+
+def _of_layers(described: Description, hidden_layers: int) -> Description:
+    """Returns the run with ``hidden_layers`` hidden layers in its mlp; raises ``ValueError`` for a ``width`` option.
+
+    On the command line ``widths`` are the widths to compare, so that an mlp's own option of that name is not reachable.
+    """
+    entry, options = described.model
+    defaults = type(options)()
+    if getattr(options, "width", None) != getattr(defaults, "width", None):
+        raise ValueError(f"width: got {options.width}, must be left out: the networks have the widths of --widths")
+    if hasattr(options, "widths"):
+        options = replace(options, widths=defaults.widths * hidden_layers)
+    elif hidden_layers != 1:
+        raise ValueError(f"hidden_layers: got {hidden_layers}, must be left out: the model is {entry.name}, no mlp")
+    return described._replace(model=Chosen(entry, options))
+
+
+def run_job(job: CompareJob) -> Ended:
+    """Compares every setting, writes files after each, prints tables and draws figures; returns the outcome."""
+    screen, start = console(), time.perf_counter()
+    say, folder = clock(screen), output_folder(job.output)
+    write_config(folder, "compare", job.options)
+    results: list[Comparison] = []
+    for setting in job.settings:
+        screen.print(f"[bold]{setting.title}[/bold]")
+        results.append(run(setting, progress=True, say=say))
+        _write(folder, job.seed, results)
+    verdicts = [v for r in results for v in r.verdicts]
+    _show(screen, results, verdicts)
+    paths = draw_all(results, job.figures.within(folder))
+    screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
+    screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
+    said = [] if all(v.passed is not False for v in verdicts) else [summary(verdicts)]
+    return ended([*_diverged(results), *said])
+
+
+def _diverged(results: list[Comparison]) -> list[str]:
+    """Describes the networks that ended in numbers that are not finite."""
+    return [
+        f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
+        for result in results
+        for seen in (*result.simulated, *result.ntk_fl)
+        if not np.isfinite(seen.train[-1]).all() or not np.isfinite(seen.test[-1]).all()
+    ]
+
+
+def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -> None:
+    screen.print()
+    for result in results:
+        screen.print(comparison_table(result.rows))
+        screen.print("\n".join(_notes(result)), style="dim")
+        screen.print()
+    screen.print(LEGEND, style="dim")
+    screen.print()
+    show_verdicts(screen, verdicts, "Do simulation and theory agree?", COMPARISON_LEGEND)
+    screen.print()
+
+
+def _notes(result: Comparison) -> list[str]:
+    """Describes how near the flow has come to the limit, and how accurate NTK-FL's averaged kernel is."""
+    theory, last = result.theory, result.setting.num_rounds
+    notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
+    if theory.limit is not None:
+        gap = theory.flow.limit_distance(last, 0, theory.limit)
+        notes = [
+            f"the flow's own distance to the limit at round {last}, relative: "
+            f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
+        ]
+        if not any("Theorem 2, round" in v.statement for v in result.verdicts):
+            notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
+    if result.ntk_fl and result.setting.y_train.shape[1] > 1:
+        errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
+        shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
+        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
+    return notes + [result.remark] * bool(result.remark)
+
+
+def _metrics(seed: int, result: Comparison) -> list[Metric]:
+    """Builds the rows of the learning curves: of every method and width, and of the flow from the widest networks."""
+    setting, rows = result.setting, list[Metric]()
+    of_loss = {"mse": "residual"}.get(metric_of(setting.loss), metric_of(setting.loss))
+    trained = zip(result.simulated, result.gaps, strict=True)
+    for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
+        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
+        for at, round_ in enumerate(seen.rounds):
+            sent = [seen.sent[at].uplink_bytes, seen.sent[at].downlink_bytes]
+            found = {("train", "mse"): float(setting.mse(seen.train[at].mean(axis=0), "train").mean())}
+            found |= _on_test(setting, seen.test[at])
+            if gap is not None:
+                found["train", of_loss] = float(gap.simulated[at])
+            rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
+    for seen, lazy in zip(result.simulated, result.laziness, strict=bool(result.laziness)):
+        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
+        for name, values in lazy.curves().items():
+            means = values.mean(axis=(1, 2))
+            rows += [
+                Metric(round_, algorithm, seed, "laziness", name, float(value), 0, 0)
+                for round_, value in zip(seen.rounds, means, strict=True)
+            ]
+    widest, predicted = result.simulated[-1], result.gaps[-1]
+    for at, round_ in enumerate(widest.rounds):
+        found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting, predicted.test[at])}
+        algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
+        rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in found.items()]
+    return rows
+
+
+def _on_test(setting: Setting, outputs: np.ndarray) -> dict[tuple[str, str], float]:
+    """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
+    mean = outputs.mean(axis=0)
+    found = {("test", "mse"): float(setting.mse(mean).mean())}
+    return (
+        found if setting.labels_test is None else found | {("test", "accuracy"): float(setting.accuracy(mean).mean())}
+    )
+
+
+def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
+    write_metrics(folder, [m for r in results for m in _metrics(seed, r)])
+    write_result(
+        folder,
+        [row for r in results for row in r.rows],
+        verdicts=[row for r in results for row in as_rows(r.verdicts)],
+        seconds={r.setting.name: r.seconds for r in results},
+        clients=[
+            {"setting": r.setting.name, "client": i, "left": r.setting.what_is_left, "predicted": p, "simulated": s}
+            for r in results
+            for i, (p, s) in r.by_client().items()
+        ],
+    )

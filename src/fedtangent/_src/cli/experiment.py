@@ -1,0 +1,126 @@
+"""``fedtangent experiment``: one table, figure or claim of the papers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+from fedtangent._src import entries
+from fedtangent._src.checks import MAX_SEED, whole
+from fedtangent._src.cli.arguments import FigureOptions
+from fedtangent._src.engine.sweeps import parse_seeds
+from fedtangent._src.experiments.lab.runner import (
+    Experiment,
+    Request,
+    Study,
+    expected_seconds,
+    perform,
+    prepare_study,
+    written,
+)
+from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
+from fedtangent._src.output.tables import TextTable, clock, console, counted, show_verdicts
+
+NUM_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """One experiment: a table, figure or claim of the papers, with its published numbers beside ours.
+
+    `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, the methods
+    did not get the same budget, or a wrong theory passes too); a claim that is not seen is a result.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """Which experiment, such as fed_ensemble.versus_fed_avg; beside it --help has its data sets and settings."""
+    scale: str = "default"
+    """smoke (a minute or few on two cores), default (up to an hour) or paper (an accelerator's work)."""
+    dataset: str | None = None
+    """One of its data sets (default: the first, which needs no files)."""
+    set: tuple[str, ...] = ()
+    """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
+    seeds: str | None = None
+    """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
+    seed: int = entries.option(0, most=MAX_SEED)
+    """First of the five seeds, where --seeds is not given."""
+    output: Path | None = entries.option(None, may_differ=True)
+    """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
+    data_dir: Path | None = entries.option(None, may_differ=True)
+    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+
+
+ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
+
+
+def continues(options: object) -> bool:
+    """Returns True: finished runs of an equal experiment in the same folder are used again."""
+    return True
+
+
+def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
+    """Returns the allowed data sets and the settings of the named experiment, for the page of help."""
+    found = entries.catalogue("experiments").get(" ".join(given[""]))
+    if found is None:
+        return {}
+    dataset, *_ = given.get("dataset") or found.scales
+    scale, *_ = given.get("scale") or [ExperimentOptions.scale]
+    settings = found.scales.get(dataset, {}).get(scale)
+    return {"dataset": found.scales} | ({} if settings is None else {"set": written(settings)})
+
+
+def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob:
+    """Checks every option and loads the first seed's data; raises ``ValueError``, and writes nothing."""
+    found = entries.choose("experiments", options.name)
+    whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
+    if options.seeds is not None and options.seed != 0:
+        raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
+    text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
+    request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
+    return options, figures, found, prepare_study(found, request)
+
+
+def run_job(job: ExperimentJob) -> Ended:
+    """Performs the experiment, and writes metrics.csv as it goes; returns the outcome."""
+    (options, figures, experiment, study), screen, start = job, console(), time.perf_counter()
+    assert options.output is not None  # the command line names one
+    say, folder = clock(screen), output_folder(options.output)
+    resolved = {"seeds": study.seeds, "dataset": study.dataset, "settings": study.settings}
+    values = dataclasses.asdict(options) | dataclasses.asdict(figures)
+    write_config(folder, "experiment", values, resolved=resolved)
+    metrics: list[Metric] = []
+
+    def keep(more: Sequence[Metric]) -> None:
+        metrics.extend(more)
+        write_metrics(folder, metrics)
+
+    screen.print(
+        f"[bold]{options.name}[/bold] on {study.dataset}, {counted(len(study.seeds), 'seed')}", highlight=False
+    )
+    if options.scale == "paper":
+        say("timing a few rounds")
+        hours = expected_seconds(experiment, study) / 3600
+        kind = jax.devices()[0].device_kind
+        screen.print(f"expected on this device, {kind}: {hours:.2g} hours", highlight=False)
+    found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=figures.within(folder)))
+    seconds = time.perf_counter() - start
+    write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)
+    screen.print()
+    for sheet in found.sheets:
+        screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
+        screen.print(TextTable(None, sheet.columns, sheet.rows))
+    if found.verdicts:
+        show_verdicts(screen, found.verdicts, "simulation beside theory")
+    for line in found.remarks:
+        screen.print(line, style="dim", highlight=False)
+    screen.print(
+        f"{seconds:.0f} s; numbers in {folder / 'result.json'}, figures in {folder / 'figures'}", highlight=False
+    )
+    return ended(f"does not count: {line}" for line in found.failed)

@@ -1,0 +1,38 @@
+"""``fedtangent list``: what there is to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from fedtangent._src.checks import choice
+from fedtangent._src.entries import KINDS, catalogue
+from fedtangent._src.output.files import Ended
+from fedtangent._src.output.tables import TextTable, console
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What to list."""
+
+    kind: Annotated[str, tyro.conf.Positional] = "kinds"
+    """What to list, such as algorithms; by default what there are lists of."""
+
+
+def prepare(options: ListOptions) -> ListOptions:
+    """Checks the option; raises ``ValueError``."""
+    choice("kind", options.kind, ("kinds", *KINDS))
+    return options
+
+
+def run_job(options: ListOptions) -> Ended:
+    """Prints the table; returns the outcome."""
+    if options.kind == "kinds":
+        rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
+    else:
+        entries = catalogue(options.kind).values()
+        rows = [(entry.written, entry.told) for entry in entries]
+    console().print(TextTable(options.kind, ("name", "what it is"), rows))
+    return Ended()

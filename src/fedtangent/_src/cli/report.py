@@ -1,0 +1,109 @@
+"""``fedtangent report``: finished runs as one HTML page, with the command that repeats each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+import fedtangent
+from fedtangent._src.cli import commands
+from fedtangent._src.cli.arguments import Option, words
+from fedtangent._src.engine.description import DECIDING
+from fedtangent._src.output.files import Ended, output_folder, write_atomically, write_config, write_result
+from fedtangent._src.output.report import ReportedRun, page, read_run, runs_below
+from fedtangent._src.output.tables import TextTable, console, counted
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is reported, and where the page goes."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
+    """Folders of runs, or folders that have some below them."""
+    output: Path = Path("results/report")
+    """Folder for the page, report.html, which needs nothing else."""
+
+
+class ReportJob(NamedTuple):
+    """Runs, and the HTML page about them."""
+
+    options: ReportOptions
+    runs: list[ReportedRun]
+    html: str
+
+
+def prepare(options: ReportOptions) -> ReportJob:
+    """Reads all the runs and builds the page; raises ``ValueError``, and writes nothing."""
+    if not options.runs:
+        raise ValueError("runs: got none, must be folders of runs")
+    try:
+        named = [folder for given in options.runs for folder in runs_below(Path(given))]
+        folders = {folder.resolve(): folder for folder in named}  # once, whatever it is called
+        runs = [read_run(folder) for folder in folders.values()]
+        html = page(runs, [command_of(run) for run in runs], fedtangent.__version__)
+    except OSError as error:
+        raise ValueError(f"runs: cannot read {error.filename}: {error.strerror}") from error
+    if options.output.resolve() in folders:
+        raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
+    return ReportJob(options, runs, html)
+
+
+def run_job(job: ReportJob) -> Ended:
+    """Writes the page; returns the outcome."""
+    folder, screen = output_folder(job.options.output), console()
+    write_config(folder, "report", job.options)
+    write_atomically(folder / "report.html", job.html)
+    rows = [{"run": str(run.folder), "command": run.command, "ended": run.ended} for run in job.runs]
+    write_result(folder, rows)
+    screen.print(TextTable(None, ("run", "command", "ended"), [tuple(row.values()) for row in rows]))
+    figures = sum(len(run.figures) for run in job.runs)
+    count = f"{counted(len(rows), 'run')}, {counted(figures, 'figure')}"
+    screen.print(f"{count} in {folder / 'report.html'}", highlight=False)
+    return Ended()
+
+
+def command_of(run: ReportedRun) -> str:
+    """Builds the command line that repeats a run: its options that differ from the defaults, checked to mean the same.
+
+    If they do not, as for a run of another version, the command line names the run's config.json.
+    """
+    path = ["--config", str(run.folder / "config.json")]
+    try:
+        whole = _values(run.command, path)
+        decided = {name: whole[name] for name in DECIDING if whole.get(name) is not None}
+        first = {name: value[0] if isinstance(value, list) else value for name, value in decided.items()}
+        several = whole["algorithm"] if isinstance(whole.get("algorithm"), list) else []
+        options: dict[str, Option] = {}
+        for chosen in [first, *({**first, "algorithm": name} for name in several[1:])]:  # each has options of its own
+            options = commands.options_by_name(commands.groups_of(commands.find(run.command, *path), chosen)) | options
+        decided |= {name: value for name, value in whole.items() if options[name].positional}
+        usual = _values(run.command, words(decided, options))
+        said = decided | {name: value for name, value in whole.items() if value != usual.get(name)}
+        for name in decided:  # what is chosen anyway goes
+            less = {other: value for other, value in said.items() if other != name}
+            said = less if _means(run.command, words(less, options), whole) else said
+        line = words(said, options)
+        if _means(run.command, line, whole):
+            return shlex.join([commands.PROGRAM, run.command, *line])
+    except ValueError:
+        pass
+    return shlex.join([commands.PROGRAM, run.command, *path])
+
+
+def _values(command: str, line: Sequence[str]) -> dict[str, Any]:
+    """Returns the value of every option that belongs to the run, with paths as text."""
+    values = commands.read(commands.find(command, *line), line).values
+    return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in commands.ANEW}
+
+
+def _means(command: str, line: Sequence[str], values: Mapping[str, Any]) -> bool:
+    """Tells whether the command line gives these values."""
+    try:
+        return _values(command, line) == values
+    except ValueError:
+        return False

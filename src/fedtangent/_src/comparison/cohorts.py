@@ -1,0 +1,101 @@
+"""Cohorts and minibatches of a run as inputs of the theory, with weights computed here and not by the simulator.
+
+Which client trains which model on which batch is drawn at random, and theory takes these draws as inputs. How much a
+client counts is part of the algorithm, so a comparison must check it: a simulator that weighs clients wrongly must
+disagree with theory.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import streams
+from fedtangent._src.checks import choice
+from fedtangent._src.federated.compose import WEIGHTINGS
+from fedtangent._src.federated.local import Work, drawn_batches
+from fedtangent._src.federated.schedule import unroll
+from fedtangent._src.types import Array, Cohort, Key, Partition, PyTree, Schedule
+
+
+def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
+    """Computes which training rows are in every minibatch that a run of ``seed`` draws for its cohorts.
+
+    Args:
+        work: Local steps and batch size.
+        partition: Training rows of every client.
+        cohorts: Cohorts of the run, [R, S].
+        seed: Seed or key of the run.
+
+    Returns:
+        Row numbers [R, S, T, B], where -1 fills unused places; None if every step takes all examples of a client.
+    """
+    sizes, train = np.asarray(partition.sizes), streams.keys(seed).train
+    largest = int(sizes.max())
+    if work.batch_size is None or work.batch_size >= largest:
+        return None
+    most, client = int(np.max(steps_of(work, partition))), jnp.asarray(cohorts.client)
+
+    def places(round_: Array, i: Array, size: Array) -> Array:
+        return drawn_batches(work, streams.slot_keys(train, round_, i)[0], size, largest, most)
+
+    of_round = jax.jit(jax.vmap(jax.vmap(places, in_axes=(None, 0, 0))))  # one program, not one for each operation
+    found = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
+    first = np.asarray(partition.offsets)[np.asarray(client)][..., None, None]
+    rows = np.asarray(partition.indices)[first + np.maximum(found, 0)]
+    return np.where((found >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
+
+
+def steps_of(work: Work, partition: Partition) -> np.ndarray:
+    """Computes the number of local steps of every client, [N]; each takes at least 1.
+
+    One epoch of minibatches of size B has ``ceil(n_i / B)`` steps.
+    """
+    if work.steps is not None:
+        return np.full(partition.num_clients, work.steps)
+    per_epoch = 1 if work.batch_size is None else -(-np.asarray(partition.sizes) // work.batch_size)
+    return np.maximum(per_epoch, 1) * np.full(partition.num_clients, work.epochs)
+
+
+def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray:
+    """Counts the clients that get a model in each round of ``cohorts``, [R].
+
+    Clients that drop out or are late after they got the model count too.
+    """
+    if schedule.contacted is None:
+        return np.sum(np.asarray(cohorts.weight) > 0, axis=1)
+    count, (init_key, sample_key) = schedule.contacted, streams.schedule_keys(streams.keys(seed).schedule)
+
+    def one(state: PyTree, round_: Array) -> tuple[PyTree, Array]:
+        state = schedule.sample(sample_key, state, round_)[1]
+        return state, count(state)
+
+    return np.asarray(jax.lax.scan(one, schedule.init(init_key), jnp.arange(len(cohorts.client)))[1])
+
+
+def weighed_cohorts(
+    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
+) -> Cohort:
+    """Draws the cohorts of a simulation with this seed, and computes their weights independently of the simulator.
+
+    So a simulator that weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of
+    examples, counted here example by example (FedAvg; FE-2021, eq. 1). With ``weighting="uniform"`` each client with at
+    least one example has weight 1. This weight is multiplied by the slot's weight in the schedule; an empty slot has
+    weight 0. Weights are divided by their sum where models are averaged.
+
+    Returns:
+        Cohorts as NumPy arrays [R, S].
+
+    Raises:
+        ValueError: The weighting is unknown, or the partition and the schedule have different numbers of clients.
+    """
+    choice("weighting", weighting, WEIGHTINGS)
+    num_clients = partition.num_clients
+    if num_clients != schedule.num_clients:
+        raise ValueError(f"partition: got {num_clients} clients, but the schedule is of {schedule.num_clients}")
+    held = np.array([sum(1 for _ in partition.client(i)) for i in range(num_clients)], float)
+    counts = held if weighting == "examples" else np.where(held > 0, 1.0, 0.0)
+    drawn = unroll(schedule, streams.keys(seed).schedule, num_rounds)
+    client, model, filled = (np.asarray(part) for part in drawn)
+    return Cohort(client, model, np.where(filled > 0, filled * counts[client], 0.0))  # type: ignore[arg-type]

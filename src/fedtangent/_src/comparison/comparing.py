@@ -1,0 +1,121 @@
+"""``compare`` compares any run with theory: networks of several widths, the flow of the same rounds, the limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from fedtangent._src.checks import whole
+from fedtangent._src.comparison.followed import (
+    check_analytic,
+    check_evaluation,
+    check_kernels,
+    evaluated_every,
+    setting_of,
+)
+from fedtangent._src.comparison.from_start import FromStart, compare_from
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.examples import Examples
+from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.engine.run import examples_of
+from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.types import Algorithm, Key, Model, PyTree
+
+WIDTHS, DRAWS = (64, 256, 1024), 16
+
+
+def compare(
+    algorithm: Algorithm,
+    data: Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
+    *,
+    num_rounds: int,
+    seed: int = 0,
+    start: Key | PyTree | None = None,
+    evaluation: Evaluation = Evaluation(),
+    widths: Iterable[int] = WIDTHS,
+    draws: int = DRAWS,
+) -> Comparison | FromStart:
+    """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
+
+    Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
+    widths, and compared with the federated flow of infinite width. With a ``start``, the networks that begin there are
+    compared with their linearisation at it: any model and any algorithm, also without a closed form.
+
+    Args:
+        algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear; with a
+            ``start`` for any model.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
+            Without test examples the training examples take their place.
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
+            [n].
+        num_rounds: Communication rounds R.
+        seed: Seed of initialisations, schedule and minibatches.
+        start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
+            of each, or a typed key to initialise from; None: independent initialisations at every width.
+        evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
+        widths: Widths of all hidden layers, three or more; without meaning for a linear model.
+        draws: Initialisations of the K models at every width, five or more.
+
+    Returns:
+        Verdicts with their negative controls, and all curves; with a ``start`` a ``FromStart``.
+
+    Raises:
+        ValueError: Before anything is trained: 64-bit types are off, theory does not follow the algorithm (the message
+            says why), the model has no analytic kernel, or an argument is out of range.
+    """
+    require_float64()
+    examples = examples_of(algorithm, data, clients)
+    if start is not None:
+        for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):
+            if value != default:
+                raise ValueError(f"{name}: got {value}, must be left out with a start, where there is one network")
+        return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
+    setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
+    return run(setting, evaluation.progress)
+
+
+def comparison_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    evaluation: Evaluation,
+    widths: tuple[int, ...],
+    draws: int,
+) -> Setting:
+    """Builds the setting that ``compare`` runs, from the same arguments; raises ``ValueError`` as ``compare`` does."""
+    check_evaluation(evaluation)
+    whole("num_rounds", num_rounds)
+    whole("draws", draws, FEWEST_DRAWS)
+    widths = check_widths(algorithm.model, widths)
+    if algorithm.composition.rebuild is None:
+        algorithm.on(algorithm.model)  # says what can be done
+    setting = setting_of(algorithm, examples, num_rounds, seed)
+    check_kernels(algorithm.model, setting.x_train[:2])
+    every = evaluated_every(evaluation, num_rounds)
+    return dataclasses.replace(setting, widths=widths, draws=draws, evaluate_every=every)
+
+
+def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the widths in rising order, ``(1,)`` for a linear model.
+
+    Args:
+        model: Network that is compared.
+        widths: Widths of its hidden layers.
+
+    Raises:
+        ValueError: There are fewer than three different widths, or the model has no analytic kernel.
+    """
+    for width in widths:
+        whole("widths", width)
+    check_analytic(model)
+    if model.at_width is None:
+        return (1,)
+    found = tuple(sorted(set(widths)))
+    if len(found) < FEWEST_WIDTHS:
+        raise ValueError(f"widths: got {widths}, must be {FEWEST_WIDTHS} or more different ones")
+    return found

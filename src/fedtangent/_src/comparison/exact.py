@@ -1,0 +1,360 @@
+"""Exact comparisons: models linear in their weights, trained by the setting's algorithm and schedule.
+
+A network is only near its kernel prediction, so an error of a few percent in either goes unnoticed. Here the same code
+trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at fixed
+weights, and a linear model whose tangent kernel is the setting's analytic one. Each equality has negative controls,
+flows that are slightly wrong (``near_misses``), which must fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.comparison import predicted
+from fedtangent._src.comparison.predicted import Predicted
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated, init_key, trained_networks
+from fedtangent._src.comparison.statistics import law_distance, relative_distance, relative_errors
+from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.models.linearised import linearised
+from fedtangent._src.theory import Flow
+from fedtangent._src.types import Array, Cohort, Key, Model, Partition, PyTree
+
+LINEARISED_WIDTH = 64
+MOST_ROWS = 4000  # rows n C of a whole tangent kernel of a linearised network, at most
+MOST_STARTS = 400  # examples, of which there is a law to propagate, at most
+NUM_POINTS = 20  # test points of the exact checks
+LAW_ROUNDS = 40  # about as many rounds of the law are checked: a basis of initial functions is trained
+SLOWER = 0.95  # a rate that is wrong by 5 %
+
+Law = tuple[np.ndarray, np.ndarray]  # means [K, m, C] and covariances [K, m, m], or those of the ensemble
+
+
+def near_misses(
+    setting: Setting, cohorts: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared"
+) -> dict[str, Flow]:
+    """Builds negative controls: flows over ``last`` rounds that are slightly wrong, keyed by the mistake in each.
+
+    A mistake that changes nothing for this setting is left out, for instance equal weights if all clients are equal.
+
+    Args:
+        setting: The setting whose rule, rates and weights are altered.
+        cohorts: The right cohorts, [R, S].
+        blocks: Kernels at the training and test points.
+        last: Number of rounds after which the flows are evaluated.
+        outputs: "shared", or "full" if the kernel couples outputs.
+    """
+    rule = setting.rule
+    shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
+    wrong: dict[str, tuple[Cohort, dict[str, Any]]] = {
+        f"client rate x {SLOWER}": (cohorts, {"learning_rate": np.multiply(SLOWER, setting.learning_rate)}),
+        f"server rate x {SLOWER}": (
+            cohorts,
+            {"server_learning_rate": np.multiply(SLOWER, rule.get("server_learning_rate", 1.0))},
+        ),
+    }
+    if np.any(np.asarray(rule.get("anchoring", 1.0)) != 1):
+        wrong["not drawn back to the start"] = cohorts, {"anchoring": 1.0}
+    steps, drawn = np.broadcast_to(setting.local_steps, setting.partition.num_clients), rule.get("batches")
+    present = np.asarray(cohorts.weight)[:last] > 0
+    taken = np.where(present, steps[np.asarray(cohorts.client)[:last]], 0)  # [R, S] of those that train
+    if np.any(present):
+        wrong["one client missing in the last round"] = (
+            _absent_once(cohorts, 1 + int(np.max(np.nonzero(present)[0]))),
+            {},
+        )
+    if np.max(taken, initial=0) > 1:
+        fewer = np.maximum(steps - 1, 1)
+        kept = {} if drawn is None else {"batches": drawn[:, :, : fewer.max()]}
+        wrong["one local step less"] = cohorts, {"local_steps": fewer, **kept}
+    other = _weighed_otherwise(cohorts, setting.partition, setting.weighting)
+    if other is not None:
+        wrong[f"clients weighted {'equally' if setting.weighting == 'examples' else 'by examples'}"] = other, {}
+    late = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
+    if np.any(_sorted(cohorts) != _sorted(shifted)) or (drawn is not None and np.any(late["batches"] != drawn)):
+        wrong["cohorts one round late"] = shifted, late
+    if drawn is not None and np.max(taken, initial=0) > 1:
+        backwards = _backwards(drawn, steps[np.asarray(cohorts.client)])
+        wrong["minibatches in another order"] = cohorts, {"batches": backwards}
+    return {
+        name: predicted.run_flow(setting, blocks, among, outputs=outputs, **changes)
+        for name, (among, changes) in wrong.items()
+    }
+
+
+def _sorted(cohorts: Cohort) -> np.ndarray:
+    """Returns model, client and weight of every slot, [R, S, 3], with the slots of each round sorted."""
+    slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
+    order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
+    return np.take_along_axis(slots, order[..., None], axis=1)
+
+
+def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
+    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
+    sizes = np.asarray(held.sizes, float)[np.asarray(cohorts.client)]
+    weight = np.asarray(cohorts.weight)
+    other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)
+    model, num_models = np.asarray(cohorts.model), int(np.max(cohorts.model, initial=0)) + 1
+
+    def shares(weights: np.ndarray) -> np.ndarray:
+        rounds = np.arange(len(weights))[:, None]
+        total = np.zeros((len(weights), num_models))
+        np.add.at(total, (np.broadcast_to(rounds, model.shape), model), weights)
+        return np.asarray(weights / np.maximum(total[rounds, model], 1e-300))
+
+    if np.allclose(shares(other), shares(weight)):
+        return None
+    return cohorts._replace(weight=other)  # type: ignore[arg-type]
+
+
+def _backwards(batches: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Reverses the order of each slot's first ``steps`` [R, S] batches in ``batches`` [R, S, T, B]."""
+    t = np.arange(batches.shape[2])
+    at = np.where(t < steps[..., None], steps[..., None] - 1 - t, t)
+    return np.take_along_axis(batches, at[..., None], axis=2)
+
+
+def _absent_once(cohorts: Cohort, last: int) -> Cohort:
+    """Returns the cohorts without the first filled slot of round number ``last``, counted from 1."""
+    weight = np.array(cohorts.weight)
+    weight[last - 1, int(np.argmax(weight[last - 1] > 0))] = 0.0
+    return cohorts._replace(weight=weight)  # type: ignore[arg-type]
+
+
+def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
+    """Checks that every model of a linear setting follows the flow at every evaluated round; controls: near misses."""
+    statement = "simulation = flow, linear model, every round"
+    return follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
+
+
+def of_kernel_verdict(theory: Predicted) -> Verdict:
+    """Checks that a linear model with the setting's analytic kernels follows the flow; controls: near misses.
+
+    The model starts as a draw from the prior.
+    """
+    points = some_points(theory.setting)
+    small, rows = _of_kernels(theory, points)
+    model = _two_feature_maps(rows, small.y_train.shape[1], True)
+    seen = trained_networks(dataclasses.replace(small, model=lambda width: model), rows)
+    statement = "linear model of the analytic kernel = flow, every round"
+    return follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
+
+
+def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
+    """Checks that K networks, linearised at fixed weights, follow the flow of their kernel; controls: near misses.
+
+    Each network starts from different initial weights. Algorithm, data, schedule, rates and rounds are those that train
+    the setting's networks; the kernel is the whole empirical one, [n C, n C], which couples the outputs.
+    """
+    points = some_points(setting)
+    base = setting.model(LINEARISED_WIDTH)
+    at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
+    small = dataclasses.replace(
+        setting,
+        model=lambda width: linearised(base, at),
+        draws=1,
+        x_test=setting.x_test[points],
+        y_test=setting.y_test[points],
+    )
+    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
+    seen = trained_networks(small, LINEARISED_WIDTH)
+    statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
+    return follows(small, statement, seen, cohorts, blocks, "full")
+
+
+def follows(
+    setting: Setting, statement: str, seen: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
+) -> Verdict:
+    """Checks that linear models follow the flow from their initial functions at every evaluated round.
+
+    The controls are near misses; for a user's run, a flow with another loss is one more.
+
+    Args:
+        setting: The run.
+        statement: Text of the verdict.
+        seen: Simulated outputs of the models.
+        cohorts: Cohorts of the run, [R, S].
+        blocks: Kernels of the models.
+        outputs: "shared", or "full" if the kernel couples outputs.
+    """
+    flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
+    wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)
+    if not setting.is_standard:
+        other = "cross_entropy" if setting.loss == "squared_error" else "squared_error"
+        wrong["the other loss"] = predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)
+    misses = {name: _largest_error(miss, seen) for name, miss in wrong.items()}
+    return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
+
+
+def empirical_blocks(model: Model, at: PyTree, x_train: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
+    """Computes the whole tangent kernel of ``model`` at the weights ``at``, for the training and test points.
+
+    Args:
+        model: Network with C outputs.
+        at: Its parameters.
+        x_train: Training inputs, [n, d].
+        x_test: Test inputs, [m, d].
+
+    Returns:
+        Blocks [n C, n C] and [m C, n C]; the C outputs of one example are adjacent rows.
+    """
+    both = np.concatenate([x_train, x_test])
+    whole = np.asarray(_whole_kernel(model, at, jnp.asarray(both), jnp.asarray(x_train)))
+    rows = len(x_train) * model.output_size
+    whole = whole.reshape(-1, rows)
+    return KernelBlocks(0.5 * (whole[:rows] + whole[:rows].T), whole[rows:])
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
+    return empirical_ntk(model, at, x1, x2, trace=False)
+
+
+def _largest_error(flow: Flow, seen: Simulated) -> float:
+    """Returns the largest relative error of any network at any evaluated round; infinite if the flow overflows."""
+    starts = zip(seen.train[0].swapaxes(0, 1), seen.test[0].swapaxes(0, 1), strict=True)
+    try:
+        test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
+    except FloatingPointError:
+        return np.inf
+    return float(np.max(relative_errors(test, seen.test[1:], test - seen.test[0])))
+
+
+def law_verdicts(theory: Predicted) -> list[Verdict]:
+    """Checks the mean and covariance of each of the K models, and of their ensemble, at one round, without sampling.
+
+    A linear model with the setting's analytic kernels is trained in one run: from the zero function, which gives the
+    mean, and from every function of a basis, which gives a factor G of the covariance ``G G'``.
+    """
+    setting = theory.setting
+    at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
+    points, outputs = some_points(setting), setting.y_train.shape[1]
+    seen = _propagated(theory, points, round_)
+    test = seen.test[-1][:, 0]  # [K, m, C + q]
+    mean, spread = test[..., :outputs], test[..., outputs:]
+    found = mean, spread @ spread.swapaxes(1, 2)
+    verdicts = [_of_each_model(theory, found, at)]
+    if len(mean) > 1:
+        verdicts.append(_of_the_ensemble(theory, found, seen.ensemble[-1][0, :, :outputs], round_))
+    return verdicts
+
+
+def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
+    setting, points = theory.setting, some_points(theory.setting)
+    law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
+    whose = f"each of {len(law[0])} models" if len(law[0]) > 1 else "the model"
+    statement = f"law of {whose} = flow's, round {setting.rounds[at]}"
+    wrong = _wrong_laws(theory, law, found, at)
+    return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
+
+
+def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
+    """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
+    points, flow, (mean, cov) = some_points(theory.setting), theory.flow, found
+    num_models = len(mean)
+    law = (
+        np.asarray(flow.ensemble_mean(round_))[points],
+        np.asarray(flow.ensemble_cov(round_))[np.ix_(points, points)],
+    )
+    fewer = mean[:-1].mean(axis=0), cov[:-1].mean(axis=0) / (num_models - 1)
+    return exact_verdict(
+        theory.setting.name,
+        f"law of the ensemble of {num_models} = flow's, round {round_}",
+        law_distance((averaged, cov.mean(axis=0) / num_models), law),
+        {f"ensemble of {num_models - 1}": law_distance(fewer, law)},
+        EXACT,
+    )
+
+
+def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
+    """Returns the distance of each wrong law from the propagated law: means of near misses, and exchanged models."""
+    setting = theory.setting
+    points, round_ = some_points(setting), setting.rounds[at]
+    misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
+    wrong = {
+        name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
+    }
+    if len(found[0]) > 1:
+        wrong["models exchanged"] = law_distance(found, (np.roll(of_models[0], 1, 0), np.roll(of_models[1], 1, 0)))
+    return wrong
+
+
+def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
+    """Trains a linear model with the setting's analytic kernels, all outputs in one run.
+
+    The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of the
+    initial covariance at train and test points and learn zero, as a residual does. After training, these q outputs are
+    a factor of the covariance.
+    """
+    setting, n = theory.setting, len(theory.setting.x_train)
+    small, rows = _of_kernels(theory, points)
+    outputs = setting.y_train.shape[1]
+    small = dataclasses.replace(
+        small,
+        model=lambda width: _two_feature_maps(rows, outputs, False),
+        num_rounds=num_rounds,
+        evaluate_every=0,
+        y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),
+        y_test=np.zeros((len(points), outputs + rows)),
+    )
+    return trained_networks(small, rows)
+
+
+def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
+    """Returns a setting of one draw, and the rows q of its feature maps.
+
+    Its inputs [phi, psi] at the training points and some test points have the analytic kernels as inner products.
+    """
+    setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
+    tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
+    prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
+    inputs = np.concatenate([tangent, prior], axis=1)
+    small = dataclasses.replace(setting, draws=1, x_train=inputs[:n], x_test=inputs[n:], y_test=setting.y_test[points])
+    return small, len(tangent)
+
+
+def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
+    """Builds the model ``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
+
+    With ``drawn`` W0 is standard normal, so that the model starts as a draw from the prior. Otherwise W0 is [0, I]: the
+    first ``outputs`` outputs start at zero.
+    """
+    columns = outputs if drawn else outputs + rows
+
+    def init(key: Key) -> PyTree:
+        start = np.concatenate([np.zeros((rows, outputs)), np.eye(rows)], axis=1)
+        fixed = jax.random.normal(key, (rows, outputs)) if drawn else jnp.asarray(start)
+        return {"trained": jnp.zeros((rows, columns)), "fixed": fixed}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        fixed = jax.lax.stop_gradient(params["fixed"])
+        return x[:, :rows] @ params["trained"] + x[:, rows:] @ fixed
+
+    return Model("linear model of given kernels", init, apply, None, columns)
+
+
+def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
+    """Returns the two blocks that the flow of one function needs, with all training points and some test points."""
+    return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
+
+
+def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.ndarray:
+    """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
+    cross = np.asarray(test_train)[points]
+    joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
+    eigenvalues, vectors = np.linalg.eigh(joint)
+    return vectors * np.sqrt(np.maximum(eigenvalues, 0))
+
+
+def some_points(setting: Setting) -> np.ndarray:
+    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread."""
+    count = len(setting.x_test)
+    return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

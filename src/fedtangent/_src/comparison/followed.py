@@ -1,0 +1,176 @@
+"""How theory follows a run: the setting of an algorithm and its examples, and the checks that reject other runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.data.examples import Examples
+from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.kernels.gram import analytic
+from fedtangent._src.losses import words
+from fedtangent._src.optimizers import first_steps
+from fedtangent._src.theory import Rule
+from fedtangent._src.theory.flow.rules import read_rule
+from fedtangent._src.types import NO_RULE, Algorithm, Key, Model, PyTree
+
+MOST_POINTS = 500  # test points that laws are compared at, at most
+EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
+FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
+
+
+def setting_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    most_points: int | None = MOST_POINTS,
+    own_width: bool = False,
+    is_followed: bool = True,
+) -> Setting:
+    """Builds the setting of a run, at the width of the algorithm's model.
+
+    Args:
+        algorithm: The run's algorithm.
+        examples: Its training and test examples and who holds them.
+        num_rounds: Rounds R.
+        seed: Seed of its schedule and its minibatches.
+        most_points: Largest number of test examples; the first ones are used. None: all.
+        own_width: Whether networks keep the width of the algorithm's model at every width that is asked for.
+        is_followed: Whether theory must follow the run; otherwise the setting has only a loss as its rule.
+
+    Raises:
+        ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
+    """
+    rule = followed_rule(algorithm, num_rounds) if is_followed else {"loss": examples.loss}
+    training, clients, schedule = algorithm.composition.training, examples.clients, algorithm.schedule
+    assert training is not None
+    weighting = algorithm.composition.weighting
+    cohorts = weighed_cohorts(schedule, clients, num_rounds, seed, weighting)
+    optimizer, rate = training.optimizer, training.learning_rate
+    if optimizer is not None:
+        rate = first_steps(optimizer, num_rounds)
+    rates = each_round(rate, num_rounds) if callable(rate) else rate
+    if not np.max(rates) > 0:
+        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
+    points = "train" if examples.test is None else "test"
+    (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
+    labels = (examples.train if examples.test is None else examples.test).labels
+    dataset, model = examples.dataset, algorithm.model
+    fewest, most = min(clients.sizes), max(clients.sizes)
+
+    @functools.cache
+    def of_width(width: int) -> Model:
+        return in_float64(model if model.at_width is None or own_width else model.at_width(width))
+
+    return Setting(
+        name=f"{algorithm.name} on {dataset.name}",
+        title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
+        f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
+        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}",
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        labels_test=None if labels is None else np.asarray(labels[:most_points]),
+        points=points,
+        partition=clients,
+        schedule=schedule,
+        model=of_width,
+        is_linear=model.is_linear,
+        widths=(1,),
+        local_steps=steps_of(training.work, clients),
+        learning_rate=rates,
+        num_rounds=num_rounds,
+        seed=seed,
+        algorithm=algorithm.on,
+        rule={**rule, "batches": drawn_rows(training.work, clients, cohorts, seed)},
+        weighting=weighting,
+    )
+
+
+def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
+    """Returns the fields of ``theory.Rule`` by which the closed form follows an algorithm, schedules as arrays [R].
+
+    Args:
+        algorithm: The algorithm.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: Theory does not follow the algorithm, or parts of its rule contradict each other.
+    """
+    rule = NO_RULE if algorithm.composition.training is None else algorithm.rule
+    if isinstance(rule, str):
+        raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
+    followed: dict[str, Any] = {
+        name: each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
+        for name, value in rule.items()
+    }
+    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
+    return followed
+
+
+def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
+    """Evaluates a schedule of numbers at every round, [R]."""
+    return np.array([float(schedule(jnp.int32(r))) for r in range(num_rounds)])
+
+
+def check_evaluation(evaluation: Evaluation) -> None:
+    """Raises ``ValueError`` for settings of an evaluation that only ``simulate`` uses."""
+    for name in ("measure", "report", "stop_on_divergence"):
+        if getattr(evaluation, name):
+            raise ValueError(f"evaluation.{name}: is an option of simulate only, must be left out")
+
+
+def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
+    """Returns the rounds between two evaluations of a comparison, by default an eighth of all rounds.
+
+    Args:
+        evaluation: Settings of the comparison.
+        num_rounds: Rounds R.
+    """
+    return -(-num_rounds // EVALUATIONS) if evaluation.every is None else evaluation.every
+
+
+def check_analytic(model: Model) -> None:
+    """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
+    if model.kernel is None or (model.at_width is None and not model.is_linear):
+        raise ValueError(
+            f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
+            "deep_linear, logistic, linear and rbf_linear. Any network is followed from a start of its own: "
+            "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
+        )
+
+
+def check_kernels(model: Model, x: np.ndarray) -> None:
+    """Raises ``ValueError`` for a network without a usable limit: its kernel grows with the width, or its prior is 0.
+
+    Args:
+        model: Network with an analytic kernel.
+        x: Some inputs at which kernels are compared.
+    """
+    narrow, wide = (model, model) if model.at_width is None else (model.at_width(8), model.at_width(16))
+    (nngp, theta), (_, widest) = (map(np.asarray, analytic(one, jnp.asarray(x))) for one in (narrow, wide))
+    if not np.allclose(theta, widest, rtol=1e-6):
+        raise ValueError(
+            f"model: got {model.name}, whose kernel grows with its width, must be in the ntk parameterization"
+        )
+    if not model.is_linear and not np.any(nngp):
+        raise ValueError(
+            f"model: got {model.name}, which starts as the zero function, must have w_std or b_std above 0"
+        )
+
+
+def in_float64(plain: Model) -> Model:
+    """Returns the model with float64 initial weights."""
+
+    def init(key: Key) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
+
+    return plain._replace(init=init)

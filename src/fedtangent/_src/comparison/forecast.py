@@ -1,0 +1,525 @@
+"""``predict``: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
+
+Initial functions are drawn from the network's prior. The federated flow, with the run's kernel, cohorts, minibatches
+and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import flag, number, real_array, whole
+from fedtangent._src.comparison.cohorts import contacted_clients
+from fedtangent._src.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
+from fedtangent._src.comparison.from_start import check_rows, flow_outputs, flows_at_start, weights_of
+from fedtangent._src.comparison.predicted import drawn_starts, limit_of, run_flow
+from fedtangent._src.comparison.rates import Rates, searched_rates
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Report
+from fedtangent._src.comparison.simulated import cohorts
+from fedtangent._src.comparison.sizes import KernelPlan, plan_kernels, planned_kernels
+from fedtangent._src.comparison.table import expected_accuracy
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.examples import Examples, Split
+from fedtangent._src.engine.clients import default_mapping, engine_for
+from fedtangent._src.engine.history import History, Measurement, at_start, charge
+from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.engine.run import examples_of
+from fedtangent._src.entries import option
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.large import LargeKernel, check_file
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.progress import progress_of
+from fedtangent._src.theory import Flow
+from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.types import Algorithm, Cohort, Cost, Key, Prediction, PyTree
+
+BAND = (5, 95)  # percent of the initial functions
+TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
+TRIALS = 25  # about how many rates a search tries, for its progress bar
+AT_ONCE = 2**26  # outputs that are held at once, half a GiB
+KERNELS = Path("results/kernels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecasting:
+    """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
+
+    target: float | None = None
+    """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
+    draws: int = 16
+    """Initial functions (times K) that are averaged over, and make the band; two or more."""
+    rates: bool = True
+    """Off: the learning curve at the rate that is given, and no search for others."""
+    kernel_dir: Path | None = option(None, may_differ=True)
+    """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
+
+
+class Plan(NamedTuple):
+    """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
+
+    algorithm: Algorithm
+    examples: Examples
+    setting: Setting
+    forecasting: Forecasting
+    start: PyTree | None = None  # parameters of the K models, [K, ...], that theory linearises at; None: the prior
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss among the metrics, as in the history of ``simulate``."""
+        return uncertainty.metric_of(self.examples.loss)
+
+    @property
+    def rate(self) -> float:
+        """The clients' learning rate; for a learning-rate schedule, its largest value."""
+        return float(np.max(self.setting.learning_rate))
+
+    @property
+    def draws(self) -> int:
+        """The number of initial functions: one if the run has a start."""
+        return self.forecasting.draws if self.start is None else 1
+
+    @property
+    def at_once(self) -> int:
+        """The number of initial functions that are computed together, a divisor of ``draws``."""
+        s = self.setting
+        of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
+        draws = self.draws
+        return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
+
+    @property
+    def main(self) -> str:
+        """The test metric that ``target`` refers to."""
+        return self.loss if self.examples.train.labels is None else "accuracy"
+
+    @property
+    def cost(self) -> Cost:
+        """The bytes of a message and of a broadcast."""
+        data = self.examples.data
+        return self.algorithm.cost(data, engine_for(data, default_mapping()))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The examples on which metrics are measured; without test examples, "test" is the training examples."""
+        train, test = self.examples.train, self.examples.test
+        return {"train": train, "test": train if test is None else test}
+
+
+class Curve(NamedTuple):
+    """Metrics of the algorithm's prediction along a run, from each of E initial functions, named as in ``simulate``."""
+
+    rate: float
+    rounds: np.ndarray  # [r]
+    values: dict[tuple[str, str], np.ndarray]  # (split, metric) -> [E, r]
+
+    def mean(self, split: str, metric: str) -> np.ndarray:
+        """Returns the mean of a metric over the initial functions at each round, [r]."""
+        return self.values[split, metric].mean(axis=0)
+
+    def band(self, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the 5th and the 95th percentile of a metric over the initial functions at each round, [r] each."""
+        with np.errstate(invalid="ignore"):
+            low, high = np.percentile(self.values[split, metric], BAND, axis=0)
+        return low, high
+
+
+class Reached(NamedTuple):
+    """The round in which a run reaches a target, on average over its initial functions."""
+
+    round: int | None  # None: at no evaluated round
+    uplink_bytes: int | None
+    nearest: float  # the best value after any round
+
+
+class Forecast(NamedTuple):
+    """The forecast of a run: learning curves, rates, bytes on the wire and limit."""
+
+    plan: Plan
+    given: Curve  # curve at the run's rate
+    best: Curve  # curve at the best rate; at the run's rate if none was searched
+    rates: Rates | None
+    uplink_bytes: np.ndarray  # [r] from the start to each evaluated round
+    downlink_bytes: np.ndarray  # [r]
+    limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
+    fastest: Curve | None = None  # curve at the tried rate of the fewest rounds to the target
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name."""
+        return self.plan.algorithm.name
+
+    @property
+    def history(self) -> History:
+        """The learning curve at the run's rate as a ``History``: means over the initial functions, with bands.
+
+        ``History.rounds`` is empty, because nothing was trained.
+        """
+        curve, splits = self.given, [key for key in self.given.values if self.plan.examples.test or key[0] == "train"]
+        evaluations = [
+            Measurement(
+                int(round_),
+                {s: {m: float(curve.mean(s, m)[i]) for t, m in splits if t == s} for s in dict(splits)},
+                int(self.uplink_bytes[i]),
+                int(self.downlink_bytes[i]),
+                0.0,
+            )
+            for i, round_ in enumerate(curve.rounds)
+        ]
+        several = splits if self.plan.draws > 1 else []
+        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in several}
+        return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
+
+    @property
+    def loss(self) -> float:
+        """The test loss after the last round at the best rate."""
+        return float(self.best.mean("test", self.plan.loss)[-1])
+
+    def __repr__(self) -> str:
+        """Returns one line with the final test loss, the best rate and the largest stable rate."""
+        rates = self.rates
+        told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
+        points = "test" if self.plan.setting.points == "test" else "training"
+        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+
+    def reached(self, target: float, curve: Curve) -> Reached:
+        """Finds when ``curve`` reaches ``target`` on the main test metric, and the uplink bytes until then.
+
+        Args:
+            target: Value of the metric ``Plan.main``.
+            curve: One of the curves of this forecast: ``given``, ``best`` or ``fastest``.
+        """
+        values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
+        round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
+        after = values[1:] if len(values) > 1 else values
+        sent = None if round_ is None else int(self.uplink_bytes[curve.rounds == round_][0])
+        return Reached(round_, sent, float((np.fmax if rising else np.fmin).reduce(after)))
+
+
+def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
+    """Returns the first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
+
+    With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
+    never reaches it. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
+
+    Args:
+        rounds: Round numbers, [r].
+        values: The metric after each of these rounds, [r].
+        target: The value to reach.
+        rising: Whether larger values are better.
+
+    Raises:
+        ValueError: The shapes differ, or the target is not a number.
+    """
+    at, seen = real_array("rounds", rounds), real_array("values", values)
+    if at.ndim != 1 or at.shape != seen.shape:
+        raise ValueError(f"values: got shape {seen.shape}, must be one for each of the rounds, {at.shape}")
+    number("target", target)
+    found = np.flatnonzero(seen >= target if rising else seen <= target)
+    return int(at[found[0]]) if len(found) else None
+
+
+def predict(
+    algorithm: Algorithm,
+    data: Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
+    *,
+    num_rounds: int,
+    seed: int = 0,
+    start: Key | PyTree | None = None,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
+) -> Forecast:
+    """Predicts a run without training a network: learning curves, stable and best rate, rounds to a target.
+
+    The network is the algorithm's, at infinite width. For more than 8,000 points, initial functions come from randomly
+    initialised networks of the algorithm's width. With a ``start`` the network begins there and is linearised at these
+    weights: any model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
+
+    Args:
+        algorithm: The algorithm, for a model with an analytic kernel, or with a ``start`` for any model.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
+            Without test examples the training examples take their place.
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
+            [n].
+        num_rounds: Communication rounds R.
+        seed: Seed of initial functions, schedule and minibatches.
+        start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
+            of each, or a typed key to initialise from; None: initial functions are drawn from the prior.
+        evaluation: Rounds between evaluations (default: 1), and progress.
+        forecasting: Target, number of initial functions, and whether rates are searched.
+
+    Returns:
+        Learning curves with bands at the run's rate and at the best rate, and bytes on the wire.
+
+    Raises:
+        ValueError: Before anything is computed: 64-bit types are off, theory does not follow the algorithm (the message
+            says why), the model has no analytic kernel, or an argument is out of range.
+    """
+    require_float64()
+    examples = examples_of(algorithm, data, clients)
+    plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting, start)
+    (found,) = forecasts([plan], evaluation.progress)
+    return found
+
+
+def forecasts(
+    plans: Sequence[Plan], progress: bool | None = False, say: Report = lambda line: None
+) -> Iterator[Forecast]:
+    """Computes the forecast of each plan in turn; the kernels are computed once.
+
+    Args:
+        plans: Runs with the same data, network and start.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+
+    Yields:
+        One forecast for each plan.
+    """
+    first = plans[0]
+    if first.start is not None:
+        yield from (_from_start(plan, progress, say) for plan in plans)
+        return
+    memory = memory_of(first)
+    say(str(memory))
+    kernels = planned_kernels(first.setting, memory, progress)
+    for plan in plans:
+        yield forecast(plan, kernels, progress, say)
+
+
+def memory_of(plan: Plan) -> KernelPlan:
+    """Computes the memory that the kernels of a plan need.
+
+    Raises ``ValueError`` if there is too little memory and disk, or if the kernel's file was altered.
+    """
+    found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
+    if found.folder is not None:
+        check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
+    return found
+
+
+def check_forecasting(forecasting: Forecasting) -> None:
+    """Raises ``ValueError`` for an option out of range."""
+    whole("draws", forecasting.draws, 2)
+    flag("rates", forecasting.rates)
+    if forecasting.target is not None:
+        number("target", forecasting.target, above=0)
+
+
+def plan_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
+    start: Key | PyTree | None = None,
+) -> Plan:
+    """Builds the plan of a run from the arguments of ``predict``; raises ``ValueError`` as ``predict`` does."""
+    check_evaluation(evaluation)
+    check_forecasting(forecasting)
+    whole("num_rounds", num_rounds)
+    if start is None:
+        check_analytic(algorithm.model)
+    setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
+    weights = None
+    if start is None:
+        check_kernels(algorithm.model, setting.x_train[:2])
+    else:
+        check_rows(algorithm, examples)
+        weights = weights_of(algorithm, examples, seed, start)
+    every = 1 if evaluation.every is None else evaluation.every
+    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting, weights)
+    if plan.main == "accuracy" and forecasting.target is not None:
+        number("target", forecasting.target, above=0, at_most=1)
+    return plan
+
+
+def forecast(
+    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool | None = False, say: Report = lambda line: None
+) -> Forecast:
+    """Computes the forecast of a plan without a start.
+
+    Args:
+        plan: The run.
+        kernels: The kernels of its setting.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+    """
+    setting = plan.setting
+    with jax.default_matmul_precision("highest"):
+        flows = (run_flow(setting, kernels, cohorts(setting)),)
+        return _forecast(_Runs(plan, flows, drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
+
+
+def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
+    """Computes the forecast of a plan with a start: each model is linearised at its initial weights."""
+    setting, model = plan.setting, plan.algorithm.model
+    x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    with jax.default_matmul_precision("highest"):
+        say(f"{setting.name}: tangent kernel at the start")
+        flows = flows_at_start(setting, plan.start)
+        starts = np.asarray(jax.jit(jax.vmap(model.apply, (0, None)))(plan.start, x), np.float64)
+        return _forecast(_Runs(plan, tuple(flows), starts[None]), None, progress, say)
+
+
+def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress: bool | None, say: Report) -> Forecast:
+    plan, setting, name = runs.plan, runs.plan.setting, runs.plan.setting.name
+    with jax.default_matmul_precision("highest"):
+        drawn = cohorts(setting)
+        say(f"{name}: learning curve, {len(runs.starts)} starts")
+        given = runs.curve(plan.rate, progress)
+        found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
+        if plan.forecasting.rates:
+            say(f"{name}: stable and best rate, {runs.tried} starts")
+            rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
+            say(f"{name}: learning curve at the best rate")
+            found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
+            fastest = _fastest_rate(runs, rates)
+            if fastest is not None:
+                say(f"{name}: learning curve at the rate of the fewest rounds to the target")
+                found = found._replace(fastest=runs.curve(fastest, progress))
+        target = plan.forecasting.target
+        if target is not None and kernels is not None and found.reached(target, found.best).round is None:
+            found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
+    return found
+
+
+def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """Sorts forecasts by test loss after the last round, each at the best rate of its algorithm, lowest first."""
+    return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
+
+
+class _Runs(NamedTuple):
+    """The flows of a plan and its initial functions, from which runs at any rate are computed."""
+
+    plan: Plan
+    flows: tuple[Flow, ...]  # one for all models, or one for each
+    starts: np.ndarray  # [E, K, n + m, C]
+
+    @property
+    def flow(self) -> Flow:
+        """The flow of the first model."""
+        return self.flows[0]
+
+    @property
+    def tried(self) -> int:
+        """The number of initial functions with which rates are tried."""
+        return min(TRIED_DRAWS, len(self.starts))
+
+    def at(self, rate: float) -> list[Flow]:
+        """Returns the flows at another rate; shapes stay the same, so that nothing is compiled again."""
+        rounds = self.flow.rounds
+        changed = rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
+        return [dataclasses.replace(flow, rounds=changed) for flow in self.flows]
+
+    def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
+        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
+        plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
+        splits, loss = plan.splits, plan.examples.loss
+        given = starts[:, :, :train], starts[:, :, train:]
+        flows, num_measured = self.at(rate), len(splits["train"].x)
+        outputs_of: tuple[Any, Any] = (
+            flows[0].runs(*given, rounds, num_measured)
+            if len(flows) == 1
+            else flow_outputs(flows, given[0][0], given[1][0], rounds)
+        )
+        values: dict[tuple[str, str], np.ndarray] = {}
+        for split, functions in zip(("train", "test"), outputs_of, strict=True):
+            outputs = np.asarray(functions)[..., : len(splits[split].x), :]
+            found = [
+                [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
+                for run in outputs.transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+            ]
+            for name in found[0][0]:
+                values[split, name] = np.array([[one[name] for one in run] for run in found])
+        return values
+
+    def losses(self, rate: float) -> tuple[float, float]:
+        """Returns training and test loss after the last round, averaged over the first ``tried`` initial functions."""
+        found = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
+        train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
+        return train, test
+
+    def curve(self, rate: float, progress: bool | None) -> Curve:
+        """Computes all metrics at all evaluated rounds."""
+        setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
+        values: dict[tuple[str, str], list[np.ndarray]] = {}
+        with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
+            for first in range(0, total, step):
+                for key, value in self.measured(rate, setting.rounds, slice(first, first + step)).items():
+                    values.setdefault(key, []).append(value)
+                shown.update(step)
+        return Curve(rate, np.array(setting.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
+
+
+def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
+    """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
+    flow, given = runs.flow, runs.plan.rate
+    bound = None
+    if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
+        scale = given / float(np.max(flow.rounds.learning_rate))
+        bound = flow.stability().max_stable_learning_rate * scale
+    # the normaliser of fed_nova is a positive number below this rate alone
+    most = 1 / float(flow.numbers.mu) if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0 else np.inf
+    with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
+
+        def losses(rate: float) -> tuple[float, float]:
+            shown.update(1)
+            return runs.losses(rate) if rate < most else (np.inf, np.inf)
+
+        return searched_rates(losses, given, first_loss)._replace(guaranteed=bound)
+
+
+def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
+    """Returns the tried rate that reaches the target in the fewest rounds; None if no rate reaches it."""
+    plan, target = runs.plan, runs.plan.forecasting.target
+    if target is None:
+        return None
+    reached: list[tuple[int, float, float]] = []
+    for rate, loss in zip(rates.tried, rates.losses, strict=True):
+        if rate > rates.stable or not np.isfinite(loss):
+            continue
+        values = runs.measured(float(rate), plan.setting.rounds, slice(runs.tried))["test", plan.main].mean(axis=0)
+        round_ = rounds_to_target(plan.setting.rounds, values, target, rising=plan.main == "accuracy")
+        if round_ is not None:
+            reached.append((round_, float(loss), float(rate)))
+    return min(reached)[2] if reached else None
+
+
+def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
+    setting, cost = plan.setting, plan.cost
+    contacted = contacted_clients(setting.schedule, drawn, setting.seed)
+    weight = np.asarray(drawn.weight)
+    examples = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    sent = [at_start(cost)]
+    for r in range(setting.num_rounds):
+        cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
+        sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
+    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.rounds)].T
+    return up, down
+
+
+def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
+    """Computes the test metrics of the mean of K models in the limit of Theorem 2; None if the limit is unknown.
+
+    For a large kernel the metrics are of the mean over initial functions.
+    """
+    is_constant = np.ptp(np.ravel(setting.learning_rate)) == 0  # a schedule may end before the limit
+    if not flow.kind.is_linear or flow.kind.decays or not is_constant:
+        return None
+    limit = limit_of(setting, kernels)[0]
+    if limit is None:
+        return None
+    mean, m = np.asarray(limit.mean), len(setting.x_test)
+    cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.schedule.num_models
+    found = {"mse": float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))}
+    accuracy = expected_accuracy(setting, mean, cov)
+    return found if accuracy is None else found | {"accuracy": accuracy}

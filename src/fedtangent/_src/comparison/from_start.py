@@ -1,0 +1,217 @@
+"""A run from given weights and its linearisation there: any model and any algorithm, random or pre-trained weights.
+
+A network and its linearisation ``f(w_0) + J(w_0) (w - w_0)``, trained by the same algorithm, differ by the features
+that the network learns. If theory follows the algorithm, the linearisation is not trained: the federated flow of the
+tangent kernel at ``w_0`` is the same function to rounding, which a verdict checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import whole
+from fedtangent._src.comparison.exact import MOST_ROWS, empirical_blocks, follows, some_points
+from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, followed_rule, in_float64, setting_of
+from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
+from fedtangent._src.comparison.predicted import run_flow
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of, trained_networks
+from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.data.examples import Examples
+from fedtangent._src.engine.history import History
+from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.engine.run import check_start
+from fedtangent._src.models.linearised import linearised
+from fedtangent._src.theory import Flow
+from fedtangent._src.types import Algorithm, Key, PyTree
+
+
+class FromStart(NamedTuple):
+    """A run from given weights, simulated, and predicted by its linearisation there.
+
+    Attributes:
+        setting: Data, clients and algorithm.
+        simulated: Outputs of the K networks at the evaluated rounds.
+        train: Predicted outputs at the training examples, [r, K, 1, n, C].
+        test: Predicted outputs at the test examples, [r, K, 1, m, C].
+        how: Name of the prediction: the flow, or the linearised network that was trained, with the reason.
+        verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
+        seconds: Time of the comparison.
+    """
+
+    setting: Setting
+    simulated: Simulated
+    train: np.ndarray
+    test: np.ndarray
+    how: str
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+    def __repr__(self) -> str:
+        """Returns one line with the run, the method of prediction, and the final distance of the networks from it."""
+        said = f"; {summary(self.verdicts)}" if self.verdicts else ""
+        apart = float(self.feature_learning[-1].mean())
+        return f"FromStart({self.setting.title}: the network ends {apart:.3g} away from {self.how}{said})"
+
+    @property
+    def feature_learning(self) -> np.ndarray:
+        """The distance of networks from their linearisation at the test examples, [r, K].
+
+        It is relative to how far training moves the linearisation.
+        """
+        moved = np.broadcast_to(self.test[-1] - self.test[0], self.test.shape)
+        return relative_errors(self.test, self.simulated.test, moved)[..., 0]
+
+    @property
+    def history(self) -> History:
+        """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
+        theory = history_of(
+            self.setting, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
+        )
+        seen = self.simulated
+        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=theory)
+
+
+def compare_from(
+    algorithm: Algorithm, examples: Examples, num_rounds: int, seed: int, start: Key | PyTree, evaluation: Evaluation
+) -> FromStart:
+    """Simulates a run from given weights and compares it with its linearisation there.
+
+    Args:
+        algorithm: The algorithm.
+        examples: Training and test examples, and their clients.
+        num_rounds: Rounds R.
+        seed: Seed of schedule and minibatches.
+        start: A typed key or parameters.
+        evaluation: Rounds between evaluations, and progress.
+
+    Raises:
+        ValueError: As ``compare`` raises.
+    """
+    check_evaluation(evaluation)
+    whole("num_rounds", num_rounds)
+    weights, begun = weights_of(algorithm, examples, seed, start), time.perf_counter()
+    try:
+        followed_rule(algorithm, num_rounds)
+        why = _too_large(algorithm, examples)
+    except ValueError as error:
+        why = str(error)
+    setting = setting_of(algorithm, examples, num_rounds, seed, own_width=True, is_followed=not why)
+    every = evaluated_every(evaluation, num_rounds)
+    setting = dataclasses.replace(setting, start=weights, evaluate_every=every, draws=1)
+    with jax.default_matmul_precision("highest"):
+        networks, verdicts = trained_networks(setting, 1, evaluation.progress), list[Verdict]()
+        if why:
+            train, test = _trained_linearised(setting, networks.rounds)
+            how = f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
+        else:
+            flows = flows_at_start(setting, weights)
+            train, test = flow_outputs(flows, networks.train[0, :, 0], networks.test[0, :, 0], networks.rounds)
+            how, verdicts = "the flow of the tangent kernel at the start", [linearised_at_start(setting)]
+    return FromStart(setting, networks, train, test, how, tuple(verdicts), time.perf_counter() - begun)
+
+
+def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key | PyTree) -> PyTree:
+    """Returns the float64 parameters [K, ...] that the models begin with.
+
+    Args:
+        algorithm: The algorithm.
+        examples: Its examples.
+        seed: Seed of the run.
+        start: A typed key or parameters, as in ``simulate``.
+
+    Raises:
+        ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be
+            differentiated forwards.
+    """
+    num_clients = examples.clients.num_clients
+    check_start(algorithm, num_clients, start)
+    check_linearisable(algorithm.model, examples.data.x[:2])
+    if algorithm.params is None:
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+    weights = algorithm.params(algorithm.init(seed, num_clients, start))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
+
+
+def _too_large(algorithm: Algorithm, examples: Examples) -> str:
+    """Returns the reason why the tangent kernel at the start is too large; empty if it is not."""
+    rows = len(examples.dataset.x_train) * algorithm.model.output_size
+    return "" if rows <= MOST_ROWS else f"a tangent kernel of {rows} rows (n C) is more than the {MOST_ROWS} allowed"
+
+
+def check_rows(algorithm: Algorithm, examples: Examples) -> None:
+    """Raises ``ValueError`` for too many training examples.
+
+    Args:
+        algorithm: The algorithm, whose model has C outputs.
+        examples: Examples of the run; a whole tangent kernel has a row for each training example and output.
+    """
+    if why := _too_large(algorithm, examples):
+        raise ValueError(f"data: got {len(examples.dataset.x_train)} training examples: {why}")
+
+
+def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
+    """Builds the flow of each of the K models, with the whole tangent kernel at that model's weights.
+
+    Args:
+        setting: The run.
+        weights: Parameters of the models, [K, ...].
+    """
+    model, drawn, flows = setting.model(1), cohorts(setting), []
+    for k in range(setting.schedule.num_models):
+        blocks = empirical_blocks(model, pytrees.take(weights, k), setting.x_train, setting.x_test)
+        flows.append(run_flow(setting, blocks, drawn, outputs="full"))
+    return flows
+
+
+def flow_outputs(
+    flows: Sequence[Flow], train: np.ndarray, test: np.ndarray, rounds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the outputs of K models, each by its flow, at training and test points, [r, K, 1, ., C] each.
+
+    Args:
+        flows: One flow for each model.
+        train: Initial outputs of the models at the training points, [K, n, C].
+        test: Initial outputs at the test points, [K, m, C].
+        rounds: Rounds after which outputs are returned, [r].
+    """
+    at_train, at_test = [], []
+    for k, flow in enumerate(flows):
+        at_train.append(np.asarray(flow.predict_train(train[k], rounds, k)))
+        at_test.append(np.asarray(flow.predict(train[k], test[k], rounds, k)))
+    return np.stack(at_train, axis=1)[:, :, None], np.stack(at_test, axis=1)[:, :, None]
+
+
+def _trained_linearised(setting: Setting, rounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
+    assert setting.algorithm is not None
+    x, n = jnp.asarray(np.concatenate([setting.x_train, setting.x_test])), len(setting.x_train)
+    train_paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, rounds)
+    outputs = train_paths(setting.seed, setting.start)[:, :, None]
+    return outputs[..., :n, :], outputs[..., n:, :]
+
+
+def linearised_at_start(setting: Setting) -> Verdict:
+    """Checks that networks linearised at the first model's start follow the flow of its kernel.
+
+    All K models are linearised there, and each starts from different weights; wrong flows are the controls.
+    """
+    points, base, at = some_points(setting), setting.model(1), pytrees.take(setting.start, 0)
+    small = dataclasses.replace(
+        setting,
+        model=lambda width: in_float64(linearised(base, at)),
+        x_test=setting.x_test[points],
+        y_test=setting.y_test[points],
+    )
+    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
+    statement = "network linearised at its start = flow of its tangent kernel, every round"
+    return follows(small, statement, trained_networks(small, 1), cohorts(small), blocks, "full")

@@ -1,0 +1,230 @@
+"""A measure for ``Evaluation`` of how lazy a run is, for algorithms that predict with networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees
+from fedtangent._src.comparison.followed import check_analytic, check_kernels, in_float64, setting_of
+from fedtangent._src.comparison.laziness.parts import Parts, parts
+from fedtangent._src.comparison.predicted import run_flow
+from fedtangent._src.comparison.settings import Setting, exact_arithmetic
+from fedtangent._src.comparison.simulated import cohorts
+from fedtangent._src.engine.building import Built
+from fedtangent._src.engine.run import predict
+from fedtangent._src.engine.sweeps import single_device_engine, stretches
+from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
+from fedtangent._src.models.linearised import first_order, linearised
+from fedtangent._src.theory import Flow
+from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Model, PyTree
+
+MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
+
+
+class LinearisedPaths(Protocol):
+    """A function that trains the linearisations of K networks."""
+
+    def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
+        """Returns outputs [r, K, m, C] along a run.
+
+        Args:
+            seed: Seed or key of the run.
+            init: Where the networks start, as ``start`` of ``simulate``.
+        """
+
+
+def linearised_paths(
+    algorithm_of: Callable[[Model], Algorithm], model: Model, data: FederatedData, x: Array, rounds: Sequence[int]
+) -> LinearisedPaths:
+    """Builds a function that trains the linearisations of K networks and returns their outputs along the run.
+
+    Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the network
+    itself is: any algorithm, also one that theory does not follow. Both have the same weights, so an algorithm draws,
+    clips, quantises or decays the same in both. A model does not know its number among the K, so each has a separate
+    run, which takes two to three times as long as the networks' run. All runs share one program; another seed compiles
+    nothing anew.
+
+    Args:
+        algorithm_of: Builds the algorithm for a model.
+        model: The network.
+        data: Training data.
+        x: Inputs at which outputs are computed, [m, ...].
+        rounds: Rounds after which outputs are computed, ascending from 0.
+    """
+    of_network = algorithm_of(model)
+    params, num_clients = of_network.params, data.num_clients
+    assert params is not None and rounds[0] == 0
+    engine, lengths = single_device_engine(data, "auto"), np.diff(rounds, prepend=0).astype(np.int32)
+
+    @jax.jit
+    def path(k: Array, at: PyTree, key: Key, init: Key | PyTree | None, data: FederatedData, x: Array) -> Array:
+        algorithm = algorithm_of(linearised(model, at))
+
+        def stretch(state: PyTree, length: Array) -> tuple[PyTree, Array]:
+            state = jax.lax.fori_loop(0, length, lambda _, s: algorithm.step(s, data, engine)[0], state)
+            return state, algorithm.predict(state, x).members[k]
+
+        return jax.lax.scan(stretch, algorithm.init(key, num_clients, init), jnp.asarray(lengths))[1]
+
+    def paths(seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
+        key = jax.random.key(seed) if isinstance(seed, int) else seed
+        starts = params(of_network.init(key, num_clients, init))
+        each = [
+            path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x)
+            for k in range(of_network.schedule.num_models)
+        ]
+        return np.stack([np.asarray(found, np.float64) for found in each], axis=1)
+
+    return paths
+
+
+def check_linearisable(model: Model, x: Array) -> None:
+    """Raises ``ValueError`` for a model that has no forward-mode derivatives (``jax.jvp``).
+
+    Args:
+        model: The model.
+        x: Some inputs.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    try:
+        jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
+    except TypeError as error:
+        raise ValueError(
+            f"model: got {model.name}, must have derivatives forwards (jax.jvp) for a linearisation"
+        ) from error
+
+
+@dataclass(frozen=True)
+class LazinessDiagnostics:
+    """A measure of a run, ``(algorithm, state) -> {metric: value}``; built by ``laziness_diagnostics``.
+
+    Values are means over the K models; if there are several models, the values of each are added, as ``drift_model_0``.
+    A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a run that diverged.
+    Predictions are computed at the first evaluation, from the seed, so that a resumed run has the same ones.
+    """
+
+    algorithm: Algorithm
+    data: FederatedData
+    x: Array  # [m, ...] where distances are measured
+    rounds: tuple[int, ...]
+    kernels: KernelDiagnostics
+    paths: LinearisedPaths
+    limit: Callable[[int], Flow] | None
+    why_no_limit: str = ""
+    seed: int = 0
+
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
+        """Returns the metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
+        found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
+        each = {name: values for name, values in found.items() if values is not None}
+        means = {name: float(np.mean(values)) for name, values in each.items()}
+        if len(each["drift"]) > 1:
+            means |= {f"{name}_model_{k}": float(v) for name, values in each.items() for k, v in enumerate(values)}
+        return means
+
+    def parts(self, state: PyTree) -> Parts:
+        """Computes the parts of every model's distance, [K]."""
+        network, round_ = np.asarray(predict(self.algorithm, state, self.x).members, np.float64), int(state.round)
+        if round_ not in self.rounds:
+            unknown = np.full(len(network), np.nan)
+            return Parts(unknown) if self.limit is None else Parts(unknown, unknown, unknown)
+        start, linear, infinite = self.predictions
+        at = self.rounds.index(round_)
+        return parts(network - start, linear[at], None if infinite is None else infinite[at])
+
+    @functools.cached_property
+    def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
+
+        The first prediction trains linearised networks; the second is the flow of infinite width (None without a
+        limit). Each is relative to the start as the same program computes it, so that different rounding does not count
+        as distance.
+        """
+        linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
+        at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)
+        if self.limit is None:
+            return at_x, linear - linear[0], None
+        initial = np.asarray(predict(self.algorithm, start, self.data.x).members, np.float64)
+        with exact_arithmetic():
+            infinite = np.asarray(self.limit(self.seed).predict(initial, at_x, self.rounds))
+        return at_x, linear - linear[0], infinite - at_x
+
+    def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int) -> LazinessDiagnostics:
+        """Returns the diagnostics for a run of another seed and start; nothing is compiled anew.
+
+        Args:
+            algorithm: The algorithm.
+            num_clients: Number of clients.
+            seed: Seed of the other run.
+        """
+        return dataclasses.replace(self, seed=seed, kernels=self.kernels.of_seed(algorithm, num_clients, seed))
+
+
+def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
+    """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
+
+    At every evaluation it measures each of the K models, as ``laziness.parts`` explains: ``feature_learning``, the
+    distance of the network from its linearisation, trained alike (``linearised_paths``); ``initial_kernel``, the
+    distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
+    minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
+    kernel (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured together at the
+    training examples of that kernel and the first ``num_examples`` test examples.
+
+    If theory does not follow the run, the network has no limit, or there are more than 4000 training examples (the
+    limit's kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
+
+    Args:
+        built: The run.
+        evaluate_every: Rounds between evaluations.
+        num_examples: Largest number of training and of test examples.
+
+    Raises:
+        ValueError: As ``kernel_diagnostics`` raises, or ``jax.jvp`` cannot differentiate the model.
+    """
+    algorithm, run = built.algorithm, built.description.run
+    check_linearisable(built.model, built.data.x[:2])
+    kernels = kernel_diagnostics(algorithm, built.model, built.data, run.seed, num_examples, run.seed)
+    test = built.examples.train if built.examples.test is None else built.examples.test
+    x = jnp.concatenate([kernels.watched.x, test.x[:num_examples]])
+    rounds = tuple(np.cumsum(stretches(run.num_rounds, min(evaluate_every, run.num_rounds))).tolist())
+    paths = linearised_paths(algorithm.on, built.model, built.data, x, rounds)
+    limit, why = None, ""
+    try:
+        limit = _limit(built, x)
+    except ValueError as error:
+        why = str(error)
+    return LazinessDiagnostics(algorithm, built.data, x, rounds, kernels, paths, limit, why, run.seed)
+
+
+def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
+    """Returns a function that builds the flow of infinite width for a seed; raises ``ValueError`` without a limit."""
+    run, examples, model = built.description.run, len(built.data.x), in_float64(built.model)
+    if examples > MOST_EXAMPLES:
+        raise ValueError(f"data: got {examples} training examples, must be at most {MOST_EXAMPLES} for their kernel")
+
+    def told(seed: int) -> Setting:
+        return setting_of(built.algorithm, built.examples, run.num_rounds, seed)
+
+    with exact_arithmetic():
+        check_analytic(model)
+        x_train = told(run.seed).x_train  # raises here where theory does not follow the run
+        check_kernels(model, x_train[:2])
+
+    @functools.cache
+    def blocks() -> KernelBlocks:
+        return kernel_blocks(model.kernel, x_train, np.asarray(x, x_train.dtype))  # type: ignore[arg-type]
+
+    def flow(seed: int) -> Flow:
+        setting = told(seed)
+        return run_flow(setting, blocks(), cohorts(setting))
+
+    return flow

@@ -1,0 +1,90 @@
+"""How lazy the networks of a comparison are, at every width."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src import pytrees
+from fedtangent._src.comparison import exact
+from fedtangent._src.comparison.laziness.parts import Parts, parts
+from fedtangent._src.comparison.predicted import Predicted, run_flow
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated
+from fedtangent._src.types import Model, PyTree
+
+
+class Laziness(NamedTuple):
+    """The parts of the distance of one width's networks from theory, at every evaluated round."""
+
+    width: int
+    parts: Parts  # each [r, K, e]
+    drift: np.ndarray  # [r, K, e], see ``WatchedNetworks``
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Returns the values of ``METRICS`` by name, each [r, K, e]."""
+        return self.parts._asdict() | {"drift": self.drift}
+
+
+def watched_draws(setting: Setting) -> int:
+    """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
+
+    It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
+    """
+    if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
+        return 0
+    return 1 if setting.schedule.num_models > 1 else 2
+
+
+def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
+    """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
+
+    The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
+    cheaper than training.
+
+    Args:
+        theory: Setting and cohorts.
+        seen: Networks of one width, some of them watched.
+        infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
+    """
+    assert seen.watched is not None
+    setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.watched.starts)
+    network = at_points(setting, seen.train, seen.test)[:, :, :draws]
+    linear = np.empty_like(network)
+    for draw, starts in enumerate(seen.watched.starts):
+        for k in range(network.shape[1]):
+            linear[:, k, draw] = linearised_flow(theory, model, pytrees.take(starts, k), network[0, k, draw], k)
+    moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
+    return Laziness(seen.width, parts(*moved), seen.watched.drift)
+
+
+def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Joins outputs at all training examples and at some test examples (``exact.some_points``).
+
+    Args:
+        setting: The setting.
+        train: Outputs at the training examples, [..., n, C].
+        test: Outputs at the test examples, [..., m, C].
+    """
+    return np.concatenate([train, test[..., exact.some_points(setting), :]], axis=-2)
+
+
+def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.ndarray, k: int) -> np.ndarray:
+    """Computes the path of one network, linearised at its initial weights, at the points of ``at_points``.
+
+    Args:
+        theory: Setting and cohorts.
+        model: The network.
+        params: Its initial weights.
+        start: Its initial function, [p, C] at these points.
+        k: Number of the network among the K models.
+
+    Returns:
+        Outputs at the evaluated rounds, [r, p, C].
+    """
+    setting = theory.setting
+    x = np.concatenate([setting.x_train, setting.x_test[exact.some_points(setting)]])
+    blocks = exact.empirical_blocks(model, params, setting.x_train, x)
+    flow = run_flow(setting, blocks, theory.cohorts, outputs="full")
+    return np.asarray(flow.predict(start[: len(setting.x_train)], start, setting.rounds, k))

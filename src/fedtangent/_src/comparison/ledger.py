@@ -1,0 +1,299 @@
+"""The residual ledger: the distance of each client's residuals from their prediction, at every evaluation of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import whole
+from fedtangent._src.comparison import ledger_bounds as bounds
+from fedtangent._src.comparison.cohorts import weighed_cohorts
+from fedtangent._src.engine.history import History
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.measures.tangent_kernels import check_watchable
+from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.theory import Rule
+from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
+
+
+class LedgerRow(NamedTuple):
+    """One client's examples under one model at one evaluation; root mean squares over examples and outputs."""
+
+    round: int
+    model: int
+    client: int
+    gap: float  # of simulated minus predicted outputs; the same for the residuals
+    tolerance: float
+    passed: bool  # gap <= tolerance; False if either is NaN
+    moved: float  # of predicted minus initial outputs: the scale of the other two
+
+
+class Snapshot(NamedTuple):
+    """Measurements of the K models at one evaluation."""
+
+    round: int
+    outputs: np.ndarray  # [K, n, C]
+    change: np.ndarray  # [K, q, q] of the kernel since round 0
+    travelled: np.ndarray  # [K] |w - w_0|
+    weights: np.ndarray  # [K] |w|
+
+
+class Observer(NamedTuple):
+    """The function that measures a state, and the kernels at the start."""
+
+    look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
+    kernels: np.ndarray  # [K, q, q] at round 0
+    along: np.ndarray | None  # [K, n, C] J(X) w_0, for weight decay
+    unit: float  # rounding unit of the run
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ResidualLedger:
+    """A measure of a run that fills ``rows``; built by ``residual_ledger``, whose documentation explains it."""
+
+    federation: bounds.Federation
+    observer: Observer
+    paths: tuple[bounds.Path, ...]  # one per model
+    snapshots: list[Snapshot] = field(default_factory=list)
+    sources: tuple[list[bounds.Source], ...] = ()
+    rows: list[LedgerRow] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are rows and all have passed."""
+        return bool(self.rows) and all(row.passed for row in self.rows)
+
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
+        """Adds the rows of this evaluation to the ledger.
+
+        Args:
+            algorithm: The algorithm of the run.
+            state: Its state.
+
+        Returns:
+            The share of rows that "failed", the "worst_ratio" of gap to tolerance, and the means of "gap" and
+            "tolerance".
+
+        Raises:
+            ValueError: The round is beyond ``num_rounds``, or not after the previous evaluation.
+        """
+        outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
+        seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
+        if seen.round > self.federation.num_rounds:
+            raise ValueError(f"state: got round {seen.round}, must be up to num_rounds, {self.federation.num_rounds}")
+        if self.snapshots and seen.round <= self.snapshots[-1].round:
+            raise ValueError(f"state: got round {seen.round}, must be after {self.snapshots[-1].round}: a ledger a run")
+        return self._record(seen)
+
+    def _record(self, seen: Snapshot) -> dict[str, float]:
+        before = self.snapshots[-1].round if self.snapshots else 0
+        self.snapshots.append(seen)
+        rows = [row for k in range(len(self.paths)) for row in self._of_model(k, seen, before)]
+        self.rows.extend(rows)
+        with np.errstate(invalid="ignore"):
+            ratios = np.array([row.gap for row in rows]) / [row.tolerance for row in rows]
+        return {
+            "failed": float(np.mean([not row.passed for row in rows])),
+            "worst_ratio": float(np.max(ratios)),
+            "gap": float(np.mean([row.gap for row in rows])),
+            "tolerance": float(np.mean([row.tolerance for row in rows])),
+        }
+
+    def _of_model(self, k: int, seen: Snapshot, before: int) -> list[LedgerRow]:
+        of, path, r = self.federation, self.paths[k], seen.round
+        if r > before:
+            self.sources[k].append(bounds.source(of, path, seen.change[k], before, r, float(seen.travelled[k])))
+        shape = path.coefficients.shape[1:]
+        gap = (seen.outputs[k] - path.outputs[r]).reshape(shape)
+        moved = (path.outputs[r] - path.outputs[0]).reshape(shape)
+        kernel = self.observer.kernels[k]
+        steps = r * float(np.max(of.rule.local_steps))
+        floor = bounds.rounding(
+            self.observer.unit,
+            steps,
+            self.observer.parameters + len(kernel),
+            float(np.sqrt(np.max(np.diag(kernel)))),
+            max(float(s.weights[k]) for s in self.snapshots),
+        )
+        rows = []
+        for client in np.flatnonzero(of.partition.sizes):
+            own = of.rows(int(client))
+            off = bounds.rms(gap[own])
+            allowed = floor + bounds.first_order(self.sources[k], r, int(client), own)
+            rows.append(LedgerRow(r, k, int(client), off, allowed, bool(off <= allowed), bounds.rms(moved[own])))
+        return rows
+
+    def against(
+        self, *, cohorts: Cohort | None = None, models: Sequence[int] | None = None, **changes: Any
+    ) -> ResidualLedger:
+        """Compares the recorded evaluations with another prediction, for instance a wrong one, which must fail.
+
+        ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for the cohorts that a run has recorded.
+
+        Args:
+            cohorts: Other cohorts, [R, S].
+            models: Numbers [K] of the models whose initial functions are used instead.
+            changes: Fields of the rule to replace.
+
+        Returns:
+            A new ledger with the same evaluations.
+        """
+        old = self.federation
+        drawn = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
+        of = old._replace(cohorts=drawn, rule=dataclasses.replace(old.rule, **changes))
+        starts = self.paths if models is None else [self.paths[m] for m in models]
+        made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
+        for seen in self.snapshots:
+            made._record(seen)
+        return made
+
+    def is_of(self, history: History) -> bool:
+        """Checks whether the cohorts recorded in ``history`` are the same, slot for slot, as in the prediction."""
+        recorded = history.rounds["cohort"]
+        filled, assumed = (
+            [np.where(np.asarray(of.weight) > 0, leaf, 0)[: len(recorded.client)] for leaf in of]
+            for of in (recorded, self.federation.cohorts)
+        )
+        return all(np.array_equal(a, b) for a, b in zip(filled, assumed, strict=True))
+
+
+def residual_ledger(
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    num_rounds: int,
+    rule: Rule,
+    /,
+    *,
+    seed: int | Key = 0,
+    start: Key | PyTree | None = None,
+    weighting: str = "examples",
+) -> ResidualLedger:
+    """Builds a measure for ``Evaluation`` that compares every model with theory on every client's examples.
+
+    The prediction of a model is ``theory.federated_flow`` with the model's empirical kernel Theta_0 and initial
+    function, under the cohorts that the algorithm's schedule draws from ``seed``. At every evaluation each pair of
+    model and client gives a ``LedgerRow``: the root mean square gap between simulated and predicted residual, its
+    tolerance, and whether the gap is within the tolerance.
+
+    The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
+    A network adds the integral of FE-2021 section 9.4: while the kernel is Theta_t, the gap grows by ``(Theta_t -
+    Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
+    interval between evaluations the ledger multiplies the kernel's change, measured at the end of the interval, by the
+    coefficients that the flow adds in it. Nothing cancels between clients or intervals, and no client gets less than
+    all clients' root mean square. The flow also says how each contribution evolves. This is first order in the kernel's
+    change, which is O(width^-1/2) at most. The term of second order in the step size (the kernel's change within a
+    round, and the curvature that averaging meets, the paper's v_1) relates to the first as a client's move within a
+    round relates to ``|w - w_0|``, and is added in that proportion. A kernel that changes much and comes back between
+    two evaluations goes unseen: evaluate more often.
+
+    The test of a network is only as sharp as its width allows: a mistake shows once it is larger than the tolerance.
+    Memory: a kernel [n C, n C] (or [n, n] for one output) for each model and evaluation.
+
+    Args:
+        algorithm: The algorithm of the run, for ``model``.
+        model: The network.
+        data: Training data with numbers as targets.
+        num_rounds: Number of rounds that are predicted; the run has at most as many.
+        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``; the flow knows
+            nothing of the algorithm. The prediction includes the memory of a server or a client; the evolution of a
+            network's tolerance leaves it out.
+        seed: Seed or key of the run.
+        start: Beginning of the run, as in ``simulate``.
+        weighting: How the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
+
+    Raises:
+        ValueError: 64-bit mode is off, targets are labels, the algorithm has no networks of ``model``, or the flow
+            refuses an argument.
+
+    Example, a linear model that follows the flow to rounding, and a prediction with a step size wrong by 1 %:
+
+        >>> import jax.numpy as jnp, numpy as np, fedtangent as ft
+        >>> ft.enable_x64()
+        >>> x = np.linspace(-1, 1, 12)[:, None]
+        >>> clients = ft.partition.iid(12, 3, seed=0)
+        >>> data = ft.data.federated_data(x, np.sin(3 * x), clients, dtype=jnp.float64)
+        >>> model = ft.models.rbf_linear(num_features=20, bandwidth=0.3, dtype=jnp.float64)
+        >>> schedule = ft.schedules.per_client_permutations(3, 2)
+        >>> work = ft.Work(steps=5)
+        >>> algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=0.1, work=work)
+        >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
+        >>> ledger = ft.measures.residual_ledger(algorithm, model, data, 20, rule)
+        >>> run = ft.simulate(algorithm, data, num_rounds=20, evaluation=ft.Evaluation(every=10, measure=ledger))
+        >>> len(ledger.rows), ledger.passed, ledger.is_of(run.history)
+        (18, True, True)
+        >>> max(row.gap for row in ledger.rows) < 1e-12
+        True
+        >>> ledger.against(learning_rate=0.101).passed
+        False
+    """
+    require_float64()
+    rounds = whole("num_rounds", num_rounds)
+    if not jnp.issubdtype(data.y.dtype, jnp.floating):
+        raise ValueError(f"data: got {data.y.dtype} labels as targets, must be numbers [n, C] for the squared loss")
+    check_watchable(algorithm, model, data.num_clients)
+    held = Partition(np.asarray(data.indices), np.asarray(data.offsets))
+    shared = model.output_size == 1 or isinstance(model.structure, LinearStructure)
+    of = bounds.Federation(
+        y=np.asarray(data.y, np.float64),
+        partition=held,
+        cohorts=weighed_cohorts(algorithm.schedule, held, rounds, seed, weighting),
+        num_models=algorithm.schedule.num_models,
+        outputs="shared" if shared else "full",
+        rule=rule,
+    )
+    first = algorithm.init(seed, data.num_clients, start)
+    observer, outputs = _observer(algorithm, model, data, first, of)
+    return _ledger(of, observer, outputs)
+
+
+def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> ResidualLedger:
+    """Builds a ledger without rows; ``starts`` [K, n, C] are the initial functions."""
+    paths = tuple(
+        bounds.predict_path(of, k, kernel, starts[k], None if observer.along is None else observer.along[k])
+        for k, kernel in enumerate(observer.kernels)
+    )
+    return ResidualLedger(of, observer, paths, sources=tuple([] for _ in paths))
+
+
+def _observer(
+    algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
+) -> tuple[Observer, np.ndarray]:
+    """Builds the observer of a run's states, and returns it with the initial functions [K, n, C]."""
+    parameters = algorithm.params
+    assert parameters is not None
+    initial, x = parameters(start), data.x
+    wide = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    size, shared = len(of.y) * (1 if of.outputs == "shared" else of.y.shape[1]), of.outputs == "shared"
+
+    def one(pair: tuple[PyTree, PyTree]) -> tuple[Array, Array, Array, Array]:
+        params, first = pair
+        in_64 = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        kernel = empirical_ntk(model, in_64, wide, trace=shared).reshape(size, size)
+        away = jax.tree.map(lambda a, b: a - b.astype(jnp.float64), in_64, first)
+        outputs = model.apply(params, x).astype(jnp.float64)
+        return outputs, 0.5 * (kernel + kernel.T), pytrees.norm(away), pytrees.norm(in_64)
+
+    @jax.jit
+    def look(state: PyTree) -> tuple[Array, Array, Array, Array]:
+        found: tuple[Array, Array, Array, Array] = jax.lax.map(one, (parameters(state), initial))
+        return found
+
+    along = None
+    if np.any(np.asarray(of.rule.weight_decay) != 0):
+        tangents = jax.lax.map(lambda p: jax.jvp(lambda w: model.apply(w, x), (p,), (p,))[1], initial)
+        along = np.asarray(tangents, np.float64)
+    outputs, kernels, _, _ = look(start)
+    leaves = jax.tree.leaves(initial)
+    unit = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves) / 2
+    count = sum(leaf.size for leaf in leaves) // of.num_models
+    return Observer(look, np.asarray(kernels), along, unit, count), np.asarray(outputs)

@@ -1,0 +1,206 @@
+"""The prediction of one model for the residual ledger, and a bound on a network's distance from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow.clients import client_rows
+from fedtangent._src.types import Cohort, Partition
+
+ROUNDING = 8.0  # standard deviations, about, of a sum of independent roundings
+PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that may be one number a round
+
+
+class Federation(NamedTuple):
+    """The parts of a run that all models share: targets, clients, cohorts and the rule."""
+
+    y: np.ndarray  # [n, C]
+    partition: Partition
+    cohorts: Cohort  # [R, S], with the run's weights
+    num_models: int
+    outputs: str  # "shared" or "full", as for ``federated_flow``
+    rule: Rule  # of clients and server, for the theory
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds R of the prediction."""
+        return len(np.asarray(self.cohorts.client))
+
+    def rows(self, client: int) -> np.ndarray:
+        """Returns the rows of the kernel that belong to a client's examples."""
+        return np.unique(client_rows(self.partition, client, 1 if self.outputs == "shared" else self.y.shape[1]))
+
+    def predict(
+        self, model: int, theta: np.ndarray, y: np.ndarray, start: np.ndarray, along: np.ndarray | None, skip: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Predicts the path of ``model`` from round ``skip`` on.
+
+        The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
+        share one compiled program. That program predicts at test points: those with the identity as kernel rows give
+        the coefficients, and the training points give the outputs.
+
+        Args:
+            model: Number of the model.
+            theta: Kernel at the training points, [q, q].
+            y: Targets, [n, C].
+            start: Initial function at the training points, [n, C].
+            along: ``J(X) w_0`` [n, C] for weight decay; None without.
+            skip: Number of first rounds to leave out.
+
+        Returns:
+            Coefficients [R + 1, q, D] and outputs [R + 1, n, C].
+        """
+        cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
+        rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
+        later: dict[str, Any] = {name: _later(rate, skip, rate[-1]) for name, rate in rates.items() if rate.ndim == 1}
+        size, zeros = len(theta), np.zeros_like(start)
+        flow = federated_flow(
+            KernelBlocks(theta, np.concatenate([np.eye(size), theta])),
+            y,
+            self.partition,
+            cohorts,
+            replace(self.rule, **later),
+            num_models=self.num_models,
+            outputs=self.outputs,
+        )
+        decay = {} if along is None else {"along_train": along, "along_test": np.concatenate([zeros, along])}
+        every = list(range(self.num_rounds + 1))
+        both = np.asarray(flow.predict(start, np.concatenate([zeros, start]), every, model, **decay))
+        coefficients, outputs = np.split(both, 2, axis=1)
+        return coefficients.reshape(len(every), size, -1), outputs
+
+
+def _later(values: np.ndarray, skip: int, fill: Any) -> np.ndarray:
+    """Returns ``values`` [R, ...] from row ``skip`` on, padded with ``fill`` to R rows."""
+    return np.concatenate([values[skip:], np.full_like(values[:skip], fill)])
+
+
+class Path(NamedTuple):
+    """The prediction of one model at every round, from its initial function and kernel."""
+
+    outputs: np.ndarray  # [R + 1, n, C]
+    coefficients: np.ndarray  # [R + 1, q, D]: outputs = (the initial function's share) + theta @ coefficients
+    local_moves: np.ndarray  # [R] the farthest that a client's weights move from the server's in each round
+    propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
+
+
+def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarray, along: np.ndarray | None) -> Path:
+    """Predicts the path of one model with the flow.
+
+    Args:
+        of: Targets, clients, cohorts and rule of the run.
+        model: Number of the model.
+        theta: Kernel of the model at the start, [q, q].
+        start: Initial function, [n, C].
+        along: ``J(X) w_0`` [n, C] for weight decay; None without.
+    """
+    coefficients, outputs = of.predict(model, theta, of.y, start, along)
+
+    def propagate(round_: int, values: np.ndarray) -> np.ndarray:
+        if not np.isfinite(values).all():  # of a network that is not
+            return np.full((of.num_rounds + 1 - round_, *values.shape), np.nan)
+        begin = values.reshape(start.shape)
+        later = of.predict(model, theta, np.zeros_like(of.y), begin, None if along is None else begin, round_)[1]
+        return later[: of.num_rounds + 1 - round_].reshape(-1, *values.shape)
+
+    return Path(outputs, coefficients, _local_moves(of, model, theta, np.diff(coefficients, axis=0)), propagate)
+
+
+def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Returns ``max_i |w_i - w|`` in every round, [R]; client i moves the weights by ``J_i' c_i / p_i``."""
+    client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
+    weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
+    rates = np.broadcast_to(np.asarray(of.rule.server_learning_rate, np.float64), (of.num_rounds,))
+    moves = np.zeros(of.num_rounds)
+    for r, s in zip(*np.nonzero(weight), strict=True):
+        own = of.rows(int(client[r, s]))
+        coefficients = steps[r, own] * weight[r].sum() / (weight[r, s] * rates[r])
+        squared = float(np.sum(coefficients * (theta[np.ix_(own, own)] @ coefficients)))
+        moves[r] = max(moves[r], np.sqrt(max(squared, 0.0)))
+    return moves
+
+
+class Source(NamedTuple):
+    """The growth of the gap by the kernel's change in one interval between evaluations, at every later round."""
+
+    round: int  # the end of the interval
+    later: np.ndarray  # [R + 1 - round, q, D]
+    sizes: np.ndarray  # [N] root mean square per client without cancellation; at least that over all clients
+    left: np.ndarray  # [R + 1 - round] share of the whole source that remains
+    local: float  # share that the weights' moves within a round may add
+
+
+def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int, travelled: float) -> Source:
+    """Computes the first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
+
+    Args:
+        of: Targets, clients, cohorts and rule of the run.
+        path: Prediction of the model.
+        change: Change of the kernel from the start to round ``end``, [q, q].
+        begin: First round of the interval.
+        end: Last round of the interval.
+        travelled: Distance ``|w - w_0|`` of the weights at round ``end``.
+    """
+    steps = path.coefficients[end] - path.coefficients[begin]
+    later = path.propagate(end, change @ steps)
+    rows = [of.rows(i) for i in range(of.partition.num_clients)]
+    sizes = np.zeros(len(rows))
+    for adds in rows:  # a client that holds nothing has no rows, and adds nothing
+        added = np.sum((change[:, adds] @ steps[adds]) ** 2, axis=1)
+        sizes += [np.sqrt(np.sum(added[own]) / max(len(own) * steps.shape[1], 1)) for own in rows]
+    # A client's block of the kernel may end the interval near its start though it was not so on the way: none gets less
+    # than all clients' root mean square.
+    counts = np.array([len(own) for own in rows])
+    sizes = np.maximum(sizes, np.sqrt(np.sum(counts * sizes**2) / np.sum(counts)))
+    whole = np.sqrt(np.sum(later**2, axis=(1, 2)))
+    local = float(np.max(path.local_moves[begin:end], initial=0.0))
+    left = whole / whole[0] if whole[0] > 0 else np.zeros_like(whole)
+    return Source(end, later, sizes, left, local / travelled if local > 0 else 0.0)
+
+
+def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
+    """Bounds the root mean square gap that the sources cause by ``round_`` over a client's ``rows``.
+
+    The bound of a source is the larger of two numbers: the source as it has evolved at these rows, and its initial size
+    without cancellation times the share of the whole source that remains. The bounds of all sources are added.
+
+    Args:
+        sources: Sources of all intervals until ``round_``.
+        round_: Round of the evaluation.
+        client: Number of the client.
+        rows: The client's rows of the kernel.
+    """
+    sizes = [
+        (1 + s.local) * max(rms(s.later[round_ - s.round][rows]), s.sizes[client] * s.left[round_ - s.round])
+        for s in sources
+    ]
+    return float(sum(sizes))
+
+
+def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:
+    """Estimates the rounding error of an output after ``steps`` local steps.
+
+    A step evaluates inner products of ``operations`` terms and adds to the weights. Local steps on squared loss and
+    averages do not expand errors of the weights (for a stable step size), so that roundings add up. Each is at most
+    ``unit * largest * weights``, and sums of independent roundings grow as the root of their number (Higham and Mary,
+    2019).
+
+    Args:
+        unit: Rounding unit of the run's arithmetic.
+        steps: Number of local steps.
+        operations: Number of terms in an inner product.
+        largest: Largest norm of a feature vector.
+        weights: Largest norm of the weights.
+    """
+    return float(ROUNDING * unit * np.sqrt((1 + steps) * operations) * largest * weights)
+
+
+def rms(values: np.ndarray) -> float:
+    """Returns the root mean square of ``values``."""
+    return float(np.sqrt(np.mean(values**2)))

@@ -1,0 +1,79 @@
+"""A search for the largest stable and the best client learning rate, by the losses predicted at each rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src.theory import best_learning_rate
+
+TOLERANCE = 0.02  # of rates, relative
+LOWEST = 1e-2  # the lowest rate tried, as a share of the run's rate, or of the largest stable one if that is less
+APART = 2.7  # factor between the rates that are tried before the best is narrowed down
+FACTORS = 2.0**-40, 2.0**40  # multiples of the run's rate beyond which no bound of stability is searched for
+
+
+class Rates(NamedTuple):
+    """Client learning rates found by a search; for a schedule, its first rate (the others scale with it)."""
+
+    stable: float  # the largest rate whose final training loss is not above the first; inf, or 0 for none
+    guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound
+    best: float  # rate of the least test loss after the last round
+    at_edge: bool  # whether the loss still falls at an end of the rates that were tried
+    tried: np.ndarray  # rising
+    losses: np.ndarray  # test loss after the last round at each
+
+
+def searched_rates(losses: Callable[[float], tuple[float, float]], given: float, first_loss: float) -> Rates:
+    """Searches the largest stable rate and the best rate, around the rate ``given``.
+
+    Args:
+        losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
+        given: Rate at which the search starts.
+        first_loss: Training loss of the untrained models; a rate with a larger one is not stable.
+    """
+    seen: dict[float, tuple[float, float]] = {}
+    tried: dict[float, float] = {}
+
+    def at(rate: float) -> tuple[float, float]:
+        if rate not in seen:
+            seen[rate] = losses(rate)
+        return seen[rate]
+
+    def test_loss(rate: float) -> float:
+        tried[rate] = at(rate)[1]
+        return tried[rate]
+
+    stable = given * largest_factor(lambda factor: at(given * factor)[0] <= first_loss)  # nor is what is no number
+    if stable == 0:  # then none that was tried trains, and none is better than another
+        return Rates(0.0, None, given, True, np.array([given]), np.array([at(given)[1]]))
+    high = min(stable, max(seen))
+    low = LOWEST * min(high, given)
+    coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
+    best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
+    order = np.array(sorted(tried))
+    return Rates(stable, None, best.rate, best.at_edge, order, np.array([tried[rate] for rate in order]))
+
+
+def largest_factor(is_stable: Callable[[float], bool]) -> float:
+    """Finds the largest stable factor, from 1 by doubling or halving, then by bisection.
+
+    Returns inf if every factor tried is stable, 0 if none is.
+    """
+    low = high = 1.0
+    if is_stable(1.0):
+        while is_stable(high := 2 * low):
+            low = high
+            if high >= FACTORS[1]:
+                return float("inf")
+    else:
+        while not is_stable(low := high / 2):
+            high = low
+            if low <= FACTORS[0]:
+                return 0.0
+    while high > (1 + TOLERANCE) * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if is_stable(middle) else (low, middle)
+    return low

@@ -1,0 +1,227 @@
+"""The whole comparison of one setting: simulate, predict, compare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent._src.checks import whole
+from fedtangent._src.comparison import judged
+from fedtangent._src.comparison.laziness.widths import Laziness, at_points, split, watched_draws
+from fedtangent._src.comparison.predicted import Predicted, predict
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of, ntk_fl, trained_networks
+from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
+from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.engine.history import History
+from fedtangent._src.losses import targets_of
+from fedtangent._src.theory.precision import require_float64
+
+FEWEST_DRAWS = 5  # for the interval of a variance
+FEWEST_WIDTHS = 3  # for the interval of a slope
+LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
+MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
+Report = Callable[[str], None]
+
+
+class FlowGap(NamedTuple):
+    """Networks and the flow from the same initial functions, at one width and every evaluated round."""
+
+    error: np.ndarray  # [r, K, E] relative error at the test points
+    simulated: np.ndarray  # [r] training error (``Setting.left``), over all networks
+    predicted: np.ndarray  # [r]
+    test: np.ndarray  # [r, K, E, m, C] predicted outputs
+    train: np.ndarray  # [r, K, E, n, C]
+
+
+class FlowCurve(NamedTuple):
+    """The flow from the initial functions of the widest networks, round by round, for figures."""
+
+    rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
+    left: np.ndarray  # [r] training error (``Setting.left``), over all networks
+    score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
+
+
+class Comparison(NamedTuple):
+    """The simulations, predictions and verdicts of one setting."""
+
+    theory: Predicted
+    simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
+    ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
+    gaps: tuple[FlowGap, ...]  # one per width
+    curve: FlowCurve
+    rows: tuple[MethodRow, ...]
+    verdicts: tuple[Verdict, ...]
+    laziness: tuple[Laziness, ...]  # one per width; empty for linear models and for kernels that are too large
+    seconds: float
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that was compared."""
+        return self.theory.setting
+
+    def __repr__(self) -> str:
+        """Returns the title of the setting and the outcome in one line."""
+        remark = f"; {self.remark}" if self.remark else ""
+        return f"Comparison({self.setting.title}: {summary(self.verdicts)}{remark})"
+
+    @property
+    def history(self) -> History:
+        """The metrics of the widest networks, means over the draws with bands; ``predicted`` has the flow's.
+
+        Test metrics are measured at the points where laws are compared, the first 500 at most.
+        """
+        seen, gap = self.simulated[-1], self.gaps[-1]
+        predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
+        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
+
+    @property
+    def remark(self) -> str:
+        """A warning if the widest networks learned little, so that agreement shows little; else empty."""
+        first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
+        if not last > LITTLE * first:
+            return ""
+        what = self.setting.what_is_left
+        return f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}; train longer or faster"
+
+    def by_client(self) -> dict[int, tuple[float, float]]:
+        """Returns each client's final training error (``Setting.left``) at the client's examples: predicted, simulated.
+
+        The errors are of the widest networks; clients without examples are left out.
+        """
+        setting, found = self.setting, {}
+        for i in range(setting.partition.num_clients):
+            own = setting.partition.client(i)
+            if len(own):
+                outputs = self.gaps[-1].train[-1], self.simulated[-1].train[-1]
+                predicted, simulated = (float(setting.left(o[None][..., own, :], own)[0]) for o in outputs)
+                found[i] = predicted, simulated
+        return found
+
+
+def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
+    """Computes the distance of each network from the flow, relative to how far the flow has moved its function.
+
+    Args:
+        theory: The flow.
+        seen: Networks of one width.
+    """
+    setting, test = theory.setting, theory.networks([seen], seen.rounds)[0]
+    starts = seen.train[0].swapaxes(0, 1)
+    train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
+    scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
+    error = relative_errors(test, seen.test, scale)
+    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train)
+
+
+def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
+    """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows.
+
+    Args:
+        theory: The flow.
+        seen: Networks of one width.
+    """
+    setting, last, left, score = theory.setting, theory.setting.num_rounds, list[np.ndarray](), list[np.ndarray]()
+    starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
+    many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
+    rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), seen.rounds)
+    for train, test in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
+        found = theory.flow.runs(train[None], test[None], rounds.tolist())
+        left.append(setting.left(np.asarray(found.train)))
+        score.append(setting.score(np.asarray(found.test)))
+    power = 2 if targets_of(setting.loss) == "numbers" else 1
+    return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
+
+
+def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
+    """Simulates and predicts ``setting`` and compares both.
+
+    Args:
+        setting: The setting.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+
+    Returns:
+        Table rows, verdicts, and the data of the figures.
+
+    Raises:
+        ValueError: 64-bit mode is off (``fedtangent.enable_x64()``), or there are fewer than five draws, or three
+            widths of a network, which would decide nothing.
+    """
+    require_float64()
+    for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
+        whole(name, draws, FEWEST_DRAWS)
+    if not setting.is_linear and len(set(setting.widths)) < FEWEST_WIDTHS:
+        raise ValueError(f"widths: got {setting.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
+    start = time.perf_counter()
+    with jax.default_matmul_precision("highest"):
+        say(f"{setting.name}: federated flow and limit")
+        flow_start = time.perf_counter()
+        theory = predict(setting, cohorts(setting))
+        flow_seconds = time.perf_counter() - flow_start
+        seen, watched = list[Simulated](), watched_draws(setting)
+        for width in setting.widths:
+            say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
+            seen.append(trained_networks(setting, width, progress, watched))
+        moved = _evolve(setting, progress, say)
+        gaps = tuple(flow_gap(theory, s) for s in seen)
+        curve = flow_curve(theory, seen[-1])
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
+        verdicts = judged.all_verdicts(theory, tuple(seen), moved, say)
+    rows = _rows(theory, seen, moved, gaps, flow_seconds)
+    return Comparison(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
+
+
+def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
+    """Splits the watched networks' distance from the infinite-width flow into its parts, see ``Laziness``.
+
+    The parts are the distance of each network from its linearisation, and of the linearisation from the flow.
+    """
+    return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
+
+
+def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
+    """Simulates NTK-FL from the same initialisations, with the paper's averaged kernel.
+
+    For standard cases of several outputs it also runs with the exact kernel. NTK-FL trains by the squared error, so
+    runs with other losses get no NTK-FL networks.
+    """
+    if setting.loss != "squared_error":
+        return ()
+    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
+    if setting.is_standard and setting.y_train.shape[1] > 1:
+        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+    moved = []
+    for kernel, widths, draws in wanted:
+        for width in widths:
+            say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
+            moved.append(ntk_fl(setting, width, kernel, draws, progress))
+    return tuple(moved)
+
+
+def _rows(
+    theory: Predicted,
+    seen: list[Simulated],
+    moved: tuple[Simulated, ...],
+    gaps: tuple[FlowGap, ...],
+    flow_seconds: float,
+) -> tuple[MethodRow, ...]:
+    last, num_rounds = theory.moments[-1], theory.setting.num_rounds
+    widest = {m.method: m for m in moved}.values()
+    flow = theory_row(
+        theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds
+    )
+    rows = [
+        *(simulated_row(theory, s, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)),
+        *(simulated_row(theory, m, None) for m in widest),
+        flow._replace(seconds=flow_seconds),
+    ]
+    if theory.limit is not None:
+        mean, cov, *_ = map(np.asarray, theory.limit)
+        rows.append(theory_row(theory, "GP limit (Theorem 2)", mean, cov, None))
+    return tuple(rows)

@@ -1,0 +1,289 @@
+"""The simulated side of a comparison: networks trained by a setting's algorithm, and by NTK-FL from the same start."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.comparison.cohorts import weighed_cohorts
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.history import History, Measurement
+from fedtangent._src.engine.run import predict, resolve_mapping, simulate
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
+from fedtangent._src.progress import progress_of
+from fedtangent._src.types import Algorithm, Cohort, Cost, Model, Prediction, PyTree
+
+AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
+WATCHED = 256  # training examples that they are measured on, at most
+
+
+class WatchedNetworks(NamedTuple):
+    """Initial weights and kernel drift of the networks of the first e draws, recorded besides their outputs."""
+
+    starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
+    drift: np.ndarray  # [r, K, e] relative change of their tangent kernels, in the Frobenius norm
+
+
+class Simulated(NamedTuple):
+    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function)."""
+
+    method: str
+    width: int
+    rounds: tuple[int, ...]
+    train: np.ndarray  # [r, K, E, n, C]
+    test: np.ndarray  # [r, K, E, m, C]
+    ensemble: np.ndarray  # [r, E, m, C], the algorithm's own prediction from its K networks
+    seconds: float  # of one run of the K models, without compilation if there are several runs
+    sent: tuple[Measurement, ...]  # bytes of one run until each evaluated round, without metrics
+    cost: Cost
+    info: dict[str, Any]
+    watched: WatchedNetworks | None = None
+
+
+def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
+    """Returns the key that initialises the K models of one draw, the same for every method and every schedule.
+
+    Every width has a different key: with a common key the weights of a narrow network would be a part of a wider
+    network's weights.
+    """
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
+
+
+def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
+    """Returns outputs of ``count`` further random networks of ``width`` at the test points, without training.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        count: Number of networks.
+
+    Returns:
+        Outputs [count, m, C].
+    """
+    return network_functions(setting, width, count, setting.x_test)
+
+
+def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
+    """Returns outputs of ``count`` further random networks at the points ``x``, without training.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        count: Number of networks.
+        x: Inputs, [p, ...].
+
+    Returns:
+        Outputs [count, p, C], computed for a few networks at a time.
+    """
+    keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
+    together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
+    return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
+
+
+@partial(jax.jit, static_argnames=("model", "together"))
+def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: int) -> jax.Array:
+    return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
+
+
+def trained_networks(setting: Setting, width: int, progress: bool | None = False, watched: int = 0) -> Simulated:
+    """Trains E ensembles of K networks by the setting's algorithm under its schedule.
+
+    The draws share schedule and minibatches (their keys come from the setting's seed) and differ in the initialisation.
+
+    Args:
+        setting: The setting, with E = ``draws``.
+        width: Width of the networks.
+        progress: Whether to show progress.
+        watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
+    """
+    model = setting.model(width)
+    algorithm = recipe(setting, model)
+    watches: list[KernelDiagnostics] = []
+    for draw in range(watched):
+        given = setting.seed, init_key(setting, draw, width)
+        if watches:
+            watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
+        else:
+            data = setting.federated()
+            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, start=given[1]))
+    return trained(setting, algorithm, setting.method, width, progress, watches=watches)
+
+
+def recipe(setting: Setting, model: Model) -> Algorithm:
+    """Builds the setting's algorithm for ``model``; by default Fed-ensemble with full batches."""
+    if setting.algorithm is not None:
+        return setting.algorithm(model)
+    work = Work(steps=setting.local_steps)
+    return algorithms.fed_ensemble(model, setting.schedule, client_learning_rate=setting.learning_rate, work=work)
+
+
+def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
+    """Simulates one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
+
+    The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. This
+    bound holds for wide networks: the empirical kernel of a narrow network may have a largest eigenvalue several times
+    as large, and such a network may be unstable.
+
+    Args:
+        setting: The setting.
+        width: Width of the networks.
+        kernel: "averaged" over outputs, as in the paper, or "exact".
+        draws: Number of initialisations.
+        progress: Whether to show progress.
+    """
+    clients = setting.partition.num_clients
+    model = setting.model(width)
+    theta = np.asarray(model.kernel(jnp.asarray(setting.x_train), None, get="ntk"))  # type: ignore[misc]
+    examples, outputs = setting.y_train.shape
+    algorithm = algorithms.ntk_fl(
+        model,
+        schedule.all_clients(clients, setting.schedule.num_models),
+        learning_rate=0.5 * examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
+        evolution=Evolution(times=setting.ntk_times, kernel=kernel, unstable="allow"),
+        pooling=Pooling(slots_per_model=clients),
+    )
+    once = dataclasses.replace(setting, num_rounds=1, evaluate_every=0, draws=draws)
+    return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)
+
+
+def trained(
+    setting: Setting,
+    algorithm: Algorithm,
+    method: str,
+    width: int,
+    progress: bool | None = False,
+    mapping: str = "auto",
+    watches: Sequence[KernelDiagnostics] = (),
+) -> Simulated:
+    """Runs ``algorithm`` once for each of the setting's draws.
+
+    Args:
+        setting: Data, rounds and draws.
+        algorithm: The algorithm.
+        method: Its name in the results.
+        width: Width of its networks.
+        progress: Whether to show progress.
+        mapping: How clients are mapped to the device, as in ``simulate``.
+        watches: Diagnostics of the first draws' networks, one for each watched draw.
+    """
+    data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    split = len(setting.x_train)
+    # once: all draws run one program
+    mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping, evaluated=[x]).mapping
+
+    def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: Any) -> dict[str, np.ndarray]:
+        prediction = predict(algorithm, state, x)
+        found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        if watch is None:
+            return found
+        start = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
+        return found | start | {"drift": watch.drifts(state)}
+
+    def one_run(draw: int) -> tuple[History, float]:
+        start = time.perf_counter()
+        run = simulate(
+            algorithm,
+            data,
+            num_rounds=setting.num_rounds,
+            seed=setting.seed,
+            start=init_key(setting, draw, width) if setting.start is None else setting.start,
+            evaluation=Evaluation(
+                every=setting.evaluate_every or None,
+                measure=partial(outputs, watches[draw] if draw < len(watches) else None),
+            ),
+            devices=Devices(mapping),
+        )
+        return run.history, time.perf_counter() - start
+
+    runs = []
+    with progress_of(setting.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as shown:
+        for draw in range(setting.draws):
+            runs.append(one_run(draw))
+            shown.update(1)
+    histories, seconds = zip(*runs, strict=True)
+    members, means = (
+        np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
+        for name, axis in (("members", 2), ("mean", 1))
+    )  # [r, K, E, n + m, C], [r, E, n + m, C]
+    evaluations = histories[-1].evaluations
+    return Simulated(
+        method=method,
+        width=width,
+        rounds=tuple(e.round for e in evaluations),
+        train=members[..., :split, :],
+        test=members[..., split:, :],
+        ensemble=means[..., split:, :],
+        seconds=min(seconds),
+        cost=histories[-1].cost,
+        sent=tuple(e._replace(metrics={}) for e in evaluations),
+        info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
+        watched=_watched(histories[: len(watches)]) if watches else None,
+    )
+
+
+def history_of(
+    setting: Setting, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
+) -> History:
+    """Computes the metrics of networks along a run: means over the E draws, with bands if there are several draws.
+
+    Args:
+        setting: The run.
+        seen: The simulation, for its rounds and bytes.
+        train: Outputs at the training examples, [r, K, E, n, C].
+        test: Outputs at the test points, [r, K, E, m, C].
+        ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
+        more: Further fields of ``History``.
+    """
+    labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
+    splits = {"train": (train, train.mean(axis=1), setting.y_train, labels)}
+    if setting.points == "test":
+        splits["test"] = test, ensemble, setting.y_test, setting.labels_test
+    tables: dict[tuple[str, str], np.ndarray] = {}  # (split, metric) -> [r, E]
+    for split, (outputs, mean, targets, classes) in splits.items():
+        measured = [
+            [
+                uncertainty.measure(Prediction(*draw), targets, classes, setting.loss)
+                for draw in zip(*of_round, strict=True)
+            ]
+            for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
+        ]
+        for metric in measured[0][0]:
+            tables[split, metric] = np.array([[draw[metric] for draw in of_round] for of_round in measured])
+    evaluations = [
+        sent._replace(
+            metrics={
+                split: {metric: float(table[i].mean()) for (s, metric), table in tables.items() if s == split}
+                for split in splits
+            }
+        )
+        for i, sent in enumerate(seen.sent)
+    ]
+    bands = {}
+    for (split, metric), table in tables.items():
+        if table.shape[1] > 1:
+            low, high = np.percentile(table, (5, 95), axis=1)
+            bands[f"{split}.{metric}"] = low, high
+    return History(evaluations, {}, seen.cost, bands, **more)
+
+
+def _watched(histories: Sequence[History]) -> WatchedNetworks:
+    drift = np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories], axis=2)
+    return WatchedNetworks([h.evaluations[0].metrics["start"] for h in histories], drift)
+
+
+def cohorts(setting: Setting) -> Cohort:
+    """Draws the cohorts [R, S] of the simulation, with the weights that the setting's ``weighting`` prescribes."""
+    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting)

@@ -1,0 +1,104 @@
+"""The memory that a setting's kernels need: float64 blocks, or float32 for more than 8,000 points."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.engine import memory
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.large import TILE, LargeKernel, large_kernel
+from fedtangent._src.progress import progress_of
+from fedtangent._src.theory.flow.clients import SMALLEST_BUCKET
+from fedtangent._src.theory.flow.recursion import GATHERED
+
+MOST_EXACT = 8000  # training and test points together of which float64 blocks are built
+PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
+
+
+class KernelPlan(NamedTuple):
+    """The bytes that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
+
+    kernel: int  # of all points; for a large kernel only of the training points
+    clients: int  # the clients' blocks
+    functions: int  # coefficients and functions at the evaluated rounds, of all initial functions
+    work: int
+    limit: int  # bytes of memory
+    is_large: bool
+    folder: Path | None  # of the kernel's file; None: in memory
+
+    @property
+    def total(self) -> int:
+        """The peak bytes in memory."""
+        return (self.kernel if self.folder is None else 0) + self.clients + self.functions + self.work
+
+    def __str__(self) -> str:
+        where = "" if self.folder is None else f" in {self.folder}"
+        kind = "float32" if self.is_large else "float64"
+        return (
+            f"memory: {memory.size(self.total)} of {memory.size(self.limit)} predicted at the peak (kernel in {kind} "
+            f"{memory.size(self.kernel)}{where}, clients {memory.size(self.clients)}, functions "
+            f"{memory.size(self.functions)}, work {memory.size(self.work)})"
+        )
+
+
+def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
+    """Plans the kernels of ``setting`` for ``draws`` initial functions: in memory, or in a file in ``folder``.
+
+    Args:
+        setting: The setting.
+        draws: Initial functions of each model that are computed together.
+        folder: Folder of the file of a kernel that does not fit in memory.
+
+    Raises:
+        ValueError: Neither memory nor disk has room; the message says how much is needed.
+    """
+    n, m, outputs = len(setting.x_train), len(setting.x_test), setting.y_train.shape[1]
+    sizes = np.maximum(np.asarray(setting.partition.sizes, float), SMALLEST_BUCKET)
+    of_clients = int(np.sum(4 ** np.ceil(np.log2(sizes))))
+    columns, rounds = draws * setting.schedule.num_models * outputs, len(setting.rounds)
+    functions, is_large = 8 * rounds * columns * (2 * n + 2 * m), n + m > MOST_EXACT
+    if is_large:
+        work = PROGRAM + 4 * (GATHERED + 6 * TILE**2) + 16 * n * columns
+        sizes_of = 4 * n**2, 4 * of_clients, functions, work
+    else:
+        sizes_of = 16 * (n + m) ** 2, 16 * of_clients, functions, PROGRAM + 24 * (n + m) ** 2
+    found = KernelPlan(*sizes_of, memory.memory_limit(), is_large, None)
+    if found.total <= memory.USABLE * found.limit:
+        return found
+    filed = found._replace(folder=folder)
+    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    if not is_large or filed.total > memory.USABLE * found.limit or found.kernel > free:
+        raise ValueError(
+            f"kernel: got {n} training points, whose flow needs {memory.size(found.total)} of memory, or "
+            f"{memory.size(filed.total)} and {memory.size(found.kernel)} of disk; there are "
+            f"{memory.size(found.limit)} and {memory.size(free)}"
+        )
+    return filed
+
+
+def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = False) -> KernelBlocks | LargeKernel:
+    """Computes the kernels of ``setting`` as planned.
+
+    Args:
+        setting: The setting.
+        plan: Result of ``plan_kernels``.
+        progress: Whether to show progress.
+    """
+    if not plan.is_large:
+        return setting.blocks()
+    with progress_of(1, f"{setting.name}: kernel", "tile", shown=progress) as shown:
+
+        def tick(done: int, total: int) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
+
+        devices = jax.devices() if jax.default_backend() != "cpu" or jax.process_count() > 1 else None
+        return large_kernel(
+            setting.kernel, setting.x_train, setting.x_test, folder=plan.folder, devices=devices, tick=tick
+        )

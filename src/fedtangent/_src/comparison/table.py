@@ -1,0 +1,182 @@
+"""The rows of the comparison table: the same measurements of every method's predictions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import softmax
+
+from fedtangent._src.comparison.predicted import Predicted
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import Simulated
+from fedtangent._src.comparison.statistics import mean_difference_in_errors
+from fedtangent._src.losses import targets_of
+
+MEBIBYTE = 2**20
+
+
+class MethodRow(NamedTuple):
+    """One method on one setting; None marks a measurement that does not apply to the method."""
+
+    setting: str
+    method: str
+    test_mse: float
+    accuracy: float | None
+    nll: float | None  # Gaussian, per output; for cross entropy of the mean probabilities; None for margins
+    coverage: float | None  # of the 95 % interval; None for probabilities and margins
+    mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
+    variance_ratio: float | None = None  # to the GP limit's
+    flow_error: float | None = None  # relative, of each network to the flow from the same initial function
+    rounds: int | None = None
+    uplink_mib: float | None = None
+    seconds: float | None = None
+
+
+def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Computes the Gaussian NLL per output and the coverage of the 95 % interval, with noise added to the uncertainty.
+
+    The noise variance is the same for every point and output: the mean squared residual not explained by ``variance``,
+    on the even test points. NLL and coverage are measured on the odd ones.
+
+    Args:
+        mean: Predicted mean, [m, C].
+        variance: Predicted knowledge variance, [m, C].
+        y: Targets, [m, C].
+    """
+    fit, held = slice(0, None, 2), slice(1, None, 2)
+    residual = (y - mean) ** 2
+    noise = max(float(np.mean(residual[fit] - variance[fit])), 1e-6)
+    total = variance[held] + noise
+    nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[held] / total)
+    return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * total))
+
+
+def _scores(
+    setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
+) -> tuple[float | None, float | None]:
+    """Returns NLL and coverage of a prediction with draws [E, m, C]; for cross entropy, NLL of probabilities."""
+    if targets_of(setting.loss) == "numbers":
+        return scores(mean, variance, setting.y_test)
+    if targets_of(setting.loss) != "classes":
+        return None, None
+    probability = softmax(draws, axis=-1).mean(axis=0)
+    return float(-np.mean(np.log(np.sum(probability * setting.y_test, axis=-1)))), None
+
+
+def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
+    if setting.labels_test is None:
+        return None
+    return float(np.mean(setting.accuracy(mean)))
+
+
+def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
+    """Builds the row of a method that trains networks.
+
+    MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
+    networks. Differences are to ``reference`` (for NTK-FL only to the limit).
+
+    Args:
+        theory: The predictions.
+        seen: Networks of one width.
+        flow_error: Mean relative error of the networks to the flow; None for NTK-FL.
+    """
+    setting, members = theory.setting, seen.test[-1]  # [K, E, m, C]
+    ensembles = seen.ensemble[-1]  # [E, m, C]
+    draws = members.reshape(-1, *members.shape[2:])
+    variance = draws.var(axis=0, ddof=1)
+    nll, coverage = _scores(setting, draws.mean(axis=0), draws, variance)
+    mean, cov = reference(theory)
+    comparable = np.trace(cov) > 0 and (flow_error is not None or (theory.limit is not None and setting.is_standard))
+    accuracies = [_accuracy(setting, e) for e in ensembles]
+    return MethodRow(
+        setting=setting.name,
+        method=f"{seen.method}, width {seen.width}",
+        test_mse=float(np.mean(setting.mse(ensembles))),
+        accuracy=None if setting.labels_test is None else float(np.mean(np.array(accuracies, float))),
+        nll=nll,
+        coverage=coverage,
+        mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)) if comparable else None,
+        variance_ratio=float(np.sum(variance.mean(axis=-1)) / np.trace(cov)) if comparable else None,
+        flow_error=flow_error,
+        rounds=seen.rounds[-1],
+        uplink_mib=seen.sent[-1].uplink_bytes / MEBIBYTE,
+        seconds=seen.seconds,
+    )
+
+
+def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean [m, C] and covariance [m, m] with which rows are compared.
+
+    They are the limit's in a standard case that has a limit, else the flow's at the last round, averaged over models.
+    """
+    if theory.limit is not None and theory.setting.is_standard:
+        return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)
+    last = theory.moments[-1]
+    return last.mean.mean(axis=0), last.cov.mean(axis=0)
+
+
+def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> MethodRow:
+    """Builds the row of a Gaussian process.
+
+    MSE and accuracy are the expected values for an ensemble of K independent draws, as the simulated rows should show.
+
+    Args:
+        theory: The predictions.
+        method: Name in the table.
+        mean: Mean, [m, C].
+        cov: Covariance of one draw, [m, m].
+        rounds: Round of the prediction; None for the limit.
+    """
+    setting, num_models = theory.setting, theory.setting.schedule.num_models
+    variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
+    nll: float | None
+    coverage: float | None
+    if theory.drawn is None:
+        test_mse = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
+        nll, coverage = scores(mean, variance, setting.y_test)
+    else:  # outputs depend on each other: draws, not moments
+        test_mse = float(np.mean(setting.mse(theory.drawn.mean(axis=1))))
+        nll, coverage = _scores(setting, mean, theory.drawn.reshape(-1, *mean.shape), variance)
+    return MethodRow(
+        setting=setting.name,
+        method=method,
+        test_mse=test_mse,
+        accuracy=expected_accuracy(setting, mean, cov / num_models)
+        if theory.drawn is None
+        else _accuracy(setting, theory.drawn.mean(axis=1)),
+        nll=nll,
+        coverage=coverage,
+        variance_ratio=float(np.trace(cov) / spread) if (spread := np.trace(reference(theory)[1])) > 0 else None,
+        rounds=rounds,
+    )
+
+
+def expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
+    """Computes the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
+
+    Args:
+        setting: The setting.
+        mean: Mean at the test points, [m, C].
+        cov: Covariance of one output, [m, m].
+    """
+    if setting.labels_test is None:
+        return None
+    return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == setting.labels_test))
+
+
+def draws_of(mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> np.ndarray:
+    """Draws from N(mean, cov) for each output, from a fixed seed.
+
+    Args:
+        mean: Mean, [m, C].
+        cov: Covariance of one output, [m, m].
+        draws: Number of draws.
+
+    Returns:
+        Draws, [draws, m, C].
+    """
+    eigenvalues, vectors = np.linalg.eigh(cov)
+    root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
+    noise = np.random.default_rng(0).standard_normal((draws, *mean.shape))
+    return np.asarray(mean + np.einsum("mq,dqc->dmc", root, noise, optimize=True))

@@ -1,0 +1,182 @@
+"""K trained models and the Gaussian law of each: entry by entry, and as sums at infinite width.
+
+Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over them:
+a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each sum is
+extrapolated to infinite width (``comparison/statistics.py``). The same sum of the predictions from the networks'
+initial functions, whose expectation is known, is subtracted as a control variate: most of the scatter cancels.
+
+Plain float64 NumPy. Samples are [K, m, C]: K models, m points, C outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from fedtangent._src.comparison.predicted import ModelLaw
+from fedtangent._src.comparison.statistics import Interval, combined
+
+COVERED = 0.95
+
+
+class Entries(NamedTuple):
+    """One statistic at all its E entries: measured over K models, predicted, and its standard error under the law."""
+
+    measured: np.ndarray  # [E]
+    predicted: np.ndarray  # [E]
+    standard_error: np.ndarray  # [E]
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance of an entry from its prediction, in standard errors of that entry."""
+        return float(np.max(np.abs(self.measured - self.predicted) / self.standard_error))
+
+
+def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
+    """Computes mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models and of their law.
+
+    Variances and covariances are of ``f_k - mean_k`` about its average, over K - 1. Standard errors are the law's:
+    ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), S the
+    average covariance of the models.
+
+    Args:
+        samples: Outputs of K models, [K, m, C].
+        law: Their law.
+
+    Returns:
+        The entries of "mean", "variance" and "covariance".
+    """
+    _check(samples, law)
+    count, points, outputs = samples.shape
+    residual, cov = samples - law.mean, law.average_cov
+    variance = np.diag(cov)
+    above = np.triu_indices(points, 1)
+    found = _moments(residual)
+    error = np.sqrt((np.outer(variance, variance) + cov**2) / (count - 1))
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, outputs)
+
+    average = law.mean.mean(axis=0)
+    return {
+        "mean": Entries((average + found[0]).ravel(), average.ravel(), spread(np.sqrt(variance / count))),
+        "variance": Entries(np.diagonal(found[1]).T.ravel(), spread(variance), spread(np.diag(error))),
+        "covariance": Entries(found[1][above].ravel(), spread(cov[above]), spread(error[above])),
+    }
+
+
+def _moments(residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns average [m, C] and sample covariance [m, m, C] of residuals [K, m, C]."""
+    mean = residual.mean(axis=0)
+    centred = (residual - mean).transpose(2, 1, 0)  # [C, m, K]
+    return mean, (centred @ centred.swapaxes(1, 2)).transpose(1, 2, 0) / (len(residual) - 1)
+
+
+def _check(samples: np.ndarray, law: ModelLaw) -> None:
+    if samples.ndim != 3 or samples.shape[0] < 2 or samples.shape[1] < 2:
+        raise ValueError(f"samples: got shape {samples.shape}, must be [K, m, C] with K and m of at least 2")
+    count, points, _ = samples.shape
+    if (got := (law.mean.shape, law.cov.shape)) != (must := (samples.shape, (count, points, points))):
+        raise ValueError(f"law: got mean and cov of shapes {got}, must be {must}")
+
+
+def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.ndarray:
+    """Computes the share of each model's values in the law's central intervals, ``mean_k +- z sd_k``, [K].
+
+    Args:
+        samples: Outputs of K models, [K, m, C].
+        law: Their law.
+        level: Probability of an interval.
+    """
+    _check(samples, law)
+    variance = np.diagonal(law.cov, axis1=1, axis2=2)[:, :, None]
+    within = np.abs(samples - law.mean) <= norm.ppf((1 + level) / 2) * np.sqrt(variance)
+    return np.asarray(within.mean(axis=(1, 2)))
+
+
+def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
+    """Computes the share of draws from ``right`` in the intervals of ``law``: ``COVERED`` if both are the same."""
+    sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
+    reach, off = norm.ppf((1 + COVERED) / 2) * own / sd, (law.mean - right.mean) / sd
+    return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
+
+
+class Sampled(NamedTuple):
+    """The outputs of K trained networks of one width, and those that the infinite-width flow predicts for them.
+
+    Each prediction starts from the initial function of its network. With one hidden layer the mean and covariance of
+    the predictions are known at every width, so that their sampling error can be subtracted from that of the networks.
+    """
+
+    width: int
+    seen: np.ndarray  # [K, m, C]
+    predicted: np.ndarray  # [K, m, C]
+
+
+def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
+    """Estimates the share of networks' values in the intervals of ``law`` at infinite width.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
+    """
+    expected = expected_cover(exact, law)
+    values = [covered(s.seen, law) - covered(s.predicted, law) + expected for s in sampled]
+    return combined([s.width for s in sampled], values, by_width=True)
+
+
+def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
+    """Estimates variances of networks over the variances of ``law``, summed over points, at infinite width.
+
+    The ratio is 1 if ``law`` is right.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
+    """
+    return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
+
+
+def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
+    """Estimates off-diagonal covariances of networks over the covariances of ``law`` at infinite width.
+
+    The ratio is 1 if ``law`` is right. It is a regression of the sample covariance S on the law's L through zero,
+    ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+
+    Args:
+        sampled: Networks and predictions of every width.
+        exact: Law of the predictions.
+        law: Law that is tested.
+    """
+    return _ratio(sampled, exact, _off_diagonal(law))
+
+
+def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
+    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true."""
+    cov = right.average_cov
+    return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
+
+
+def _off_diagonal(law: ModelLaw) -> np.ndarray:
+    away = law.average_cov - np.diag(np.diag(law.average_cov))
+    return np.asarray(away / np.sum(away**2))
+
+
+def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Interval:
+    """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
+    expected, values = float(np.sum(weights * exact.average_cov)), []
+    for s in sampled:
+        change = _products(s.seen - exact.mean, weights) - _products(s.predicted - exact.mean, weights)
+        values.append(len(s.seen) / (len(s.seen) - 1) * change + expected)
+    return combined([s.width for s in sampled], values, by_width=True)
+
+
+def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns ``sum_ij weights_ij r_i r_j`` of each model, averaged over outputs, [K]; r is centred over models."""
+    centred = residual - residual.mean(axis=0)
+    return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))

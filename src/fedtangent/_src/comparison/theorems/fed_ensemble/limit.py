@@ -1,0 +1,374 @@
+"""Theorem 2 on trained networks: K models of Fed-ensemble, at two widths, and their predicted law.
+
+The prediction is Theorem 2's limit if the exact flow, at the last round, is far nearer to it than the verdicts'
+margins; else it is the flow's law at that round. Both assume infinite width, and are off by some percent at a finite
+one. So mean, variance, covariances and coverage of the K networks are extrapolated from two widths to infinity, with
+the flow from the same initial functions as a control variate (``comparison/statistics.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial as bound
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import data as datasets
+from fedtangent._src.comparison import cases
+from fedtangent._src.comparison.predicted import ModelLaw, Predicted, networks, predict
+from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.simulated import cohorts, trained_networks
+from fedtangent._src.comparison.statistics import Interval, Pair, mean_error
+from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
+    COVERED,
+    Sampled,
+    covariance_ratio,
+    cover_at_infinite_width,
+    expected_cover,
+    expected_ratios,
+    variance_ratio,
+)
+from fedtangent._src.comparison.verdicts import Rival, Verdict, judged
+from fedtangent._src.data import partition
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.federated import schedule
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.theory import Flow, gp_limit
+from fedtangent._src.theory.prior import covariance_terms
+from fedtangent._src.types import Gaussian, Model
+
+NUM_MODELS = 80
+DIGITS, NUM_POINTS = (4, 8, 12), 20  # examples of each client, test points of digits
+SPACING = 0.08  # least distance of two training inputs of the sine
+AWAY = 0.02  # least distance of a test input of the sine from a training input
+MEAN_MARGIN = 0.05  # of how far training moves the function
+COVARIANCE_MARGIN = 0.1  # of the law's
+COVER_MARGIN = 0.02
+REACHED = 0.2  # how far, in margins, the last round's law may be from the limit for the limit to be the prediction
+SOONER = 4  # the last round, over an earlier one at which the flow must not have reached the limit
+THEOREM = "FE-2024 Theorem 2 (FE-2021 4.2)"
+NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
+SIZES: tuple[dict[str, Scale], ...] = (
+    {"digits": Scale((128, 512), NUM_MODELS, 900)},
+    {"sine": Scale((1024, 4096), 2 * NUM_MODELS, 4000), "digits": Scale((512, 2048), NUM_MODELS, 1000)},
+)
+
+
+class LawDistance(NamedTuple):
+    """Distance of a round's law from the limit."""
+
+    mean: float  # relative to how far training moves the function
+    variance: float  # summed over points, relative
+
+    @property
+    def reached(self) -> bool:
+        """Whether the distance is far below the verdicts' margins."""
+        return self.mean <= REACHED * MEAN_MARGIN and self.variance <= REACHED * COVARIANCE_MARGIN
+
+
+class TrainedEnsemble(NamedTuple):
+    """K networks of one width at the start and the last round, and the flow from the same initial functions."""
+
+    width: int
+    start: np.ndarray  # [K, m, C]
+    samples: np.ndarray  # [K, m, C]
+    own_flow: np.ndarray  # [K, m, C]
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+class Theorem2(NamedTuple):
+    """Predictions and trained networks of one data set."""
+
+    theory: Predicted
+    gap: LawDistance  # of the last round
+    early: LawDistance  # of the earlier round, see ``SOONER``
+    law: ModelLaw
+    of: str  # name of the law: "Theorem 2's limit" or "the flow's law at round R"
+    movement: float  # how far training moves the function by theory: root mean square norm
+    trained: tuple[TrainedEnsemble, ...]
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that was compared."""
+        return self.theory.setting
+
+    @property
+    def own(self) -> ModelLaw:
+        """The law of the flow's predictions in ``sampled``: the last round's covariance about the mean of ``law``."""
+        return self.law._replace(cov=self.theory.moments[-1].cov)
+
+    @property
+    def sampled(self) -> tuple[Sampled, ...]:
+        """The networks of every width and the flow from the same initial functions, shifted to the mean of ``law``."""
+        away = self.law.mean - self.theory.moments[-1].mean
+        return tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
+
+
+def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients.
+
+    Inputs are at least ``SPACING`` apart. The network has one hidden layer of cosines, whose kernel on these inputs has
+    a condition number of about 20: with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches
+    the limit. Test inputs are at least ``AWAY`` from the training inputs: nearer, the predicted variance nearly
+    vanishes, and the small effects of finite width and unfinished training are many times larger.
+
+    Args:
+        seed: Seed of data, partition and networks.
+        num_models: Number of models K.
+        widths: Widths of the networks.
+        num_rounds: Rounds R.
+    """
+    toy = datasets.load("sine", seed=seed, gap=True, test_points=61)
+    chosen: list[int] = []
+    for i, x in enumerate(toy.x_train[:, 0]):
+        if all(abs(x - toy.x_train[j, 0]) >= SPACING for j in chosen):
+            chosen.append(i)
+    x_train, y_train = toy.x_train[chosen], toy.y_train[chosen]
+    away = np.min(np.abs(toy.x_test - x_train.T), axis=1) >= AWAY
+    clients = partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_client_size=1)
+
+    def model(width: int) -> Model:
+        return mlp(1, 1, widths=(width,), activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
+
+    return Setting(
+        name="sine",
+        title=f"Sine with a gap, {len(chosen)} examples on 4 clients: network of one hidden layer of cosines",
+        x_train=x_train,
+        y_train=y_train,
+        x_test=toy.x_test[away],
+        y_test=toy.y_test[away],
+        partition=clients,
+        schedule=schedule.per_client_permutations(4, num_models),
+        model=model,
+        widths=widths,
+        local_steps=20,
+        num_rounds=num_rounds,
+        seed=seed,
+    )
+
+
+def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients.
+
+    Args:
+        seed: Seed of data and networks.
+        num_models: Number of models K.
+        widths: Widths of the networks.
+        num_rounds: Rounds R.
+    """
+    whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
+    return dataclasses.replace(
+        whole,
+        title=f"Digits, {examples} examples on {len(DIGITS)} clients: ReLU network of one hidden layer",
+        x_train=whole.x_train[:examples],
+        y_train=whole.y_train[:examples],
+        x_test=whole.x_test[:NUM_POINTS],
+        y_test=whole.y_test[:NUM_POINTS],
+        labels_test=None,
+        partition=consecutive(DIGITS),
+        schedule=schedule.per_client_permutations(len(DIGITS), num_models),
+        widths=widths,
+        draws=1,
+        num_rounds=num_rounds,
+        evaluate_every=0,
+        learning_rate=0.0,
+    )
+
+
+SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": sine, "digits": digits}
+
+
+def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
+    """Trains the K networks of every width, and predicts their law.
+
+    Args:
+        setting: The setting.
+        say: Called with a line of text for each step of the work.
+    """
+    say(f"{setting.name}: law of round {setting.num_rounds}")
+    theory = predict(setting, cohorts(setting))
+    law, limit, of = theory.moments[-1], theory.limit, f"the flow's law at round {setting.num_rounds}"
+    sooner = setting.num_rounds // SOONER
+    early = ModelLaw(np.asarray(theory.flow.mean(sooner)), np.asarray(theory.flow.cov(sooner)))
+    b = [np.asarray(theory.flow.dependence(setting.num_rounds, k)[0][0]) for k in range(theory.flow.num_models)]
+    moved = _movement(theory, law.mean, b)
+    gaps = _gap(law, limit, moved), _gap(early, limit, moved)
+    if limit is not None and gaps[0].reached:
+        law = ModelLaw(np.broadcast_to(limit.mean, law.mean.shape), np.broadcast_to(limit.cov, law.cov.shape))
+        of = "Theorem 2's limit"
+    trained = []
+    for width in setting.widths:
+        say(f"{setting.name}: {setting.schedule.num_models} networks of width {width}, {setting.num_rounds} rounds")
+        trained.append(train(setting, theory.flow, width))
+    return Theorem2(theory, *gaps, law, of, moved, tuple(trained))
+
+
+def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
+    """Returns the root mean square norm of ``mean - B f0(X)`` over models and initial functions."""
+    pulled = [float(np.trace(np.asarray(covariance_terms(theory.blocks, b).propagated))) for b in influences]
+    return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
+
+
+def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
+    """Trains K networks of ``width`` by Fed-ensemble, and computes the flow from the initial function of each."""
+    seen = trained_networks(setting, width)
+    own = networks(flow, [seen], (setting.num_rounds,))[0][0]
+    outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
+    return TrainedEnsemble(width, *outputs, seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes)
+
+
+def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
+    if limit is None:
+        return LawDistance(np.inf, np.inf)
+    mean = np.max(np.linalg.norm(law.mean - limit.mean, axis=(1, 2))) / movement
+    ratios = np.trace(law.cov, axis1=1, axis2=2) / np.trace(limit.cov)
+    return LawDistance(float(mean), float(np.max(np.abs(ratios - 1))))
+
+
+def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
+    """Estimates the relative increase of the variance by the finite width, and its standard error.
+
+    The estimate is the mean difference of squares, about the law's mean, of networks and of the flow from the same
+    initial functions: their common sampling error nearly cancels.
+
+    Args:
+        trained: Networks of one width.
+        law: Their law at infinite width, whose variance is the unit.
+    """
+    variance = np.diag(law.average_cov)[None, :, None]
+    squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
+    each = squares.mean(axis=(1, 2))
+    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+
+
+def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
+    """Builds wrong theories: clients missing, no training, prior kernel as tangent kernel, cross terms scaled."""
+    setting, k = result.setting, result.theory.blocks
+    assert k.nngp_train is not None and k.nngp_test_train is not None
+    laws, by_size = {}, np.argsort(setting.partition.sizes, kind="stable")
+    for count in range(1, setting.partition.num_clients):
+        missing = [setting.partition.client(int(c)) for c in by_size[:count]]
+        kept = np.setdiff1d(np.arange(len(setting.x_train)), np.concatenate(missing))
+        b = np.zeros(k.ntk_test_train.shape)
+        b[:, kept] = np.linalg.solve(k.ntk_train[np.ix_(kept, kept)], k.ntk_test_train[:, kept].T).T
+        laws[f"the {count} smallest clients missing"] = _law(result, b)
+    laws["untrained"] = _law(result, np.zeros(k.ntk_test_train.shape))
+    laws["prior kernel for the tangent kernel"] = _law(result, np.linalg.solve(k.nngp_train, k.nngp_test_train.T).T)
+    b = np.linalg.solve(k.ntk_train, k.ntk_test_train.T).T
+    laws |= {f"cross terms x {by}": _law(result, b, by) for by in (0.9, 0.75, 0.5)}
+    return laws
+
+
+def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
+    """Returns the law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
+    terms = covariance_terms(result.theory.blocks, b)
+    cov = terms.prior + terms.propagated - cross * terms.cross
+    return ModelLaw(
+        np.broadcast_to(b @ result.setting.y_train, result.law.mean.shape),
+        np.broadcast_to(np.asarray(cov), result.law.cov.shape),
+    )
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """Checks the networks of each data set against their law."""
+    found = []
+    for name, size in of_scale(scale, *SIZES).items():
+        found += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
+    return found
+
+
+def rows(result: Theorem2) -> list[Verdict]:
+    """Computes all verdicts of one data set."""
+    found = sampled_rows(result)
+    if result.theory.limit is not None:
+        found.insert(0, _reached(result)._replace(sizes=found[0].sizes))
+    return found
+
+
+def sampled_rows(result: Theorem2) -> list[Verdict]:
+    """Checks the networks against ``result.law``: the limit, or the law of the last round."""
+    s, widths = result.setting, ", ".join(str(t.width) for t in result.trained)
+    sizes = (
+        f"{s.name}: K = {len(result.law.mean)}, widths {widths}, {s.num_rounds} rounds, n = {len(s.x_train)} on "
+        f"{s.partition.num_clients} clients, m = {len(s.x_test)}, C = {s.y_train.shape[1]}"
+    )
+    wrong = wrong_laws(result)
+    found = [_mean(result, wrong), *_ratios(result, wrong), _cover(result, wrong)]
+    return [row._replace(sizes=sizes) for row in found]
+
+
+def _judged(result: Theorem2, what: str, target: float, margin: float, found: Interval, rivals: list[Rival]) -> Verdict:
+    statement = f"{what} at infinite width = {result.of}"
+    return judged(THEOREM, statement, target, margin, [found], rivals)
+
+
+def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
+    pairs = [Pair(s.width, s.seen[None], s.predicted[None]) for s in result.sampled]
+    rivals = []
+    for name, law in wrong.items():
+        away = (law.mean - result.law.mean).mean(axis=0)
+        far = float(np.linalg.norm(away)) / result.movement
+        rivals.append(Rival(name, far, bound(mean_error, pairs, result.movement, away)))
+    found = mean_error(pairs, result.movement)
+    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, found, rivals)
+
+
+def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
+    rows = []
+    kinds = ("variance", variance_ratio), ("off-diagonal covariance", covariance_ratio)
+    for place, (what, ratio) in enumerate(kinds):
+        rivals = [
+            Rival(name, abs(expected_ratios(result.law, law)[place] - 1), bound(ratio, result.sampled, result.own, law))
+            for name, law in wrong.items()
+        ]
+        found = ratio(result.sampled, result.own, result.law)
+        rows.append(_judged(result, f"{what} over the law's", 1.0, COVARIANCE_MARGIN, found, rivals))
+    return rows
+
+
+def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
+    """Checks the coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
+
+    def measured(law: ModelLaw) -> Interval:
+        return cover_at_infinite_width(result.sampled, result.own, law)
+
+    rivals = [
+        Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(measured, law)) for name, law in wrong.items()
+    ]
+    return _judged(result, "coverage of 95 % intervals", COVERED, COVER_MARGIN, measured(result.law), rivals)
+
+
+def _reached(result: Theorem2) -> Verdict:
+    """Checks that the flow's exact law at the last round is the limit."""
+
+    def said(gap: LawDistance) -> str:
+        return f"mean {gap.mean:.2g} of the movement, variance {gap.variance:.1%}"
+
+    rounds = result.setting.num_rounds
+    allowed = f"<= {REACHED * MEAN_MARGIN:g}, <= {REACHED * COVARIANCE_MARGIN:.1%}"
+    return Verdict.of(
+        THEOREM,
+        f"the flow's law at round {rounds} is the limit",
+        "",
+        (said(result.gap), allowed, result.gap.reached),
+        (f"round {rounds // SOONER} instead", said(result.early), not result.early.reached),
+        f"{REACHED * MEAN_MARGIN:g}, {REACHED * COVARIANCE_MARGIN:.1%}",
+    )
+
+
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.limit",
+        "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
+        checks,
+        papers=("shi2024", "shi2021"),
+        statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
+        functions=(gp_limit, covariance_terms),
+        figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
+    ),
+)

@@ -1,0 +1,204 @@
+"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
+
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share only the data, the learning rate
+and the keys of the schedules.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import data
+from fedtangent._src.comparison.statistics import Slope, weighted_line
+from fedtangent._src.data import partition
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.engine import Devices
+from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import per_client_permutations, unroll
+from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent._src.models.features import rbf_linear
+from fedtangent._src.streams import keys
+from fedtangent._src.theory import Rule
+from fedtangent._src.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
+from fedtangent._src.types import Cohort, Model, Partition, Schedule
+
+TEST_POINTS = 201
+# Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
+AMPLITUDE, NOISE = 0.2**2, 0.2**2
+
+
+class ToyProblem(NamedTuple):
+    """Data, a model and its kernels, and the clients' training; the C outputs of a linear model are independent."""
+
+    x: np.ndarray  # [n, 1]
+    y: np.ndarray  # [n, 1]
+    clients: Partition
+    x_test: np.ndarray  # [m, 1], an even grid
+    expected: np.ndarray  # [m, 1], E[y | x] on the grid
+    noise: float  # E_x Var[y | x] over the grid
+    model: Callable[[int], Model]  # number of outputs -> model
+    blocks: KernelBlocks
+    learning_rate: float
+    local_steps: int
+
+
+def sine_problem(
+    seed: int,
+    *,
+    local_steps: int,
+    sigma: float = 1.0,
+    gap: bool = False,
+    num_clients: int = 50,
+    points_per_client: int = 2,
+) -> ToyProblem:
+    """Builds the toy of FE-2024, section V-A (FE-2021, section 5), in float64.
+
+    The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
+    largest that is stable for any data. The 100 centres are the same for every ``seed``.
+
+    Args:
+        seed: Seed of the data.
+        local_steps: Local steps of a round.
+        sigma: Standard deviation of the initial weights.
+        gap: Whether to use the data of section V-B, which have a gap.
+        num_clients: Number of clients.
+        points_per_client: Examples of each client.
+    """
+    toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
+                    test_points=TEST_POINTS)  # fmt: skip
+
+    def model(outputs: int) -> Model:
+        return rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+
+    kernel = model(1).kernel
+    assert kernel is not None
+    blocks = kernel_blocks(kernel, toy.x_train, toy.x_test)
+    assert blocks.ntk_test is not None
+    expected = np.asarray(toy.y_test)
+    noise = float(np.mean(AMPLITUDE * expected**2 + NOISE))
+    clients = partition.by_user(np.asarray(toy.user_train))
+    return ToyProblem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
+                         noise, model, blocks, 1 / float(np.max(np.diag(blocks.ntk_test))), local_steps)  # fmt: skip
+
+
+def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
+    """Builds the toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
+
+    On the papers' points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    suffice for any seed.
+    """
+    rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
+    x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
+    x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
+    y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
+    kernel = whole.model(1).kernel
+    assert kernel is not None
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=kernel_blocks(kernel, x, whole.x_test))
+
+
+@functools.cache
+def permutations(num_clients: int, num_models: int) -> Schedule:
+    """Returns ``per_client_permutations``, cached: each schedule object has a separate compiled program."""
+    return per_client_permutations(num_clients, num_models)
+
+
+def seeds_of(num_models: int, count: int, first: int = 0) -> range:
+    """Returns ``count`` seeds for runs of K models, different for every K and ``first``: results are independent.
+
+    Args:
+        num_models: Number of models K.
+        count: Number of seeds.
+        first: Seed of the whole check.
+    """
+    start = (first * 2**16 + 1000 * num_models) % 2**32
+    return range(start, start + count)
+
+
+def laws(
+    problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+) -> list[tuple[EnsembleLaw, ...]]:
+    """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
+
+    Args:
+        problem: Data, kernels and training.
+        schedule: The schedule, which a seed makes definite.
+        rounds: Rounds of the laws.
+        seeds: Seeds of the runs.
+    """
+    held = schedules(problem, schedule, max(rounds), seeds)
+    each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
+    return ensemble_laws(
+        problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
+        schedule.num_models,
+    )  # fmt: skip
+
+
+def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+    """Draws the cohorts of each seed's run, [schedules, R, S], with clients weighted by their examples.
+
+    Args:
+        problem: The clients.
+        schedule: The schedule.
+        num_rounds: Rounds R.
+        seeds: Seeds of the runs.
+    """
+    longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
+    drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
+    client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
+    return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
+
+
+_unrolled = jax.jit(unroll, static_argnums=(0, 2))
+
+
+def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+    """Trains ensembles and returns their predictions, one run for each seed's schedule.
+
+    The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
+    initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
+    outputs share layers, ``draws`` must be 1.
+
+    Args:
+        problem: Data, model and training.
+        schedule: The schedule.
+        num_rounds: Rounds R.
+        seeds: Seeds of the S runs.
+        draws: Outputs J of the model in each run.
+
+    Returns:
+        Predictions at the test points, [S, J, m, 1].
+    """
+    model = problem.model(draws)
+    algorithm = algorithms.fed_ensemble(
+        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+    )
+    targets = np.tile(problem.y, (1, draws))
+    held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    x, seen = jnp.asarray(problem.x_test), []
+    for seed in seeds:
+        run = simulate(algorithm, held, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
+        seen.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
+    return np.stack(seen)
+
+
+def power_law(variances: Mapping[int, Estimate]) -> Slope:
+    """Fits the slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
+
+    Raises:
+        ValueError: There are fewer than two K, or a variance is not positive.
+    """
+    k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
+    if len(k) < 2 or not np.all(value > 0):
+        raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")
+    error = np.array([v.standard_error for v in variances.values()]) / value
+    known = bool(np.all(error > 0))
+    found = weighted_line(np.log(k), np.log(value), 1 / error**2 if known else np.ones(len(k)))
+    return found if known else found._replace(standard_error=0.0)

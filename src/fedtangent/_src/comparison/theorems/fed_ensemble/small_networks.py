@@ -1,0 +1,274 @@
+"""Networks that can be trained within Theorem 9.1: kappa_2 < 1, C_1 measured, equally many examples in every round.
+
+They have one hidden layer of erf units. Inputs are few, nearly orthogonal and of norm 1, so that the kernel is well
+conditioned and C_2 small: the largest allowed step falls as 1 / C_2^2. Unequal clients take turns at the models in
+fixed groups, so that every round of every model has the same number of examples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import erf
+
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.simulated import cohorts, init_key, recipe
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.linearised import first_order
+from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
+from fedtangent._src.theory.flow import Rule
+from fedtangent._src.types import Algorithm, Array, Cohort, Key, Model, PyTree, Schedule
+
+W_STD = 1.5
+Function = Callable[[np.ndarray], np.ndarray]
+# Activations with their first and second derivatives; ReLU's second one is taken as 0.
+ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
+    "erf": (
+        erf,
+        lambda z: 2 / np.sqrt(np.pi) * np.exp(-(z**2)),
+        lambda z: -4 / np.sqrt(np.pi) * z * np.exp(-(z**2)),
+    ),
+    "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0).astype(float), np.zeros_like),
+}
+
+
+class Task(NamedTuple):
+    """Sizes of the clients, their groups, the length of training, and the targets."""
+
+    sizes: tuple[int, ...]  # of the clients
+    group: tuple[int, ...]  # of each client; groups take turns at as many models
+    ages: int
+    step: float  # eta_0 tau, as a fraction of the largest that kappa_2 < 1 allows
+    labels: float = 1.0  # norm of Y, in units of the root of the kernel's mean diagonal
+    weakest: bool = False  # Y along the kernel's weakest direction, instead of a random one
+    evaluations: int = 1
+    local_steps: int = 2
+
+    @property
+    def nbar(self) -> int:
+        """The number of examples that train a model in a round; the same for all groups."""
+        return sum(size for size, group in zip(self.sizes, self.group, strict=True) if group == 0)
+
+
+def turns(group: tuple[int, ...]) -> Schedule:
+    """Builds the schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
+    num_models, num_clients = max(group) + 1, len(group)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        model = (jnp.asarray(group, jnp.int32) + round_.astype(jnp.int32)) % num_models
+        return Cohort(jnp.arange(num_clients, dtype=jnp.int32), model, jnp.ones(num_clients, jnp.float32)), state
+
+    return Schedule(num_models, num_clients, num_clients, lambda key: (), sample)
+
+
+def one_hidden_layer(input_size: int, width: int, activation: str = "erf") -> Model:
+    """Builds a scalar network without biases, in the NTK parameterisation and in float64.
+
+    Args:
+        input_size: Dimension of the inputs.
+        width: Number of hidden units.
+        activation: "erf" or "relu".
+    """
+    return mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
+
+
+def inputs(rng: np.random.Generator, number: int) -> np.ndarray:
+    """Draws nearly orthogonal inputs of norm 1, [number, number + 1]."""
+    size = number + 1
+    x = np.linalg.qr(rng.standard_normal((size, size)))[0][:number]
+    x = x + 0.15 * rng.standard_normal(x.shape) / np.sqrt(size)
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True) * (1 - 1e-12))  # never above 1 by rounding
+
+
+def setting(task: Task, width: int, seed: int) -> Setting:
+    """Builds the setting of ``task`` for networks of ``width``.
+
+    The step is chosen for the expected C_1 and size of the initial functions.
+
+    Args:
+        task: Clients, training and targets.
+        width: Width of the networks.
+        seed: Seed of data and networks.
+    """
+    rng, n = np.random.default_rng(seed), sum(task.sizes)
+    x = inputs(rng, n)
+
+    def model(width: int) -> Model:
+        return one_hidden_layer(x.shape[1], width)
+
+    theta = np.asarray(model(width).kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
+    y = np.linalg.eigh(theta)[1][:, :1] if task.weakest else rng.standard_normal((n, 1))
+    y = y * (task.labels * np.sqrt(np.trace(theta) / n) / np.linalg.norm(y))
+    clients = consecutive(task.sizes)
+    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
+    c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
+    rounds = max(task.group) + 1
+    return Setting(
+        name="networks",
+        title="a few nearly orthogonal inputs",
+        x_train=x,
+        y_train=y,
+        x_test=x[:1],
+        y_test=y[:1],
+        partition=clients,
+        schedule=turns(task.group),
+        model=model,
+        widths=(width,),
+        local_steps=task.local_steps,
+        num_rounds=rounds * task.ages,
+        evaluate_every=rounds * (task.ages // task.evaluations),
+        learning_rate=task.step * largest_progress(c1, c2, r0, width) / task.local_steps,
+        seed=seed,
+    )
+
+
+def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
+    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy.
+
+    Args:
+        activation: "erf" or "relu".
+        params: Parameters of the network.
+        x: Inputs, [n, d].
+    """
+    w, a, first, last = _weights(params, x)
+    function, slope, _ = ACTIVATIONS[activation]
+    z = first * x @ w
+    below = last * first * x[:, :, None] * (slope(z) * a)[:, None, :]
+    return np.concatenate([below.reshape(len(x), -1), last * function(z)], axis=1)
+
+
+def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
+    """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
+
+    It is exact for one example. The papers' weights are l^-1/2 times the weights here, so it is l^1/2 times the norm
+    here. The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2,
+    q r], [q r, 0]]`` in the direction of the example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q =
+    phi'(z)`` times the layers' scales. For all examples at once the norm is at most the root of the sum of squares.
+
+    Args:
+        activation: "erf" or "relu".
+        params: Parameters of the network.
+        x: Inputs, [n, d].
+    """
+    w, a, first, last = _weights(params, x)
+    _, slope, second = ACTIVATIONS[activation]
+    z, r = first * x @ w, np.linalg.norm(x, axis=1)[:, None]
+    p, q = last * first**2 * a * second(z) * r**2, last * first * slope(z) * r
+    norms = np.abs(p) / 2 + np.sqrt(p**2 / 4 + q**2)
+    return float(np.sqrt(w.shape[1] * np.sum(norms**2, axis=0).max()))
+
+
+def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Returns both layers' weights, [d, l] and [l], and their scales."""
+    w, a = np.asarray(params[0][0]), np.asarray(params[2][0])[:, 0]
+    return w, a, W_STD / np.sqrt(x.shape[1]), W_STD / np.sqrt(len(a))
+
+
+def own_linearisation(model: Model) -> Model:
+    """Builds ``model`` linearised in its weights about the initial weights, which are kept in its parameters."""
+
+    def init(key: Key) -> PyTree:
+        params = model.init(key)
+        return {"start": params, "weights": params}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return first_order(model, jax.lax.stop_gradient(params["start"]), params["weights"], x)
+
+    return Model(f"{model.name}, linearised where it starts", init, apply, None, model.output_size)
+
+
+class FollowedNetworks(NamedTuple):
+    """E draws of K networks of one width and their linearisations, at T ages of their training."""
+
+    width: int
+    ages: np.ndarray  # [T], the first is 0
+    residual: np.ndarray  # [E, T, K] ||f - Y||
+    gap: np.ndarray  # [E, T, K] ||f - f_lin||
+    change: np.ndarray  # [E, T, K] ||f - f_0||
+    kernels: np.ndarray  # [E, T, K, n, n]
+    c1: np.ndarray  # [E, K], the largest along the way
+    start: np.ndarray  # [E, K, n, C] initial functions
+
+    @property
+    def drift(self) -> np.ndarray:
+        """The operator norm of Theta_t - Theta_0, [E, T, K]."""
+        return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
+
+
+def follow(given: Setting, draws: int) -> FollowedNetworks:
+    """Trains the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
+    model, x, data = given.model(given.largest), jnp.asarray(given.x_train), given.federated()
+    network, tangent = (recipe(given, m) for m in (model, own_linearisation(model)))
+    kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
+
+    def outputs(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        assert network.params is not None
+        weights = network.params(state)
+        each = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(given.schedule.num_models)]
+        curved = [curvature("erf", params, given.x_train) for params in each]
+        members = np.asarray(predict(network, state, x).members)
+        return {"members": members, "kernels": np.asarray(kernels(weights)), "c1": np.array(curved)}
+
+    def straight(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        return {"members": np.asarray(predict(algorithm, state, x).members)}
+
+    found = []
+    for draw in range(draws):
+        start = init_key(given, draw, given.largest)
+        common: dict[str, Any] = {
+            "num_rounds": given.num_rounds,
+            "seed": given.seed,
+            "start": start,
+            "devices": Devices("scan"),
+        }
+        seen, linear = (
+            simulate(
+                algorithm, data, evaluation=Evaluation(given.evaluate_every, measure), **common
+            ).history.evaluations
+            for algorithm, measure in ((network, outputs), (tangent, straight))
+        )
+        names = ("members", "kernels", "c1")
+        found.append([np.stack([e.metrics[name] for e in seen]) for name in names])
+        found[-1].append(np.stack([e.metrics["members"] for e in linear]))
+    members, kernel, c1, line = (np.stack(part) for part in zip(*found, strict=True))
+    return FollowedNetworks(
+        given.largest,
+        np.array([e.round for e in seen]) // given.schedule.num_models,
+        np.linalg.norm(members - given.y_train, axis=(-2, -1)),
+        np.linalg.norm(members - line, axis=(-2, -1)),
+        np.linalg.norm(members - members[:, :1], axis=(-2, -1)),
+        kernel,
+        c1.max(axis=1),
+        members[:, 0],
+    )
+
+
+def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
+    """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit.
+
+    Args:
+        given: The setting.
+        seen: Its networks.
+        draw: Number of the draw.
+    """
+    limit = np.asarray(given.kernel(jnp.asarray(given.x_train), None, get="ntk"))
+    start = seen.kernels[draw, 0]
+    farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
+    return theorem_1(
+        given.blocks(),
+        given.y_train,
+        given.partition,
+        cohorts(given),
+        Rule(given.local_steps, given.learning_rate),
+        num_models=given.schedule.num_models,
+        networks=Networks(seen.start[draw], given.x_train, farthest, float(seen.c1[draw].max()), float(seen.width)),
+    )

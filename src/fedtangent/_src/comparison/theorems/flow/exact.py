@@ -1,0 +1,322 @@
+"""The exact federated flow: simulated linear models equal it, networks come nearer to it as they become wider.
+
+Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
+``federated_flow``, and the arguments of a wrong theory that ignores it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedtangent._src.comparison import cases
+from fedtangent._src.comparison.predicted import networks
+from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, trained
+from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, slope_verdict
+from fedtangent._src.data import partition
+from fedtangent._src.federated import algorithms, graph, schedule
+from fedtangent._src.federated.algorithms.entry import arguments_of
+from fedtangent._src.federated.local import Work
+from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.features import rbf_linear
+from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.types import Algorithm, Model, Schedule
+
+THEOREM = "federated flow (FE-2021 section 9.2, exact)"
+LOCAL_STEPS = 4
+SLOWER = 0.95  # factor of the learning rate in a wrong theory
+SLOWER_STILL = (0.75, 0.5, 0.25, 0.1)  # the same for networks, which are themselves some percent off their flow
+SIZES = Scale((128, 512, 2048), 48, 10), Scale((128, 256, 512, 1024, 2048, 4096), 30, 20)
+LINEAR_ROUNDS = {"default": 30, "paper": 300}
+NUM_CLIENTS = 5
+NUM_STRATA = 2
+DECAY = 0.2
+SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factor of each local step's size
+
+
+class Option(NamedTuple):
+    """One option of the algorithms, with its arguments for the simulator and for the theory."""
+
+    name: str
+    schedule: Callable[[], Schedule]
+    recipe: Callable[..., Algorithm] = algorithms.fed_avg
+    both: dict[str, Any] = {}  # arguments of the recipe, and fields of the Rule with the same names  # noqa: RUF012
+    simulated: dict[str, Any] = {}  # further arguments of the recipe  # noqa: RUF012
+    predicted: dict[str, Any] = {}  # further fields of the Rule  # noqa: RUF012
+    ignored: dict[str, Any] | None = None  # fields of a Rule that ignores the option; None: ignores the schedule
+    uniform: bool = False  # clients have equal weights, instead of their numbers of examples
+    lazy: bool = True  # networks approach the flow as their width grows
+
+
+def every_client(num_models: int = 1) -> Schedule:
+    """Builds the schedule in which every client trains every model in every round."""
+    return schedule.all_clients(NUM_CLIENTS, num_models)
+
+
+def sampled(clients_per_round: int) -> Callable[[], Schedule]:
+    """Returns a builder of schedules that draw ``clients_per_round`` clients in every round."""
+    return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
+
+
+def permuted(num_models: int) -> Callable[[], Schedule]:
+    """Returns a builder of schedules in which each client trains the models in a separate random order."""
+    return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
+
+
+def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
+    """Builds local gradient descent with steps of ``SHRINKING`` times the rate."""
+    return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
+
+
+def decaying(rate: float | jax.Array) -> optax.GradientTransformation:
+    """Builds local gradient descent with weight decay."""
+    return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
+
+
+OPTIONS = (
+    Option("every client, every round", every_client, ignored={"local_steps": 1}),
+    Option("2 of 5 clients drawn", sampled(2)),
+    Option("permutations, K = 3", permuted(3)),
+    Option("strata, 1 of each, K = 2", partial(schedule.strata, NUM_CLIENTS, 2, NUM_STRATA, 1)),
+    Option("random models, K = 3", partial(schedule.random_models, NUM_CLIENTS, 3)),
+    Option("random walk on a ring, K = 2", lambda: schedule.random_walk(graph.ring(NUM_CLIENTS), 2)),
+    Option("equal weights", sampled(3), simulated={"weighting": "uniform"}, ignored={"uniform": False}, uniform=True),
+    Option("server rate 0.7", every_client, both={"server_learning_rate": 0.7}, ignored={"server_learning_rate": 1.0}),
+    Option("FedProx, 2 of 5 clients", sampled(2), algorithms.fed_prox, both={"mu": 0.5}, ignored={"mu": 0.0}),
+    Option(
+        "FedDyn, 3 of 5 clients",
+        sampled(3),
+        algorithms.fed_dyn,
+        both={"mu": 0.5},
+        predicted={"algorithm": "fed_dyn"},
+        ignored={"algorithm": "fed_avg", "mu": 0.0},
+        uniform=True,
+    ),
+    Option(
+        "SCAFFOLD, permutations, K = 2",
+        permuted(2),
+        algorithms.scaffold,
+        predicted={"algorithm": "scaffold"},
+        ignored={"algorithm": "fed_avg"},
+        uniform=True,
+    ),
+    Option(
+        "FedAvgM, 2 of 5 clients",
+        sampled(2),
+        algorithms.fed_avg_m,
+        both={"server_learning_rate": 0.5},
+        simulated={"momentum": 0.5},
+        predicted={"server_momentum": 0.5},
+        ignored={"server_momentum": 0.0},
+    ),
+    Option(
+        "Nesterov momentum of the server",
+        every_client,
+        algorithms.fed_avg_m,
+        both={"nesterov": True, "server_learning_rate": 0.5},
+        simulated={"momentum": 0.5},
+        predicted={"server_momentum": 0.5},
+        ignored={"nesterov": False, "server_momentum": 0.0},  # the look-ahead alone is less than a network's own gap
+    ),
+    Option(
+        "local steps that shrink",
+        every_client,
+        simulated={"client_optimizer": shrinking},
+        predicted={"step_weights": SHRINKING},
+        ignored={"step_weights": None},
+    ),
+    Option(
+        "weight decay",
+        every_client,
+        simulated={"client_optimizer": decaying},
+        predicted={"weight_decay": DECAY},
+        ignored={"weight_decay": 0.0},
+        lazy=False,  # weights, and so the tangent kernel, shrink by the same factor at every width
+    ),
+)
+
+
+def linear_setting(seed: int, num_rounds: int) -> Setting:
+    """Builds the setting of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, (24, 1))
+    y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
+    model = rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
+    return _setting("linear", (x, y, np.linspace(-1, 1, 15)[:, None]), lambda _: model, num_rounds, seed)
+
+
+def network_setting(seed: int, num_rounds: int) -> Setting:
+    """Builds the setting of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
+    whole = cases.digits(None, "smoke", seed)
+    inputs = whole.x_train.shape[1]
+
+    def model(width: int) -> Model:
+        return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+
+    points = whole.x_train[:24], whole.y_train[:24, :3], whole.x_test[:20]
+    return _setting("network", points, model, num_rounds, seed)
+
+
+def _setting(
+    name: str, points: tuple[np.ndarray, ...], model: Callable[[int], Model], num_rounds: int, seed: int
+) -> Setting:
+    """Builds the setting of all options; the learning rate is half the largest step at which every client is stable."""
+    x_train, y_train, x_test = points
+    held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
+    kernel = model(1).kernel
+    assert kernel is not None
+    theta = kernel_blocks(kernel, x_train, x_test).ntk_train
+    own = [held.client(i) for i in range(NUM_CLIENTS)]
+    return Setting(
+        name=name,
+        title=name,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=np.zeros((len(x_test), y_train.shape[1])),
+        partition=held,
+        schedule=every_client(),
+        model=model,
+        widths=(1,),
+        local_steps=LOCAL_STEPS,
+        num_rounds=num_rounds,
+        evaluate_every=1,
+        learning_rate=1 / max(float(np.linalg.eigvalsh(theta[np.ix_(i, i)])[-1]) / len(i) for i in own),
+        seed=seed,
+    )
+
+
+def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
+    """Trains ``draws`` initialisations under the option.
+
+    Args:
+        option: The option, which replaces the setting's schedule.
+        setting: Data, clients, learning rate and rounds.
+        width: Width of the networks.
+        draws: Number of initialisations.
+    """
+    setting = dataclasses.replace(setting, schedule=option.schedule(), draws=draws)
+    arguments = {"client_learning_rate": setting.learning_rate, **option.both, **option.simulated}
+    if "client_optimizer" in arguments:  # a function from the rate
+        arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
+    algorithm = option.recipe(
+        setting.model(width),
+        setting.schedule,
+        work=Work(steps=LOCAL_STEPS),
+        **arguments_of(option.recipe, arguments),
+    )
+    return trained(setting, algorithm, option.name, width, mapping="scan")
+
+
+def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: Any) -> Flow:
+    """Builds the flow under the option.
+
+    Args:
+        option: The option, which replaces the setting's schedule.
+        setting: Data, clients and learning rate.
+        blocks: Kernels at the training and test points.
+        changes: Fields of the Rule, "schedule" or "uniform" weights, which make it a wrong theory.
+    """
+    own = option.schedule()
+    weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
+    drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own), weighting=weighting))
+    given = {"local_steps": LOCAL_STEPS, "learning_rate": setting.learning_rate, **option.both, **option.predicted}
+    return federated_flow(
+        blocks, setting.y_train, setting.partition, drawn, Rule(**given | changes), num_models=own.num_models
+    )
+
+
+def wrong_flows(
+    option: Option, setting: Setting, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
+) -> dict[str, Flow]:
+    """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates.
+
+    Args:
+        option: The option.
+        setting: Data, clients and learning rate.
+        blocks: Kernels at the training and test points.
+        slower: Factors of the wrong learning rates.
+    """
+    wrong: dict[str, dict[str, Any]] = {}
+    if option.ignored is None:
+        wrong["schedule ignored"] = {"schedule": every_client(option.schedule().num_models)}
+    else:
+        wrong["local steps ignored" if "local_steps" in option.ignored else "option ignored"] = option.ignored
+    wrong["one local step less"] = {"local_steps": LOCAL_STEPS - 1}
+    wrong |= {f"client rate x {by}": {"learning_rate": by * setting.learning_rate} for by in slower}
+    return {name: flow_of(option, setting, blocks, **changes) for name, changes in wrong.items()}
+
+
+def errors(flow: Flow, seen: Simulated) -> np.ndarray:
+    """Computes the error of every network to the flow from its initial function, at every round, [r, K, E].
+
+    It is relative to how far the flow moves the function at the test points over the whole run.
+    """
+    predicted = networks(flow, [seen], seen.rounds)[0]
+    return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
+
+
+def exact(option: Option, setting: Setting) -> Verdict:
+    """Checks that the linear model under ``option`` equals the flow at every round, to ``EXACT``."""
+    blocks, seen = setting.blocks(), run(option, setting, 1, 2)
+    worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, setting, blocks).items()}
+    right = float(np.max(errors(flow_of(option, setting, blocks), seen)))
+    return exact_verdict(THEOREM, f"linear model = flow, every round: {option.name}", right, worst, EXACT)._replace(
+        sizes=f"n = 24, N = 5, {setting.num_rounds} rounds of {LOCAL_STEPS} steps"
+    )
+
+
+def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_networks: int) -> Verdict:
+    """Checks that the error of networks to the flow at the last round falls as width^-1/2.
+
+    Args:
+        option: The option.
+        setting: Data, clients and learning rate.
+        widths: Widths of the networks.
+        num_networks: Number of networks of each width, at least.
+    """
+    setting = dataclasses.replace(setting, evaluate_every=0)
+    blocks = setting.blocks()
+    draws = -(-num_networks // option.schedule().num_models)
+    runs = [run(option, setting, width, draws) for width in widths]
+    right = networks(flow_of(option, setting, blocks), runs, runs[0].rounds[-1:])
+    wrong = {
+        name: networks(flow, runs, runs[0].rounds[-1:])
+        for name, flow in wrong_flows(option, setting, blocks, SLOWER_STILL).items()
+    }
+    return slope_verdict(THEOREM, widths, runs, right, wrong)._replace(
+        statement=f"networks' error falls as width^-1/2: {option.name}",
+        sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {setting.num_rounds} rounds",
+    )
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
+    size = of_scale(scale, *SIZES)
+    linear, network = linear_setting(seed, LINEAR_ROUNDS[scale]), network_setting(seed, size.num_rounds)
+    found = [exact(option, linear) for option in OPTIONS]
+    return found + [slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
+
+
+ENTRIES = (
+    TheoremEntry(
+        "flow.exact",
+        "the exact federated flow: linear models equal it, networks come nearer to it with their width",
+        checks,
+        papers=("shi2021",),
+        statement="the discrete dynamics behind FE-2021, section 9.2",
+        functions=(federated_flow,),
+        figures=("local_gd.wide_network",),
+    ),
+)

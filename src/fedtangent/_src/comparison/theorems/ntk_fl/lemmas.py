@@ -1,0 +1,224 @@
+"""Lemmas 1, 3 and 4 of NTK-FL: neurons that may switch, and the kernel's drift and sampling error.
+
+Each is a bound that holds with probability 1 - delta. Violations are counted over independent draws: a bound passes if
+the exact confidence interval of their frequency is all below delta, and fails if it is all above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import beta
+
+from fedtangent._src.comparison.statistics import LEVEL, Interval
+from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
+
+DELTA = 0.1
+ON_ARC, ARC_WIDTH = 64, 8  # inputs and neurons of Lemma 3
+ARC_RADIUS = 0.15 / (ON_ARC * ARC_WIDTH * np.sqrt(2 / np.pi))  # R: on average 0.15 pairs of input and neuron may switch
+FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, tried in turn until one fails
+
+
+def exceeded(within: np.ndarray) -> Interval:
+    """Computes the frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
+    count, draws = int(np.sum(~within)), len(within)
+    low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
+    high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
+    return Interval(count / draws, float(low), float(high))
+
+
+def rarely(found: Interval) -> bool | None:
+    """Returns whether a frequency is at most delta; None if there are too few draws to tell."""
+    return found.within(0.0, DELTA)
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """Checks every lemma, on a case in which its bound is nearly reached."""
+    draws = of_scale(scale, 1, 4)
+    return [
+        lemma_1(seed, 300_000 * draws),
+        lemma_1_concentration(seed, 30_000 * draws),
+        lemma_3(seed, 20_000 * draws),
+        switched(seed, 3000 * draws),
+        lemma_4(seed, 20_000 * draws),
+    ]
+
+
+def lemma_1(seed: int, draws: int) -> Verdict:
+    """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached.
+
+    R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
+    when a neuron may switch at R over that factor.
+    """
+    width, num = 4, 2
+    nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
+    critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
+
+    def fails(factor: float) -> Interval:
+        return exceeded(nearest > critical / factor)
+
+    return _row(
+        "NTK-FL Lemma 1",
+        "how often some |S_i| is above the bound that Markov's inequality gives the union, where that is 0.99 neurons",
+        f"N = {num} orthonormal inputs, n = {width}, R = {critical:.3g} alpha, {draws} draws",
+        fails,
+        ("the lemma as printed, for all examples at once", fails(1 / num)),
+    )
+
+
+def lemma_1_concentration(seed: int, draws: int) -> Verdict:
+    """Checks Lemma 1 with Hoeffding's inequality in place of Markov's, for R at which half the neurons may switch."""
+    width, num, radius = 100, 2, 0.6745
+    z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
+    largest = np.sum(z <= radius, axis=1).max(axis=1)
+    bound = undecided_bound(radius, 1.0, DELTA, width, num, "concentration")
+    mean = width * float(np.mean(z <= radius))
+
+    def fails(factor: float) -> Interval:
+        return exceeded(largest - mean <= factor * (bound - mean))
+
+    return _row(
+        "NTK-FL Lemma 1, by Hoeffding's inequality",
+        "how often some |S_i| is above its mean and the deviation that Hoeffding's inequality allows the union",
+        f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, {draws} draws",
+        fails,
+        ("half of the deviation", fails(0.5)),
+    )
+
+
+def lemma_3(seed: int, draws: int) -> Verdict:
+    """Checks Lemma 3 for close inputs.
+
+    A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
+    Markov's inequality to one entry although it sums over N^2 entries: here it fails. For the sum the inequality gives
+    N times as much, far more than is measured.
+    """
+    norms = _drift_on_arc(seed, draws).operator
+    bounds = {form: drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed")}
+
+    def fails(factor: float) -> Interval:
+        return exceeded(norms <= factor * bounds["union"])
+
+    return _row(
+        "NTK-FL Lemma 3",
+        "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws",
+        fails,
+        ("the lemma as printed, by the inequality for one entry", exceeded(norms <= bounds["printed"])),
+    )
+
+
+def switched(seed: int, draws: int) -> Verdict:
+    """Checks (27) and (28): an entry of H changes by at most the neurons that switched on either input."""
+    found = _drift_on_arc(seed, draws)
+    some = found.counted > 0
+    ratio = float(np.max(found.frobenius[some] / found.counted[some]))
+    wrong = float(np.max(found.frobenius[some] / found.half_counted[some]))
+    return Verdict.of(
+        "NTK-FL Lemma 3, (27) and (28)",
+        "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, {int(some.sum())} draws in which a neuron switches",
+        (f"{ratio:.3f}", "<= 1", ratio <= 1),
+        ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
+        f"bound x {ratio:.2f}",
+    )
+
+
+class WeightDrift(NamedTuple):
+    """Norms of H(v') - H(v), and Frobenius norms of (28) with the neurons that did switch; [draws] each."""
+
+    operator: np.ndarray
+    frobenius: np.ndarray
+    counted: np.ndarray  # of (|S_i| + |S_j|) x_i'x_j / n
+    half_counted: np.ndarray  # of |S_i| x_i'x_j / n
+
+
+def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
+    """Computes the change of H when every neuron moves by R towards the plane of its nearest input.
+
+    H is computed here from activation patterns, by its definition below (12).
+
+    Args:
+        x: Inputs, [N, d].
+        v: Neurons, [draws, n, d].
+        radius: Distance R.
+    """
+    gram, width = x @ x.T, v.shape[1]
+    across = v @ x.T
+    nearest = np.argmin(np.abs(across), axis=2)
+    step = -np.sign(np.take_along_axis(across, nearest[..., None], axis=2)) * radius
+    after = (across + step * gram[nearest]) >= 0
+    before = across >= 0
+    some = np.any(before != after, axis=(1, 2))
+    a, b = before[some].astype(float), after[some].astype(float)
+    change = gram * (np.einsum("kri,krj->kij", b, b) - np.einsum("kri,krj->kij", a, a)) / width
+    flips = np.sum(a != b, axis=1)
+    both = gram * (flips[:, :, None] + flips[:, None, :]) / width
+    one = gram * np.broadcast_to(flips[:, :, None], both.shape) / width
+    norms = [np.linalg.norm(change, 2, axis=(1, 2)), *(np.linalg.norm(m, axis=(1, 2)) for m in (change, both, one))]
+    every = np.zeros((4, len(v)))
+    every[:, some] = norms
+    return WeightDrift(*every)
+
+
+def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
+    """Computes ``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    angles = np.linspace(0, 0.5, ON_ARC)
+    v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
+    return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
+
+
+def lemma_4(seed: int, draws: int) -> Verdict:
+    """Checks Lemma 4 for two close inputs, for which the union bound over entries loses least."""
+    width, num = 200, 2
+    x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
+    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
+    active = (v @ x.T >= 0).astype(float)
+    kernels = (x @ x.T) * np.einsum("kri,krj->kij", active, active) / width
+    norms = np.abs(np.linalg.eigvalsh(kernels - expected_kernel(x))).max(axis=1)
+    bound = sampling_bound(width, num, DELTA)
+
+    def fails(factor: float) -> Interval:
+        return exceeded(norms <= factor * bound)
+
+    return _row(
+        "NTK-FL Lemma 4",
+        "how often the operator norm of H - H_inf is above the bound",
+        f"N = {num} inputs 0.05 radian apart, n = {width}, {draws} draws",
+        fails,
+        ("half of the bound", fails(0.5)),
+    )
+
+
+def _row(
+    subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
+) -> Verdict:
+    """Checks how often a bound fails.
+
+    ``fails(factor)`` is how often the bound times ``factor`` is exceeded; ``wrong`` is the control and its frequency.
+    """
+    found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
+    return Verdict.of(
+        subject,
+        statement,
+        sizes,
+        (str(found), f"<= delta = {DELTA:g}", rarely(found)),
+        (wrong[0], str(wrong[1]), wrong[1].outside(0.0, DELTA)),
+        f"bound x {noticed:g}",
+    )
+
+
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.lemmas",
+        "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
+        checks,
+        papers=("yue2022",),
+        statement="Lemmas 1, 3 and 4 of NTK-FL",
+        functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
+    ),
+)

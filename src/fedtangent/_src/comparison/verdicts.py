@@ -1,0 +1,327 @@
+"""Do simulation and theory agree? Each verdict has a negative control that must fail the very same check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.comparison.simulated import Simulated
+from fedtangent._src.comparison.statistics import (
+    Interval,
+    Pair,
+    combined,
+    mean_error,
+    relative_errors,
+    variance_ratio,
+    width_slope,
+    worst,
+)
+
+SLOPE, SLOPE_MARGIN = -0.5, 0.25  # nearer to -1/2 than to any other multiple of it
+MEAN_MARGIN = 0.03  # of how far training has moved the function
+VARIANCE_MARGIN = 0.2
+INITIAL_MARGIN = 0.25
+EXACT = 1e-9
+MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
+ByWidth = Sequence[np.ndarray]  # [n] errors for each width
+
+
+class Verdict(NamedTuple):
+    """One comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
+
+    Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
+    with standard errors and tolerance.
+    """
+
+    subject: str  # the theorem or the setting
+    statement: str  # name of the comparison
+    measured: str
+    expected: str  # by theory, with the tolerance
+    holds: bool | None  # the measured value agrees; None: too few draws to tell
+    control: str  # name of the wrong theory
+    control_measured: str
+    control_fails: bool | None  # the control fails, as it must; None: too few draws to tell
+    sizes: str = ""  # sizes of the problem
+    notices: str = ""  # the smallest error of a theory that the comparison notices
+
+    @classmethod
+    def of(
+        cls,
+        subject: str,
+        statement: str,
+        sizes: str,
+        found: tuple[str, str, bool | None],
+        wrong: tuple[str, str, bool | None],
+        notices: str = "",
+    ) -> Verdict:
+        """Builds a verdict.
+
+        Args:
+            subject: The theorem or the setting.
+            statement: Name of the comparison.
+            sizes: Sizes of the problem, as text.
+            found: Measured value, expected value, and whether they agree.
+            wrong: Name of the control, its measured value, and whether it fails.
+            notices: The smallest error of a theory that the comparison notices.
+        """
+        # NumPy's False is not False itself, as which answers are counted.
+        holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
+        return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the comparison holds and its control fails; None if one is undecided and neither is wrong."""
+        if self.holds is False or self.control_fails is False:
+            return False
+        return None if self.holds is None or self.control_fails is None else True
+
+
+def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Returns the verdicts as rows of result.json."""
+    return [{**v._asdict(), "passed": v.passed} for v in verdicts]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Returns one line that says whether all verdicts have passed."""
+    failed = sum(v.holds is False for v in verdicts)
+    passing = sum(v.control_fails is False for v in verdicts)
+    undecided = sum(v.passed is None for v in verdicts)
+    said = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
+    said += [f"{undecided} undecided, for too few draws"] if undecided else []
+    if failed:
+        said = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *said]
+    elif passing:
+        said[0] = f"Inconclusive: {said[0]}"
+    elif undecided < len(verdicts):
+        decided = len(verdicts) - undecided
+        shown = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
+        if not undecided:
+            shown = f"all {decided} comparisons, and every wrong theory fails"
+        said = [f"Simulation and theory agree in {shown}", *said]
+    return "; ".join(said)
+
+
+class Rival(NamedTuple):
+    """A wrong theory as a negative control, with its distance from the right one, computed from the theories only."""
+
+    name: str
+    distance: float  # largest distance from the right theory, in the units of the verdict
+    measured: Callable[[], Interval]  # the verdict's estimate for the wrong theory
+
+
+def judged(
+    subject: str, statement: str, target: float, margin: float, found: Sequence[Interval], rivals: Sequence[Rival]
+) -> Verdict:
+    """Checks that all estimates are within ``margin`` of ``target``, with a wrong theory as the negative control.
+
+    A single estimate outside the margin is enough to disagree; the verdict shows the estimate that decides. The control
+    is the nearest rival that is far enough away: its distance is more than the margin plus the longer of the two
+    intervals, of the estimates and of the rival, so that the rival's interval lies beyond the margin. If no rival is
+    far enough, the verdict is undecided.
+
+    Args:
+        subject: The theorem or the setting.
+        statement: Name of the comparison.
+        target: Value that theory predicts.
+        margin: Allowed deviation from it.
+        found: Estimates.
+        rivals: Wrong theories.
+    """
+    least = margin + max(e.length for e in found)
+    sizes = target == 0 and min(e.low for e in found) >= 0  # they cannot be below
+    allowed = f"<= {margin:g}" if sizes else f"{target:g} +- {margin:g}"
+    shown = worst(found, target, margin)
+    right = str(shown), allowed, shown.within(target - margin, target + margin)
+    wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
+    for rival in sorted(rivals, key=lambda rival: rival.distance):
+        if rival.distance < least:
+            continue
+        other = rival.measured()
+        if rival.distance >= margin + other.length:
+            wrong = rival.name, str(other), other.outside(target - margin, target + margin)
+            break
+    return Verdict.of(subject, statement, "", right, wrong, f"{least:.2g}")
+
+
+def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
+    """Builds the negative control of a check of the slope of errors against the width: a wrong theory.
+
+    The errors to a wrong theory cannot fall below the distance between the two theories, so their slope is flatter than
+    -1/2, by a known amount: the ``distance`` of the rival.
+
+    Args:
+        name: The mistake in the wrong theory.
+        widths: Widths of the networks.
+        errors: Errors to the right theory, for each width.
+        missed: Errors to the wrong theory, for each width.
+        floors: Distances between the two theories, for each width.
+    """
+    expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
+    return Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, list(missed)))
+
+
+def slope_verdict(
+    subject: str,
+    widths: tuple[int, ...],
+    seen: Sequence[Simulated],
+    right: Sequence[np.ndarray],
+    wrong: Mapping[str, Sequence[np.ndarray]],
+) -> Verdict:
+    """Checks that relative errors to the flow fall with the width at a slope near -1/2; to a wrong flow they do not.
+
+    The error of a network is taken over all r rounds together.
+
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        seen: Simulated networks, one entry for each width.
+        right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width.
+        wrong: The same predictions of each wrong flow, by name.
+    """
+    errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
+    rivals = []
+    for name, other in wrong.items():
+        floors = [_of_run(s, p, o) for s, p, o in zip(seen, right, other, strict=True)]
+        missed = [_of_run(s, o, s.test[-len(o) :]) for s, o in zip(seen, other, strict=True)]
+        rivals.append(slope_rival(name, widths, errors, missed, floors))
+    statement = "each network to the flow: slope of the error against width"
+    return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
+
+
+def _of_run(seen: Simulated, predicted: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns the distance of ``other`` from ``predicted``, relative to how far ``predicted`` moves, [K, E]."""
+    return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
+
+
+def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
+    """Checks that an error is at most ``bound``, and the error of every control above ``MARGIN * bound``.
+
+    The verdict names the control with the smallest error; NaN counts as the smallest. Errors are linear in a mistake,
+    so the check notices the share ``bound / error`` of that control's mistake.
+
+    Args:
+        subject: The theorem or the setting.
+        statement: Name of the comparison.
+        error: Measured error.
+        controls: Error of each wrong theory, by name.
+        bound: Largest allowed error.
+    """
+    name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
+    control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
+    found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
+    wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
+    share = bound / controls[name] if controls[name] else np.inf
+    return Verdict.of(subject, statement, "", found, wrong, f"{share:.0e} of the control")
+
+
+def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
+    """Checks that a quantity is at most its bound, and more than a wrong bound.
+
+    Args:
+        subject: The theorem.
+        statement: Name of the comparison.
+        sizes: Sizes of the problem, as text.
+        ratio: Measured value divided by its bound.
+        control: Name of the wrong bound.
+        wrong: Measured value divided by the wrong bound.
+    """
+    found, other = (f"{ratio:.3g}", "<= 1", bool(ratio <= 1)), (control, f"{wrong:.3g}", bool(wrong > 1))
+    return Verdict.of(subject, statement, sizes, found, other, f"bound x {ratio:.2g}")
+
+
+class AtRound(NamedTuple):
+    """Networks of every width at one round, with the predictions from the same initial functions.
+
+    Variances are of one output, summed over points, for each model.
+    """
+
+    pairs: tuple[Pair, ...]
+    exact: np.ndarray  # [K] variance of the predictions, by construction
+    law: np.ndarray  # [K] variance of the law that is tested
+    scale: float  # norm of the function's movement by training
+
+
+def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, Sequence[np.ndarray]]) -> Verdict:
+    """Checks that squares of initial functions, in units of the prior's variance, are 1 on average.
+
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        squares: Squares [n] for each width; one entry for each way to sum over points, by name.
+    """
+    found = [combined(widths, each) for each in squares.values()]
+    rivals = [
+        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in each]))
+        for by in (1.2, 1.3, 1.4, 1.6)
+        for each in squares.values()
+    ]
+    statement = f"variance of initial functions = prior's: {', '.join(squares)}"
+    return judged(subject, statement, 1.0, INITIAL_MARGIN, found, rivals)
+
+
+def independence_verdict(
+    subject: str, widths: Sequence[int], products: Mapping[str, Sequence[np.ndarray]], squares: Sequence[np.ndarray]
+) -> Verdict:
+    """Checks that products of two networks' initial functions, in units of the prior's variance, are 0 on average.
+
+    Args:
+        subject: The setting.
+        widths: Widths of the networks.
+        products: Products [n] for each width; one entry for each way to choose the two networks, by name.
+        squares: Control: if both outputs came from the same network, their products would equal ``squares``.
+    """
+    found = [combined(widths[-len(each) :], each) for each in products.values()]
+    statement = f"networks start independently of each other: of other {', '.join(products)}"
+    return judged(
+        subject,
+        statement,
+        0.0,
+        INITIAL_MARGIN,
+        found,
+        [Rival("the same start", 1.0, partial(combined, widths, squares))],
+    )
+
+
+def mean_verdict(
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, Sequence[np.ndarray]]
+) -> Verdict:
+    """Checks that the networks' mean, extrapolated to infinite width, is the predictions' mean at every round.
+
+    Args:
+        subject: The setting.
+        statement: Name of the comparison.
+        rounds: Networks and predictions at each round.
+        wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
+    """
+    rivals = []
+    for name, away in wrong.items():
+        far = [float(np.linalg.norm(a)) / f.scale for f, a in zip(rounds, away, strict=True)]
+        at = int(np.argmax(far))
+        rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
+    found = [mean_error(f.pairs, f.scale) for f in rounds]
+    return judged(subject, statement, 0.0, MEAN_MARGIN, found, rivals)
+
+
+def variance_verdict(
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, np.ndarray]
+) -> Verdict:
+    """Checks that the networks' variance, extrapolated to infinite width, is the law's at every round.
+
+    Args:
+        subject: The setting.
+        statement: Name of the comparison.
+        rounds: Networks and predictions at each round.
+        wrong: Wrong variances [K] at the last round, by name.
+    """
+    found, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
+    for name, law in wrong.items():
+        away = abs(float(np.mean(last.law / law)) - 1)
+        rivals.append(Rival(name, away, partial(_variance, last._replace(law=law))))
+    return judged(subject, statement, 1.0, VARIANCE_MARGIN, found, rivals)
+
+
+def _variance(followed: AtRound) -> Interval:
+    return variance_ratio(followed.pairs, followed.exact, followed.law)

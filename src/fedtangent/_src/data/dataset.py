@@ -1,0 +1,145 @@
+"""What a data set and its entry are, and helpers that several files of ``data.sources`` use."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.entries import Entry
+from fedtangent._src.types import described
+
+IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
+
+
+class SourceInfo(NamedTuple):
+    """Origin of a data set."""
+
+    source: str  # who made it, or its home page
+    licence: str
+    read_from: str  # the folder that was read, or "embedded" or "generated"
+
+
+class Dataset(NamedTuple):
+    """A data set on the host, as NumPy arrays, in a fixed order."""
+
+    name: str
+    x_train: np.ndarray  # [n, ...]: floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
+    y_train: np.ndarray  # [n] int32 class labels, or [n, C] floating for regression
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int  # 0 for regression
+    user_train: np.ndarray | None  # [n] int32 id of the user (writer, speaker, ..) of each example, if there are users
+    info: SourceInfo
+    kind: str = VECTOR  # of input: "image", "tokens" or "vector"
+    user_test: np.ndarray | None = None  # the same for test examples, where their users also have training examples
+
+    def __repr__(self) -> str:
+        """Summarises the data set: kind, classes, shapes of the arrays and origin."""
+        arrays = described({name: part for name, part in self._asdict().items() if isinstance(part, np.ndarray)})
+        what = f"{self.num_classes} classes" if self.num_classes else "regression"
+        return f"Dataset({self.name!r}, {self.kind}, {what}; {arrays}; read from {self.info.read_from})"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example: (height, width, channels) of an image, (T,) of a text, (d,) of a vector."""
+        return self.x_train.shape[1:]
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs C of a model for the data: classes, or components of a target."""
+        return self.num_classes or self.y_train.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetEntry(Entry):
+    """A data set: ``build(options, data_dir, seed) -> Dataset``."""
+
+    kind: str = VECTOR
+    """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
+    partition: str = "dirichlet"
+    """Name of its default partition; "by_user" where it has users."""
+    is_regression: bool = False
+    published: Any = None
+    """The original files (``published.Published``), for a data set that is downloaded."""
+
+    @property
+    def told(self) -> str:
+        """Summary of the data set, with a note if `fedtangent data prepare` downloads its files."""
+        return self.summary if self.published is None else f"{self.summary}; downloaded"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """Options of images."""
+
+    num_train: int | None = None
+    """Use only this many training examples, the first ones."""
+    num_test: int | None = None
+    """Use only this many test examples, the first ones."""
+    flatten: bool = False
+    """Give each image as one vector, without height, width and channels."""
+    dtype: str = "float32"
+    """Dtype of the pixels: float32 or float64."""
+
+
+def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Returns the first ``count`` rows of each array (all if None); raises ``ValueError`` if there are fewer."""
+    if count is not None:
+        count = checks.whole(name, count, 1, len(arrays[0]))
+    return [a[:count] for a in arrays]
+
+
+def finite_rows(name: str, array: np.ndarray) -> None:
+    """Raises ``ValueError`` for NaN or infinity in ``array`` [n, ...], naming the first such row."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(array)):  # one pass; a sum that overflows is looked at row by row too
+            return
+    flat = array.reshape(len(array), -1)
+    rows = ~np.isfinite(flat).all(axis=1)
+    if rows.any():
+        row = int(np.argmax(rows))
+        value = flat[row][~np.isfinite(flat[row])][0]
+        raise ValueError(f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows such), must be finite")
+
+
+def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:
+    """Raises ``ValueError`` for finite numbers that are infinite in float32."""
+    most = float(np.finfo(np.float32).max)
+    if array.size and array.dtype.itemsize > 4 and max(float(array.max()), -float(array.min())) > most:
+        raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
+
+
+def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
+    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind."""
+    if checks.flag("flatten", flatten):
+        return x.reshape(len(x), -1), VECTOR
+    return (x[..., None] if x.ndim == 3 else x), IMAGE
+
+
+def classification_targets(labels: Any, num_classes: int, centred: bool = False) -> np.ndarray:
+    """Computes one-hot targets [n, C] float64 for training a classifier under squared loss.
+
+    Args:
+        labels: Class labels [n].
+        num_classes: Number of classes C.
+        centred: Whether to subtract ``1 / C``, so that each row sums to zero, as a network of mean zero expects.
+
+    Raises:
+        ValueError: The labels are not a 1-D integer array, or out of range.
+    """
+    num_classes = checks.whole("num_classes", num_classes)
+    array = checks.class_labels("labels", labels, num_classes)
+    targets = np.zeros((len(array), num_classes))
+    targets[np.arange(len(array)), array] = 1.0
+    return targets - 1.0 / num_classes if centred else targets
+
+
+def sign_targets(labels: Any, num_classes: int) -> np.ndarray:
+    """Computes targets [n, C] float64 for losses of margins: 1 for an example's class and -1 for the others.
+
+    Raises ``ValueError`` as ``classification_targets`` does.
+    """
+    return 2 * classification_targets(labels, num_classes) - 1

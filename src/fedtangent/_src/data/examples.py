@@ -1,0 +1,490 @@
+"""The examples of a run: the user's data and clients, checked, and brought to the device in the form of the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks, losses
+from fedtangent._src.data.dataset import (
+    IMAGE,
+    TOKENS,
+    VECTOR,
+    Dataset,
+    SourceInfo,
+    check_float32,
+    classification_targets,
+    finite_rows,
+    sign_targets,
+)
+from fedtangent._src.data.named import load
+from fedtangent._src.data.partition.given import by_user, of
+from fedtangent._src.losses import Loss
+from fedtangent._src.types import Array, FederatedData, Model, Partition
+
+MOST_MEASURED = 10_000  # training examples that metrics are measured on
+SPLITS = ("train", "test")
+
+
+class Split(NamedTuple):
+    """Examples on which metrics are measured.
+
+    Attributes:
+        x: Inputs [n, ...].
+        targets: Numbers with which the squared error, or a loss of margins, compares outputs, [n, C].
+        labels: Class labels [n] int32; None for regression.
+    """
+
+    x: Array
+    targets: Array
+    labels: Array | None
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples n that a metric of this split is the mean over."""
+        return self.x.shape[0]
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Examples:
+    """Training and test examples of a run, and the clients that hold them; built by ``run_examples``.
+
+    Attributes:
+        dataset: The data on the host as the user passed them, with string labels replaced by numbers.
+        classes: Names of the classes if labels are strings, else None.
+        loss: Name of the loss that is trained, or the user's own function.
+        clients: Training examples of each client.
+        data: The training examples on the device: inputs float32 or int32 (tokens), targets in the form of the loss.
+        train: The first 10,000 training examples at most, to measure metrics on.
+        test: All test examples; None for data without a test split.
+    """
+
+    dataset: Dataset
+    classes: tuple[str, ...] | None
+    loss: str | Loss
+    clients: Partition
+    data: FederatedData
+    train: Split
+    test: Split | None
+
+    def __repr__(self) -> str:
+        """Summarises the data: numbers of examples, kind, and how many of them the clients hold."""
+        dataset, held = self.dataset, len(np.unique(self.clients.indices))
+        num_train, num_test = len(dataset.x_train), len(dataset.x_test)
+        what = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"
+        names = "" if self.classes is None else f" ({_listed(self.classes)})"
+        shared = "all" if held == num_train else f"{held}"
+        return (
+            f"Examples({dataset.name!r}: {num_train} to train, {shared} of them on {self.clients.num_clients} clients, "
+            f"{num_test or 'none'} to test; inputs {dataset.input_shape}, {what}{names})"
+        )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return self.dataset.input_shape
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs C of a model for the data."""
+        return self.dataset.num_outputs
+
+    def held_by(self, clients: Partition) -> FederatedData:
+        """Returns the same training examples with another division among clients.
+
+        Args:
+            clients: Training examples of each client.
+
+        Raises:
+            ValueError: ``clients`` is no partition of these examples.
+        """
+        return FederatedData(self.data.x, self.data.y, *map(jnp.asarray, of(clients, len(self.dataset.x_train))))
+
+    def in_float64(self, split: str = "train", most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs and targets on the host in float64, as theory takes them.
+
+        The numbers are those that networks are trained on, rounded to float32. Under the cross entropy targets are
+        probabilities of the classes.
+
+        Args:
+            split: "train", which are all training examples, or "test".
+            most: Only the first so many examples; None for all.
+
+        Returns:
+            Inputs [n, ...] (tokens stay whole numbers) and targets [n, C].
+
+        Raises:
+            ValueError: There are no test examples; the loss is a function, for which labels have no known form as
+                numbers; or a loss of classes where there is a single class.
+        """
+        checks.choice("split", split, SPLITS)
+        if split == "test" and self.test is None:
+            raise ValueError("split: got 'test', must be 'train': the data have no test examples")
+        dataset = self.dataset
+        x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
+        inputs, (targets, labels) = inputs_on_device(x), _targets_of(self.loss, y, dataset.num_classes)
+        if labels is not None and callable(self.loss):
+            raise ValueError(
+                f"loss: got the function {losses.words(self.loss)!r}, must be a name for class labels, or the targets "
+                "floating numbers [n, C]: labels have no known form as numbers for it"
+            )
+        if labels is not None and losses.targets_of(self.loss) == "classes":
+            if self.num_outputs < 2:
+                raise ValueError(f"loss: got {self.loss}, must be squared_error for a single class")
+            targets = classification_targets(labels, self.num_outputs)
+        is_floating = np.issubdtype(inputs.dtype, np.floating)
+        return inputs.astype(np.float64) if is_floating else inputs, np.asarray(targets, np.float64)
+
+
+def run_examples(
+    data: Dataset | str | tuple[Any, ...],
+    clients: Any,
+    loss: str | Loss = "squared_error",
+    model: Model | None = None,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Examples:
+    """Checks the data and the clients of a run, and moves them to the device in the form that the loss takes.
+
+    Everything is checked before anything goes to the device.
+
+    Args:
+        data: A ``Dataset``, the name of one, or arrays: (x_train, y_train) or (x_train, y_train, x_test, y_test).
+            Inputs are [n, ...]; whole numbers are tokens if the model reads tokens, else real numbers as they are.
+            Targets are class labels, whole numbers from 0 or strings [n] (numbered in sorted order); or floating
+            numbers to predict, [n] for one output or [n, C].
+        clients: A ``Partition``; a list of arrays, the rows of ``x_train`` that each client holds (or a mapping from
+            the clients' names to them); or the user of each training example, whole numbers or strings [n]. A sequence
+            of sequences lists clients, a sequence of numbers or strings lists users. Clients may overlap and need not
+            hold every example.
+        loss: Name of a loss, which decides the form of the targets of class labels: centred one-hot vectors for the
+            squared error, -1 and 1 for losses of margins, labels for the cross entropy. A loss that is a function takes
+            them as labels.
+        model: The network, to be checked against the data; it may have more outputs than arrays have classes.
+        data_dir: Folder with original files, for a data set's name.
+        seed: Seed of the random part of loading a data set by its name.
+
+    Returns:
+        The examples on the device and on the host, and their division among clients.
+
+    Raises:
+        ValueError: In one line that names the argument: arrays do not fit together, values are NaN or infinite, the
+            loss does not take these labels or numbers, a client repeats an example or holds none, or the model does not
+            fit the data.
+
+    Warns:
+        UserWarning: Class numbers without a training example.
+    """
+    dataset, classes = _read(data, data_dir, seed, bool(model is not None and model.reads_tokens))
+    for split in SPLITS[: 2 if len(dataset.x_test) else 1]:
+        check_split(dataset, split, loss)
+    partition = clients_of(clients, len(dataset.x_train))
+    is_arrays = not isinstance(data, str | Dataset)
+    if model is not None:
+        if is_arrays and dataset.num_classes:  # arrays do not say how many classes there are
+            dataset = dataset._replace(num_classes=max(dataset.num_classes, model.output_size))
+        _check_model(model, dataset, classes)
+    if is_arrays and dataset.num_classes:
+        warn_of_absent_classes(dataset.y_train, dataset.y_test, dataset.num_classes, classes)
+    return _on_device(dataset, classes, loss, partition)
+
+
+def clients_of(clients: Any, num_examples: int) -> Partition:
+    """Returns the partition that ``clients`` describe.
+
+    Args:
+        clients: One of the forms that ``run_examples`` takes.
+        num_examples: Number of training examples n.
+
+    Raises:
+        ValueError: A list of users whose length is not n; clients that repeat an example, or hold an example beyond n;
+            or no client with an example.
+    """
+    if not isinstance(clients, Partition | Mapping) and _are_users(clients):
+        if len(clients) != num_examples:
+            raise ValueError(
+                f"clients: got {len(clients)} users, must be one for each of {num_examples} training examples, or a "
+                "list of arrays, the examples of each client"
+            )
+        return by_user(clients, "clients")
+    partition = of(clients, num_examples, "clients")
+    if len(partition.indices) == 0:
+        raise ValueError(f"clients: got {partition.num_clients} without any example, must hold at least one")
+    owner = np.repeat(np.arange(partition.num_clients, dtype=np.int64), partition.sizes)
+    pairs, counts = np.unique(owner * num_examples + partition.indices, return_counts=True)
+    if len(pairs) < len(owner):
+        at = int(np.argmax(counts > 1))
+        client, example = divmod(int(pairs[at]), num_examples)
+        raise ValueError(
+            f"clients: got example {example} {counts[at]} times for client {client}, must list an example of a client "
+            "once"
+        )
+    return partition
+
+
+def _are_users(clients: Any) -> bool:
+    """Tells whether ``clients`` is a flat sequence of numbers or strings."""
+    if isinstance(clients, str | bytes) or not hasattr(clients, "__len__") or len(clients) == 0:
+        return False
+    if hasattr(clients, "ndim"):
+        return int(clients.ndim) == 1 and not _is_list(np.asarray(clients)[0])
+    return not any(map(_is_list, clients))
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes)
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def _read(
+    data: Any, data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
+) -> tuple[Dataset, tuple[str, ...] | None]:
+    """Returns the data set that ``data`` stands for, and the names of its classes."""
+    if isinstance(data, Dataset):
+        return data, None
+    if isinstance(data, str):
+        return load(data, data_dir, seed), None
+    if not isinstance(data, tuple | list) or len(data) not in (2, 4):
+        got = f"{type(data).__name__} of {len(data)}" if isinstance(data, tuple | list | dict) else checks.shown(data)
+        raise ValueError(
+            f"data: got {got}, must be a Dataset, a data set's name, (x_train, y_train) or "
+            "(x_train, y_train, x_test, y_test)"
+        )
+    return _of_arrays(*data, as_tokens=as_tokens)
+
+
+def _of_arrays(
+    x_train: Any, y_train: Any, x_test: Any = None, y_test: Any = None, *, as_tokens: bool
+) -> tuple[Dataset, tuple[str, ...] | None]:
+    """Builds the data set of arrays, and the names of its classes."""
+    inputs, targets = {"x_train": _inputs("x_train", x_train, as_tokens)}, {"y_train": _targets("y_train", y_train)}
+    if x_test is not None or y_test is not None:
+        inputs["x_test"], targets["y_test"] = _inputs("x_test", x_test, as_tokens), _targets("y_test", y_test)
+    train, classes, num_classes = targets["y_train"], None, 0
+    for name, y in targets.items():
+        if _called(y) != _called(train):
+            raise ValueError(f"{name}: got {_called(y)}, must be {_called(train)} as y_train has")
+    if train.dtype.kind == "U":
+        names = np.unique(np.concatenate(list(targets.values())))
+        classes = tuple(names.tolist())
+        targets = {name: np.searchsorted(names, y) for name, y in targets.items()}
+    if train.dtype.kind in "iU":
+        for name, y in targets.items():
+            checks.class_labels(name, y)
+        num_classes = 1 + max(int(y.max()) for y in targets.values())
+        targets = {name: y.astype(np.int32) for name, y in targets.items()}
+    x, y = inputs["x_train"], targets["y_train"]
+    kind = TOKENS if as_tokens else VECTOR if x.ndim == 2 else IMAGE
+    tests = {"x_test": inputs.get("x_test", x[:0]), "y_test": targets.get("y_test", y[:0])}
+    info = SourceInfo("given", "given", "memory")
+    return Dataset("given data", x, y, **tests, num_classes=num_classes, user_train=None, info=info, kind=kind), classes
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
+
+
+def _inputs(name: str, x: Any, as_tokens: bool) -> np.ndarray:
+    """Checks inputs [n, ...] and converts tokens to int32, other whole numbers to float32."""
+    array = _array(name, x)
+    is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
+    if as_tokens and not is_whole:
+        raise ValueError(f"{name}: got {array.dtype}, must be whole numbers, the tokens that the model reads")
+    if not (is_whole or is_floating):
+        raise ValueError(f"{name}: got {array.dtype}, must be real numbers")
+    if array.ndim < 2 or 0 in array.shape:
+        raise ValueError(f"{name}: got shape {array.shape}, must be [n, ...], a row of numbers for each example")
+    if as_tokens:
+        if array.min() < 0 or array.max() > checks.MAX_INDEX:
+            raise ValueError(f"{name}: got {array.min()} to {array.max()}, must be tokens from 0")
+        return array.astype(np.int32)
+    return array if is_floating else array.astype(np.float32)
+
+
+def _targets(name: str, y: Any) -> np.ndarray:
+    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
+    array = _array(name, y)
+    if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
+        array = array.astype(str)
+    if jnp.issubdtype(array.dtype, jnp.floating) and array.ndim in (1, 2) and array.size:
+        return array.reshape(len(array), -1)
+    if array.ndim == 1 and array.size and array.dtype.kind in "iuU":
+        return array.astype(np.int64) if array.dtype.kind == "u" else array
+    if array.ndim == 2 and array.dtype.kind in "iu" and array.shape[1] > 1:
+        return array.astype(np.float32)
+    column = " (of one column of labels make [n] by y.ravel())" if array.ndim == 2 and array.shape[1] == 1 else ""
+    raise ValueError(
+        f"{name}: got {array.dtype} of shape {array.shape}, must be whole numbers or strings [n], the class labels, or "
+        f"floating numbers [n] or [n, C]{column}"
+    )
+
+
+def _called(y: np.ndarray) -> str:
+    """Returns the kind of the targets in words."""
+    return {"U": "strings", "i": "whole numbers"}.get(y.dtype.kind, "floating numbers")
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
+    """Raises ``ValueError`` unless a split's arrays go together, are finite, and suit the loss.
+
+    Args:
+        dataset: The data on the host.
+        split: "train" or "test".
+        loss: Name of the loss, or a function.
+    """
+    (x_name, x), (y_name, y) = ((f"{axis}_{split}", getattr(dataset, f"{axis}_{split}")) for axis in "xy")
+    for name, array, train in ((x_name, x, dataset.x_train), (y_name, y, dataset.y_train)):
+        got, allowed = array.shape[1:], train.shape[1:]
+        if got != allowed:
+            columns = _counted(got[0], "column") if len(got) == 1 else f"examples of shape {got}"
+            needed = f"{allowed[0]}" if len(got) == len(allowed) == 1 else f"{allowed}"
+            raise ValueError(f"{name}: got {columns}, must be {needed} as {name[0]}_train has")
+    if len(x) != len(y):
+        raise ValueError(f"{y_name}: got {len(y)} targets, must be {len(x)}, one for each row of {x_name}")
+    for name, array in ((x_name, x), (y_name, y)):
+        finite_rows(name, array)
+        check_float32(name, array)
+    if dataset.num_classes:
+        checks.class_labels(y_name, y, dataset.num_classes)
+        losses.get_loss(loss)
+        return
+    if not callable(loss) and losses.targets_of(loss) == "classes":
+        kinds = {kind: [n for n in losses.LOSSES if losses.targets_of(n) == kind] for kind in ("numbers", "signs")}
+        raise ValueError(
+            f"loss: got {loss!r}, which needs class labels (whole numbers or strings [n]), but {y_name} has "
+            f"{y.dtype} numbers of shape {y.shape}, allowed are {', '.join(kinds['numbers'])}, and for numbers -1 and "
+            f"1 {', '.join(kinds['signs'])}"
+        )
+    losses.check_targets(loss, y, y_name)
+
+
+def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None) -> None:
+    """Raises ``ValueError`` unless the model reads such examples, and has an output for each class or number."""
+    holds_tokens, kinds = dataset.kind == TOKENS, {True: "tokens", False: "real numbers"}
+    if model.reads_tokens is not None and model.reads_tokens != holds_tokens:
+        raise ValueError(
+            f"model: got {model.name}, which reads {kinds[model.reads_tokens]}, must read {kinds[holds_tokens]}, as "
+            f"{dataset.name} has"
+        )
+    if model.output_size != dataset.num_outputs:
+        if dataset.num_classes:
+            names = f"0 to {dataset.num_classes - 1}" if classes is None else _listed(classes)
+            what = f"class of y_train ({names})"
+            hint = "; a single output is fitted to floating numbers, such as -1 and 1" if model.output_size == 1 else ""
+        else:
+            what, hint = "column of y_train", "; class labels are whole numbers or strings [n]"
+        raise ValueError(
+            f"model: got {model.name} of {_counted(model.output_size, 'output')}, must have {dataset.num_outputs}, one "
+            f"for each {what}{hint}"
+        )
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    dtype = jnp.int32 if dataset.x_train.dtype.kind in "iu" else jnp.float32
+    try:
+        jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *dataset.input_shape), dtype))
+    except Exception as error:  # of whatever kind the network's library raises
+        said = " ".join((str(error) or type(error).__name__).split())
+        raise ValueError(
+            f"model: got {model.name}, which cannot read examples of shape {dataset.input_shape} of {dataset.name}: "
+            f"{said:.300}"
+        ) from error
+
+
+def warn_of_absent_classes(
+    y_train: np.ndarray, y_test: np.ndarray, num_classes: int, classes: tuple[str, ...] | None = None
+) -> None:
+    """Warns of classes without training examples: in one line of those with test examples, in another of the others.
+
+    Args:
+        y_train: Labels [n], from 0.
+        y_test: Labels [m], from 0; may be empty.
+        num_classes: Number of classes C.
+        classes: Names of the classes, for the text.
+    """
+    trained, tested = (np.bincount(y, minlength=num_classes) > 0 for y in (y_train, y_test))
+    names = np.asarray(range(num_classes) if classes is None else classes)
+    if strange := names[~trained & tested].tolist():
+        warnings.warn(
+            f"y_test: has labels that y_train has not, so that no client learns them: {_listed(strange)}; leave these "
+            "test examples out, or add such training examples",
+            stacklevel=3,
+        )
+    if absent := names[~trained & ~tested].tolist():
+        warnings.warn(
+            f"y_train: has no example of {len(absent)} of {num_classes} classes, so that nothing trains their outputs: "
+            f"{_listed(absent)}; number the classes without gaps by np.unique(y, return_inverse=True)[1], or give the "
+            "model fewer outputs",
+            stacklevel=3,
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(names: Any) -> str:
+    """Joins the first five names, with .. for further ones."""
+    return ", ".join(map(str, names[:5])) + (", .." if len(names) > 5 else "")
+
+
+# ---- on the device --------------------------------------------------------------------------------------------------
+
+
+def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Loss, clients: Partition) -> Examples:
+    """Moves the checked data to the device."""
+    takes_labels, num_classes = callable(loss) or losses.targets_of(loss) == "classes", dataset.num_classes
+    targets, labels = _targets_of(loss, dataset.y_train, num_classes)
+    x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
+    data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
+    train = split_of(dataset, "train", loss, MOST_MEASURED)
+    if len(x) <= MOST_MEASURED:
+        train = train._replace(x=x)  # held once
+    test = split_of(dataset, "test", loss) if len(dataset.x_test) else None
+    return Examples(dataset, classes, loss, clients, data, train, test)
+
+
+def split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
+    """Returns examples on the device, with targets as the loss takes them.
+
+    Args:
+        dataset: The data on the host.
+        split: "train" or "test".
+        loss: Name of the loss, or a function.
+        most: Only the first so many examples; None for all.
+    """
+    x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
+    targets, labels = _targets_of(loss, y, dataset.num_classes)
+    return Split(
+        jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), None if labels is None else jnp.asarray(labels)
+    )
+
+
+def inputs_on_device(x: np.ndarray) -> np.ndarray:
+    """Returns inputs in the dtype that they have on the device: whole numbers (tokens) int32, others float32."""
+    return np.asarray(x, np.int32 if np.issubdtype(x.dtype, np.integer) else np.float32)
+
+
+def _targets_of(loss: str | Loss, y: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns targets [n, C] float32 of the squared error, or of a loss of margins, and labels [n] int32 or None."""
+    if num_classes == 0:
+        return np.asarray(y, np.float32), None
+    if not callable(loss) and losses.targets_of(loss) == "signs":
+        targets = sign_targets(y, num_classes)
+    else:
+        targets = classification_targets(y, num_classes, centred=True)
+    return np.asarray(targets, np.float32), np.asarray(y, np.int32)

@@ -1,0 +1,131 @@
+"""Features of images: computed and kept block by block, and put in the place of a data set's images."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import cache, files
+from fedtangent._src.data.dataset import IMAGE, VECTOR, Dataset
+from fedtangent._src.types import Array
+
+BLOCK = 1000  # images whose features are kept together
+BATCH = 50  # images that are computed together
+Tick = Callable[[int, int], None]  # is told how many images are done, and of how many
+
+
+class Features(NamedTuple):
+    """Features of images, and a description of how they were computed."""
+
+    values: np.ndarray  # [n, F] float32
+    made_by: str  # describes how they were made, in full: equal texts mean equal features of the same images
+
+
+def in_blocks(
+    images: Any, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
+) -> Features:
+    """Computes the features ``compute(batch)`` [b, h, w, c] -> [b, F] float32 of all images in blocks of 1000.
+
+    Each block is kept in ``folder`` under a digest of its images and of ``made_by``. So interrupted work continues at
+    the block where it stopped, and the first blocks of a data set serve for a larger part of it too.
+
+    Args:
+        images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
+        made_by: Full description of the features: equal texts mean equal features of the same images.
+        compute: Function from a batch of images to features.
+        folder: Folder in which features are kept; None keeps nothing.
+        tick: Called with the number of finished images and the number of all images.
+
+    Raises:
+        ValueError: Images have another form, the folder cannot be written to, or kept features were altered.
+    """
+    x = checked_images(images)
+    place = None if folder is None else checks.writable("folder", files.expanded("folder", folder), "features")
+    blocks = []
+    for start in range(0, len(x), BLOCK):
+        block = _unit(x[start : start + BLOCK])
+        kept = None if place is None else place / f"features-{_digest(made_by, block)}"
+        found = None if kept is None else cache.read(kept)
+        if found is None:
+            found = {"features": _computed(block, compute, functools.partial(_further, tick, start, len(x)))}
+            if kept is not None:
+                cache.write(kept, found)
+        else:
+            tick(start + len(block), len(x))
+        blocks.append(found["features"])
+    return Features(np.concatenate(blocks), made_by)
+
+
+def checked_images(images: Any) -> np.ndarray:
+    """Returns ``images`` as an array [n, h, w, c]; raises ``ValueError`` unless uint8, or floating within [0, 1]."""
+    x = np.asarray(images)
+    if x.ndim != 4 or x.size == 0 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
+        raise ValueError(
+            f"images: got shape {x.shape}, dtype {x.dtype}, must be [n, height, width, channels], uint8 or floating"
+        )
+    if x.dtype != np.uint8 and not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(f"images: got values from {x.min():g} to {x.max():g}, must be within 0 and 1")
+    return x
+
+
+def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], standardise: bool = True) -> Dataset:
+    """Returns the data set with features [n, F] float32 in place of its training and test images.
+
+    ``info.source`` of the result describes the features.
+
+    Args:
+        dataset: A data set of images.
+        features: Function from images to features, such as ``functools.partial(random_convolution,
+            num_features=1024)``.
+        standardise: Whether to subtract the mean of each feature over the training images and divide by its standard
+            deviation there (by 1 if that is 0).
+
+    Raises:
+        ValueError: The data set has no images.
+    """
+    if dataset.kind != IMAGE:
+        raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
+    train, test = features(dataset.x_train), features(dataset.x_test)
+    if train.made_by != test.made_by:
+        raise ValueError(f"features: got {train.made_by} and {test.made_by}, must be the same of train and test")
+    x_train, x_test, said = train.values, test.values, train.made_by
+    if checks.flag("standardise", standardise):
+        mean, deviation = x_train.mean(axis=0, dtype=np.float64), x_train.std(axis=0, dtype=np.float64)
+        deviation[deviation == 0] = 1.0
+        x_train, x_test = (((x - mean) / deviation).astype(np.float32) for x in (x_train, x_test))
+        said += ", standardised"
+    info = dataset.info._replace(source=f"{dataset.info.source}; {said}")
+    return dataset._replace(x_train=x_train, x_test=x_test, info=info, kind=VECTOR)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.float32(255) if x.dtype == np.uint8 else x).astype(np.float32)
+
+
+def _computed(x: np.ndarray, compute: Callable[[np.ndarray], Array], done: Callable[[int], None]) -> np.ndarray:
+    """Computes the features of one block; the last batch is padded, so that all have one size and one program."""
+    found = []
+    with jax.enable_x64(False):
+        for start in range(0, len(x), BATCH):
+            batch = x[start : start + BATCH]
+            filled = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.float32)])
+            found.append(np.asarray(compute(filled))[: len(batch)])
+            done(start + len(batch))
+    return np.concatenate(found)
+
+
+def _further(tick: Tick, start: int, total: int, done: int) -> None:
+    tick(start + done, total)
+
+
+def _digest(made_by: str, x: np.ndarray) -> str:
+    told = hashlib.sha256(f"{made_by}\0{x.shape}\0".encode())
+    told.update(np.ascontiguousarray(x).data)
+    return told.hexdigest()[:32]

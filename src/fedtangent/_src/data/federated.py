@@ -1,0 +1,105 @@
+"""The data of a whole federation as four arrays on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import partition as partitions
+from fedtangent._src.data.dataset import check_float32, finite_rows
+from fedtangent._src.types import FederatedData
+
+
+def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classes: int | None = None) -> FederatedData:
+    """Checks examples and partition, and moves them to the device.
+
+    Labels, indices and offsets become int32.
+
+    Args:
+        x: Inputs [n, ...], real numbers.
+        y: Targets: [n, C] floating for regression, or [n] integer class labels.
+        partition: Rows of ``x`` that each client holds: a ``Partition``, or lists of rows as for ``partition.of``;
+            clients may overlap (``partition.validate(exact=True)`` forbids it).
+        dtype: Type of ``x`` on the device, and of ``y`` if that is floating: float32, float64 or, for inputs that are
+            symbols, int32 (``y`` is then float32). By default int32 for signed whole numbers, float64 if ``x`` is
+            float64 and JAX has ``jax_enable_x64`` on, float32 otherwise.
+        num_classes: Number that integer labels must lie below; None for no limit.
+
+    Raises:
+        ValueError: There are no examples, x and y have different lengths, values are NaN or infinite, targets have
+            another shape or kind, labels are out of range, or the partition or the dtype is invalid.
+
+    Example, three examples of two clients, the second of which holds two:
+
+        >>> import fedtangent as ft
+        >>> data = ft.data.federated_data([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [0, 1, 0], [[0], [1, 2]], num_classes=2)
+        >>> data.x.shape, data.y.tolist(), data.offsets.tolist()
+        ((3, 2), [0, 1, 0], [0, 1, 3])
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    dtype = _device_dtype(dtype, x)
+    _check_inputs(x, dtype)
+    if len(x) != (len(y) if y.ndim else -1):
+        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be equally many examples")
+    _check_targets(y, num_classes, dtype)
+    clients = partitions.of(partition, len(x))
+    floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    target_dtype = jnp.int32 if np.issubdtype(y.dtype, np.integer) else floating
+    return FederatedData(jnp.asarray(x, dtype), jnp.asarray(y, target_dtype), *map(jnp.asarray, clients))
+
+
+def max_client_size(data: FederatedData) -> int:
+    """Returns the number of examples of the largest client as a Python integer; ``data`` must not be traced."""
+    return int(np.max(np.diff(np.asarray(data.offsets))))
+
+
+def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
+    """Returns the dtype of ``x`` on the device."""
+    widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
+    if dtype is None:
+        if np.issubdtype(x.dtype, np.signedinteger):
+            return jnp.dtype(jnp.int32)
+        return widest if x.dtype == np.float64 else jnp.dtype(jnp.float32)
+    wanted = checks.dtype(dtype, "float32", "float64", "int32")
+    if wanted == np.float64 and widest != np.float64:
+        raise ValueError("dtype: got float64, must be float32 without fedtangent.enable_x64()")
+    return wanted
+
+
+def _check_inputs(x: np.ndarray, dtype: Any) -> None:
+    if x.ndim == 0 or len(x) == 0:
+        raise ValueError(f"x: got shape {x.shape}, must hold at least one example along its first axis")
+    _check_finite("x", x, dtype)
+    if dtype == jnp.int32:
+        if not np.issubdtype(x.dtype, np.integer):
+            raise ValueError(f"x: got {x.dtype}, must be whole numbers for dtype int32")
+        limits = np.iinfo(np.int32)
+        if x.size and (x.min() < limits.min or x.max() > limits.max):
+            raise ValueError("x: got values beyond the range of int32, must be within it")
+
+
+def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
+    if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
+        if num_classes is not None:
+            num_classes = checks.whole("num_classes", num_classes)
+        checks.class_labels("y", y, num_classes)
+    elif y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.floating) and y.shape[1] > 0:
+        _check_finite("y", y, dtype)
+    else:
+        raise ValueError(
+            f"y: got shape {y.shape}, dtype {y.dtype}, must be [n, C] floating (regression; use y[:, None] for one "
+            "output) or [n] integer (classes)"
+        )
+
+
+def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
+    """Raises ``ValueError`` unless ``array`` holds finite real numbers that stay finite in ``dtype``."""
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        finite_rows(name, array)
+        if dtype != jnp.float64:
+            check_float32(name, array, "must be rescaled, or dtype float64")

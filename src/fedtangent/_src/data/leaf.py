@@ -1,0 +1,127 @@
+"""LEAF (Caldas et al., 2018): its JSON files of each user's examples, and arrays of the examples of its users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import files
+from fedtangent._src.data.published import Arrays
+
+SPLITS = ("train", "test")
+CITATION = """@article{caldas2018,
+  title = {{LEAF}: A Benchmark for Federated Settings},
+  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
+    Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
+  journal = {arXiv preprint arXiv:1812.01097},
+  year = {2018},
+}"""
+
+
+class User(NamedTuple):
+    """Examples of one user, as in the JSON file."""
+
+    name: str
+    x: list[Any]
+    y: list[Any]
+    path: Path
+
+
+def find(directory: Path, stem: str) -> Path | None:
+    """Finds the folder with ``train/*.json`` and ``test/*.json``; None if there is none.
+
+    It is ``directory``, a subfolder ``stem*`` of it, or ``data`` in one of these, where LEAF's scripts write.
+    """
+    for place in files.places(directory, stem):
+        for folder in (place, place / "data"):
+            if all(any((folder / split).glob("*.json")) for split in SPLITS):
+                return folder
+    return None
+
+
+def users(name: str, folder: Path, split: str) -> Iterator[User]:
+    """Yields the users of ``folder/split/*.json``, file after file by name, in the order of each file's list.
+
+    A file is ``{"users": [..], "user_data": {user: {"x": [..], "y": [..]}}}``.
+
+    Args:
+        name: Name of the data set in error messages.
+        folder: Folder with a subfolder for each split.
+        split: "train" or "test".
+
+    Raises:
+        ValueError: A file has another form, a user has no examples or is listed twice, or there are no users.
+    """
+    seen: set[str] = set()
+    for path in sorted((folder / split).glob("*.json")):
+        whole = files.json_of(name, path)
+        try:
+            held = [(user, whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{name}: {path} has not the form of LEAF's files: users and user_data with x and y"
+            ) from error
+        for user, x, y in held:
+            if not (isinstance(user, str) and isinstance(x, list) and isinstance(y, list)) or len(x) != len(y) or not y:
+                raise ValueError(f"{name}: got user {user!r} in {path}, must have as many x as y, one or more")
+            if user in seen:
+                raise ValueError(f"{name}: got user {user!r} again in {path}, must be once in {split}")
+            seen.add(user)
+            yield User(user, x, y, path)
+    if not seen:
+        raise ValueError(f"{name}: got no user in {folder / split}, must be one or more")
+
+
+def joined(
+    name: str,
+    kind: str,
+    of_split: Callable[[str], Iterable[User]],
+    examples: Callable[[User], tuple[np.ndarray, np.ndarray]],
+) -> Arrays:
+    """Joins the users' examples to arrays ``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
+
+    Args:
+        name: Name of the data set in error messages.
+        kind: Word for a user in error messages.
+        of_split: Function from a split to its users; the training users are numbered in this order.
+        examples: Function from a user to the user's ``x`` and ``y``.
+
+    Raises:
+        ValueError: A test user has no training examples.
+    """
+    number: dict[str, int] = {}
+    arrays: Arrays = {}
+    for split in SPLITS:
+        parts = []
+        for user in of_split(split):
+            if split == "train":
+                number[user.name] = len(number)
+            if user.name not in number:
+                raise ValueError(f"{name}: got {kind} {user.name!r} in {user.path}, must be among those to train")
+            parts.append((*examples(user), np.full(len(user.y), number[user.name], np.int32)))
+        for axis, each in zip(("x", "y", "user"), zip(*parts, strict=True), strict=True):
+            arrays[f"{axis}_{split}"] = np.concatenate(each)
+    return arrays
+
+
+def kept(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
+    """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole."""
+    splits = {name: name.rpartition("_")[2] for name in arrays}
+    return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
+
+
+def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
+    """Selects the examples of the first ``num_users`` training users (all if None).
+
+    A split without users stays whole. Raises ``ValueError`` if there are fewer users.
+    """
+    if num_users is None:
+        return arrays
+    users = np.unique(arrays["user_train"])
+    chosen = users[: checks.whole("num_users", num_users, 1, len(users))]
+    known = [split for split in SPLITS if f"user_{split}" in arrays]
+    return kept(arrays, {split: np.isin(arrays[f"user_{split}"], chosen) for split in known})

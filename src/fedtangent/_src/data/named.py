@@ -1,0 +1,46 @@
+"""Data sets by name, or by the name of a user's own file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fedtangent._src.data import own
+from fedtangent._src.data.dataset import Dataset, DatasetEntry
+from fedtangent._src.entries import choose, given_options
+
+
+def chosen(name: str) -> DatasetEntry:
+    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names."""
+    found: DatasetEntry = own.entry(name) if str(name).endswith(own.SUFFIX) else choose("datasets", name)
+    return found
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
+    """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
+
+    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``: images,
+    vectors or tokens with classes or numbers, according to their shapes and dtypes (``data.own``).
+
+    Args:
+        name: Name of a data set, or path of an ``.npz`` file.
+        data_dir: Folder with original files, for data sets that consist of files; by default $FEDTANGENT_DATA.
+        seed: Seed of generated data, and of the split of ``digits`` and of a file without a test set. Other data sets
+            have their published split.
+        **options: Options of the data set's entry, such as ``num_train`` and ``flatten`` of images.
+
+    Raises:
+        ValueError: The name or an option is unknown or out of range, or files are missing, altered or corrupted.
+
+    Example, handwritten digits, which come with the package:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> digits.x_train.shape, digits.y_train.shape
+        ((200, 8, 8, 1), (200,))
+    """
+    entry = chosen(name)
+    folder = None if data_dir is None else Path(data_dir)
+    dataset: Dataset = entry.build(given_options(entry, options), folder, seed)
+    return dataset

@@ -1,0 +1,169 @@
+"""A user's own data: an ``.npz`` file of plain arrays, whose path is given in place of a data set's name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import archive, files
+from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first
+from fedtangent._src.data.partition.drawn import generator
+
+SUFFIX = ".npz"
+NEEDED = ("x", "y")
+SPLITS = {"train": "", "test": "_test"}  # suffix of the names of a split's arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnOptions:
+    """Options of a user's own file."""
+
+    test_fraction: float = 0.2
+    """Fraction of the examples (of each user's, if there are users) to test on if the file has no x_test."""
+    num_train: int | None = None
+    """Use only this many training examples, the first ones."""
+    num_test: int | None = None
+    """Use only this many test examples, the first ones."""
+
+
+def entry(name: str) -> DatasetEntry:
+    """Builds the entry of the data set in the file ``name``; reads only shapes and dtypes of its arrays.
+
+    The file has ``x`` and ``y``, as for ``load``. Raises ``ValueError`` for a file that cannot be read.
+    """
+    path = files.expanded("dataset", name)
+    told = files.headers("dataset", path)
+    archive.require("dataset", path, told, NEEDED)
+    (shape, dtype), (_, target) = told["x"], told["y"]
+    if target.kind in "SU":
+        raise ValueError(f"y: got {target} in {name}, must be numbers: np.unique(y, return_inverse=True)[1]")
+    return DatasetEntry(
+        name,
+        "data of your own",
+        functools.partial(_load, name, path),
+        OwnOptions,
+        kind=_kind(name, shape, dtype),
+        partition="by_user" if "users" in told else "iid" if target.kind == "f" else "dirichlet",
+        is_regression=target.kind == "f",
+    )
+
+
+def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """Returns the kind of input for a shape and dtype; raises ``ValueError`` if it is no input."""
+    if len(shape) == 2 and dtype.kind == "i":
+        return TOKENS
+    if dtype.kind == "f" or dtype == np.uint8:
+        if len(shape) in (3, 4):
+            return IMAGE
+        if len(shape) == 2:
+            return VECTOR
+    raise ValueError(
+        f"x: got {dtype} {shape} in {name}, must be floating or uint8 [n, height, width(, channels)] (images), "
+        "floating or uint8 [n, d] (vectors) or int [n, T] (tokens)"
+    )
+
+
+def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Loads the data set in the file; the kind of data follows from dtypes and shapes.
+
+    Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
+    or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
+    numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or numbers [n] or [n, C],
+    floating. ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test``
+    and ``users_test`` are the test set; without them ``test_fraction`` of the examples is drawn at random.
+    ``num_train`` and ``num_test`` keep only the first examples of a split.
+
+    Raises ``ValueError`` for other arrays, numbers that are not finite, test users that do not train, and pickles.
+    """
+    held = archive.read("dataset", path, NEEDED)
+    unknown = held.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
+    if unknown:
+        raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
+    if ("x_test" in held) != ("y_test" in held) or ("users_test" in held and not {"users", "x_test"} <= held.keys()):
+        raise ValueError(f"dataset: {name} has {', '.join(held)}, must have x_test and y_test, or neither")
+    kind = _kind(name, held["x"].shape, held["x"].dtype)
+    for end in SPLITS.values():
+        x, y = held.get(f"x{end}", held["x"]), held.get(f"y{end}", held["y"])
+        if x.shape[1:] != held["x"].shape[1:] or x.dtype != held["x"].dtype or len(x) != (len(y) if y.ndim else -1):
+            raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
+    _, user = _users(name, held, "", None)
+    if "x_test" not in held:
+        rows = _held_out(len(held["x"]), user, options, seed)
+        held |= {f"{key}_test": held[key][rows] for key in ("x", "y", "users") if key in held}
+        held |= {key: held[key][~rows] for key in ("x", "y", "users") if key in held}
+    for split, end in SPLITS.items():
+        axes = [key + end for key in ("x", "y", "users") if key + end in held]
+        count = getattr(options, f"num_{split}")
+        held |= dict(zip(axes, first(f"num_{split}", count, *(held[axis] for axis in axes)), strict=True))
+    names, user = _users(name, held, "", None)
+    _, tested = _users(name, held, "_test", names)
+    classes = held["y"].dtype.kind in "iu"
+    parts: dict[str, Any] = {"user_train": user, "user_test": tested}
+    for split, end in SPLITS.items():
+        parts[f"x_{split}"] = _inputs(f"{name}: x{end}", held[f"x{end}"], kind)
+        parts[f"y_{split}"] = _targets(f"{name}: y{end}", held[f"y{end}"], classes)
+    sizes = {part.shape[1:] for key, part in parts.items() if key.startswith("y_")}
+    if len(sizes) > 1:
+        raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")
+    named = [f"{axis}_{split}" for axis in ("xy" if kind == TOKENS else "y") for split in SPLITS]
+    num_classes = 1 + max(int(parts[key].max()) for key in named) if classes else 0
+    info = SourceInfo(str(path), "yours", str(path.parent))
+    return Dataset(name=name, num_classes=num_classes, info=info, kind=kind, **parts)
+
+
+def _users(
+    name: str, held: dict[str, np.ndarray], end: str, names: np.ndarray | None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns the users' names, ascending, and the index of each example's user, [n] int32; both None without users."""
+    users = held.get(f"users{end}")
+    if users is None:
+        return None, None
+    if users.ndim != 1 or len(users) != len(held[f"x{end}"]) or users.dtype.kind not in "iuU":
+        raise ValueError(
+            f"users{end}: got {users.dtype} {users.shape} in {name}, must be whole numbers or strings [n], one "
+            "an example"
+        )
+    names = np.unique(users) if names is None else names
+    strange = ~np.isin(users, names)
+    if strange.any():
+        raise ValueError(f"users{end}: got {users[strange][0]!s:.40} in {name}, must be among those that train")
+    return names, np.searchsorted(names, users).astype(np.int32)
+
+
+def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: int) -> np.ndarray:
+    """Draws the test examples, [count] bool: a share of each user's, who keeps at least one; raises ``ValueError``."""
+    share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
+    rows = np.zeros(count, bool)
+    for own in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
+        rows[rng.permutation(own)[: min(round(share * len(own)), len(own) - 1)]] = True
+    if not rows.any() or rows.all():
+        raise ValueError(f"test_fraction: got {options.test_fraction} of {count} examples, must leave some to test on")
+    return rows
+
+
+def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
+    """Converts inputs to the form of networks: floating with channels, or int32 tokens; raises ``ValueError``."""
+    if x.size == 0:
+        raise ValueError(f"{name}: got shape {x.shape}, must hold at least one example")
+    checks.finite(name, x)
+    if kind == TOKENS:
+        if x.min() < 0 or x.max() > checks.MAX_INDEX:
+            raise ValueError(f"{name}: got {x.min()} to {x.max()}, must be tokens from 0")
+        return x.astype(np.int32)
+    scaled = (x / np.float32(255)).astype(np.float32) if x.dtype == np.uint8 else x
+    return scaled[..., None] if x.ndim == 3 else scaled
+
+
+def _targets(name: str, y: np.ndarray, classes: bool) -> np.ndarray:
+    """Converts targets to class labels int32 [n], or to floating targets [n, C]; raises ``ValueError`` for others."""
+    if classes:
+        return checks.class_labels(name, y).astype(np.int32)
+    if y.dtype.kind != "f" or y.ndim not in (1, 2) or y.size == 0:
+        raise ValueError(f"{name}: got {y.dtype} {y.shape}, must be whole numbers [n], or floating [n] or [n, C]")
+    checks.finite(name, y)
+    return y.reshape(len(y), -1)

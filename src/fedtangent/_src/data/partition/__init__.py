@@ -1,0 +1,30 @@
+"""Partitions: who holds which example, and how unlike the clients are.
+
+Every partitioner, such as ``dirichlet(labels, num_clients=10, alpha=0.5, seed=0)``, returns a ``Partition`` of int32
+arrays; a client's indices are in ascending order. Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone,
+so that a seed gives the same partition on every platform. Every example goes to exactly one client, but ``majority``
+leaves some to nobody.
+
+Partitioners raise ``ValueError`` for more clients than examples, labels that are not [n] integers >= 0, and a negative
+seed.
+"""
+
+from fedtangent._src.data.partition.by_class import classes, majority, shards
+from fedtangent._src.data.partition.given import by_user, of, validate
+from fedtangent._src.data.partition.label_shares import dirichlet
+from fedtangent._src.data.partition.sizes import iid, quantity_skew
+from fedtangent._src.data.partition.statistics import Heterogeneity, heterogeneity
+
+__all__ = [
+    "Heterogeneity",
+    "by_user",
+    "classes",
+    "dirichlet",
+    "heterogeneity",
+    "iid",
+    "majority",
+    "of",
+    "quantity_skew",
+    "shards",
+    "validate",
+]

@@ -1,0 +1,150 @@
+"""Partitions that are given, not drawn: by the users of the data set, or as lists; and what is well formed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.partition.drawn import assemble
+from fedtangent._src.entries import Entry
+from fedtangent._src.types import Partition
+
+
+def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
+    """Builds one client for each distinct user (writer, speaker, device), in ascending order of their ids.
+
+    Args:
+        user_ids: User of each example [n], all whole numbers or all strings, such as a column of a pandas table.
+        name: Name of the ids in error messages.
+
+    Raises:
+        ValueError: An id is anything else, such as None or NaN: an example without a user.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> ft.partition.by_user(["eve", "ann", "eve"]).sizes.tolist()
+        [1, 2]
+    """
+    ids = _array(user_ids)
+    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would write what else is in a list as strings
+        ids = np.asarray(user_ids, object)
+    if ids.dtype.kind == "O" and ids.ndim == 1:
+        strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]
+        if strange:
+            raise ValueError(
+                f"{name}: got {ids[strange[0]]!r} at position {strange[0]} ({len(strange)} such), must be a whole "
+                "number or a string for every example"
+            )
+        if len({isinstance(user, str) for user in ids}) > 1:
+            raise ValueError(f"{name}: got whole numbers and strings, must be of one kind: is 1 the same user as '1'?")
+        ids = np.asarray(ids.tolist())
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"{name}: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
+        )
+    _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
+
+
+def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
+    """Builds the partition in which each client holds the examples that ``clients`` lists for it, in that order.
+
+    Args:
+        clients: A ``Partition``, a sequence of index arrays, or a mapping from each client's name to one, in the order
+            of the clients. Clients may overlap, and may be empty.
+        num_examples: Number of examples, which indices must lie below.
+        name: Name of the clients in error messages.
+
+    Raises:
+        ValueError: ``clients`` is anything else, or an index is out of range.
+    """
+    if not isinstance(clients, Partition):
+        clients = _of_lists(clients, name)
+    validate(clients, num_examples, name=name)
+    return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
+
+
+def _array(given: Any) -> np.ndarray:
+    """Converts a value to an array; to an object array of shape () if NumPy cannot, as for rows of unequal lengths."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        one = np.empty((), object)
+        one[()] = given
+        return one
+
+
+def consecutive(sizes: Sequence[int]) -> Partition:
+    """Builds the partition in which client i holds the next ``sizes[i]`` examples, in the order of the data."""
+    return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
+
+
+def _of_lists(clients: Any, name: str) -> Partition:
+    is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
+    if not named:
+        raise ValueError(f"{name}: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more")
+    parts = {}
+    for client, rows in named.items():
+        array = _array(rows)
+        parts[client] = array if array.size else np.zeros(0, np.int32)
+        if parts[client].ndim != 1 or not np.issubdtype(parts[client].dtype, np.integer):
+            raise ValueError(f"{name}: got {checks.shown(rows)} for client {client!r}, must be a list of whole numbers")
+    return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
+
+
+def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
+    """Raises ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+
+    There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
+    Clients may be empty and may share examples.
+
+    Args:
+        partition: The partition.
+        num_examples: Number of examples.
+        exact: Whether every example must belong to exactly one client.
+        name: Name of the partition in error messages.
+    """
+    num_examples = checks.whole("num_examples", num_examples)
+    if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
+        raise ValueError(f"{name}: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
+    indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
+    for part, array in (("indices", indices), ("offsets", offsets)):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f"{name}.{part}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
+            )
+    if len(offsets) < 2:
+        raise ValueError(f"{name}.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
+    if offsets[0] != 0 or offsets[-1] != len(indices):
+        raise ValueError(
+            f"{name}.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
+        )
+    if (falls := np.flatnonzero(offsets[1:] < offsets[:-1])).size:
+        i = int(falls[0])
+        raise ValueError(f"{name}.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
+    wrong = (indices < 0) | (indices >= num_examples)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        client = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise ValueError(f"{name}: got {indices[at]} for client {client}, must be from 0 to {num_examples - 1}")
+    if exact and ((held := np.bincount(indices, minlength=num_examples)) != 1).any():
+        at = int(np.argmax(held != 1))
+        raise ValueError(
+            f"{name}: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
+            f"{num_examples} examples to exactly one client"
+        )
+
+
+def _users(dataset: Dataset) -> Any:
+    if dataset.user_train is None:
+        raise ValueError(f"partition: got 'by_user', must be another: the data set {dataset.name} has no users")
+    return dataset.user_train
+
+
+ENTRIES = (Entry("by_user", "one client for each natural user", lambda _, dataset, seed: by_user(_users(dataset))),)

@@ -1,0 +1,121 @@
+"""Published data sets: the address, size and checksum of the original files, and how they are found and read."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.data.files import digest, places, reading
+
+Arrays = dict[str, np.ndarray]
+GZIP = b"\x1f\x8b"  # the first two bytes of a gzip file
+
+
+class PublishedFile(NamedTuple):
+    """An original file; its address is the ``url`` of its data set followed by ``filename``."""
+
+    filename: str
+    size: int  # bytes
+    sha256: str
+    sha256_unpacked: str = ""  # of the content of a .gz file that may also be given unpacked
+
+
+class Published(NamedTuple):
+    """A data set and its files; a file's role is its key in ``files``.
+
+    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits, here
+    of ``train``: ``x_train`` [n, ...], ``y_train`` [n] and, where users are known, ``user_train`` [n] int32; or texts,
+    ``text_train`` uint8, one after another, with ``offsets_train`` [N + 1] int64.
+    """
+
+    name: str
+    url: str  # ends in "/"
+    files: Mapping[str, PublishedFile]
+    read: Callable[[Any, Mapping[str, Path]], Arrays]
+    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # its parts: name, shape and dtype
+    num_classes: int
+    description: str
+    homepage: str
+    licence: str
+    citation: str  # BibTeX
+    stem: str = ""  # prefix of the subfolders that its files are looked for in; by default its name
+
+
+def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
+    """Finds the files of ``published`` in ``directory`` or its subfolders ``stem*``, and the names of missing files.
+
+    Files are returned by role. A file that may also be unpacked is found without ``.gz`` too. Raises ``ValueError`` if
+    ``directory`` is no directory.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"{published.name}: data directory {directory} is not a directory")
+    folders = (directory / published.name, *places(directory, published.stem or published.name))
+    found: dict[str, Path] = {}
+    for role, file in published.files.items():
+        names = [file.filename, *([file.filename.removesuffix(".gz")] if file.sha256_unpacked else [])]
+        paths = [folder / name for folder in folders for name in names]
+        existing = [path for path in paths if path.is_file()]
+        if existing:
+            found[role] = existing[0]
+    return found, [file.filename for role, file in published.files.items() if role not in found]
+
+
+def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
+    """Builds the error for a data folder without the files.
+
+    Args:
+        published: The data set.
+        directory: The folder.
+        missing: Names of the missing files.
+        instead: Another form of the data that was searched for too; "" if there is none.
+    """
+    names = missing if len(missing) <= 6 else [*missing[:5], f"{len(missing) - 5} more"]
+    packed = ", with and without .gz" if any(file.sha256_unpacked for file in published.files.values()) else ""
+    return ValueError(
+        f"{published.name}: data directory {directory} has no {', '.join(names)}{instead and f', nor {instead}'} "
+        f"(looked in it and in its subfolders {published.stem or published.name}*{packed})"
+    )
+
+
+def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
+    """Returns the published and the actual sha256 of a file; raises ``ValueError`` if it cannot be read."""
+    file = published.files[role]
+    with reading(published.name, path):
+        return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
+
+
+def verify(published: Published, role: str, path: Path) -> None:
+    """Raises ``ValueError`` unless the file at ``path`` has the published checksum."""
+    expected, actual = checksums(published, role, path)
+    if actual != expected:
+        raise ValueError(
+            f"{published.name}: {path} is not the published {published.files[role].filename}: its sha256 is {actual}, "
+            f"expected {expected}"
+        )
+
+
+def _is_unpacked(file: PublishedFile, path: Path) -> bool:
+    if not file.sha256_unpacked:
+        return False
+    with path.open("rb") as opened:
+        return opened.read(2) != GZIP
+
+
+def contents(published: Published, role: str, path: Path) -> bytes:
+    """Returns the content of a published file as bytes, after its checksum is verified.
+
+    A gzip file is unpacked if its entry has ``sha256_unpacked``, that is, if the file may also be given unpacked. Any
+    other file is returned as it is.
+
+    Raises:
+        ValueError: The file cannot be read, or its checksum is not the published one.
+    """
+    verify(published, role, path)
+    with reading(published.name, path):
+        raw = path.read_bytes()
+        packed = bool(published.files[role].sha256_unpacked) and raw[:2] == GZIP
+        return gzip.decompress(raw) if packed else raw

@@ -1,0 +1,135 @@
+"""Partitions with a globally shared set of examples, and with examples of each client held out to test on.
+
+Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data.partition import validate
+from fedtangent._src.data.partition.drawn import assemble, generator
+from fedtangent._src.types import Partition
+
+
+def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
+    """Draws the indices of ``size`` examples uniformly by class (Zhao et al., 2018, section 4), ascending int32.
+
+    Classes give equally many, to within one, without replacement; the classes that give one more are drawn.
+
+    Args:
+        labels: Class labels [n].
+        size: Number of examples.
+        seed: Seed of the draw.
+        name: Name of ``size`` in error messages.
+
+    Raises:
+        ValueError: The size is outside 1 .. n, or a class has too few examples.
+    """
+    labels = checks.class_labels("labels", labels)
+    size = checks.whole(name, size, 1, len(labels))
+    rng = generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    pool = np.bincount(kind)
+    each, extra = divmod(size, len(pool))
+    wanted = np.full(len(pool), each) + (rng.permutation(len(pool)) < extra)
+    if (wanted > pool).any():
+        at = int(np.argmax(wanted > pool))
+        raise ValueError(
+            f"{name}: got {size} examples, must be fewer: {wanted[at]} of them are of a class that has {pool[at]}"
+        )
+    drawn = [rng.choice(np.flatnonzero(kind == c), k, replace=False) for c, k in enumerate(wanted)]
+    return np.sort(np.concatenate(drawn)).astype(np.int32)
+
+
+def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str = "shared") -> int:
+    """Computes how many of the shared examples each client gets: ``fraction`` of them, rounded, at least one.
+
+    Args:
+        shared: Indices of the shared examples.
+        fraction: Share in (0, 1].
+        name: Name of ``shared`` in error messages.
+
+    Raises:
+        ValueError: The fraction is out of range, or ``shared`` are not distinct whole numbers from 0.
+    """
+    chosen = np.asarray(shared)
+    if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
+        raise ValueError(
+            f"{name}: got shape {chosen.shape}, dtype {chosen.dtype}, must be one index or more in a 1-D array"
+        )
+    if chosen.min() < 0 or len(np.unique(chosen)) < len(chosen):
+        raise ValueError(f"{name}: got {chosen.tolist()!r:.60}, must be indices of at least 0, each once")
+    checks.number("fraction", fraction, above=0, at_most=1)
+    return max(1, round(float(fraction) * len(chosen)))
+
+
+def with_shared(
+    partition: Partition, shared: Sequence[int] | np.ndarray, fraction: float = 1.0, seed: int = 0
+) -> Partition:
+    """Gives every client that has examples a share of a global set too (Zhao et al., 2018, section 4).
+
+    A client that already holds a shared example holds it once, not twice. Zhao et al.'s global set belongs to no
+    client: take it from the clients first (``without``). A client without examples stays empty.
+
+    Args:
+        partition: The partition to extend.
+        shared: Indices of the global set.
+        fraction: Random share of the set for each client (the paper's alpha); 1, as in NTK-FL (section 6), gives all of
+            it.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: As ``number_given``.
+    """
+    each, rng = number_given(shared, fraction), generator(seed)
+    validate(partition, checks.MAX_INDEX)
+    chosen = np.asarray(shared)
+    parts = []
+    for i in range(partition.num_clients):
+        given = chosen if each == len(chosen) else rng.choice(chosen, each, replace=False)
+        own = partition.client(i)
+        parts.append(np.concatenate([own, given[~np.isin(given, own)]]) if len(own) else own)
+    return assemble(parts)
+
+
+def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: str = "examples") -> Partition:
+    """Returns ``partition`` without ``examples``, so that they can be a global set that belongs to no client.
+
+    Args:
+        partition: The partition.
+        examples: Indices to remove.
+        name: Name of the examples in error messages.
+
+    Raises:
+        ValueError: As ``number_given``, or a client would lose all its examples.
+    """
+    given = number_given(examples, 1.0, name)
+    validate(partition, checks.MAX_INDEX)
+    parts = [own[~np.isin(own, np.asarray(examples))] for own in map(partition.client, range(partition.num_clients))]
+    for i, own in enumerate(parts):
+        if len(own) == 0 < len(partition.client(i)):
+            all_of = f"all {len(partition.client(i))} of client {i}"
+            raise ValueError(f"{name}: got {given} examples, {all_of} among them, must leave it one")
+    return assemble(parts)
+
+
+def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
+    """Splits each client's examples at random into two partitions, (train, test).
+
+    Each client gives ``fraction``, in (0, 1), of its examples to the test set, rounded, but keeps at least one to train
+    on.
+    """
+    checks.number("fraction", fraction, above=0, below=1)
+    validate(partition, checks.MAX_INDEX)
+    rng, train, test = generator(seed), [], []
+    for own in map(partition.client, range(partition.num_clients)):
+        order = rng.permutation(own)
+        given = min(round(fraction * len(own)), max(len(own) - 1, 0))
+        train.append(order[given:])
+        test.append(order[:given])
+    return assemble(train), assemble(test)

@@ -1,0 +1,146 @@
+"""CIFAR-10 and CIFAR-100, as published, or some images of CIFAR-10 in the user's own archive."""
+
+from __future__ import annotations
+
+import functools
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import archive
+from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent._src.data.files import content, reading
+from fedtangent._src.data.images import StoredImageOptions, dataset
+from fedtangent._src.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent._src.data.stored import Found, obtain
+
+SIZE = (32, 32, 3)
+PIXELS = 32 * 32 * 3  # bytes behind the labels of a record: all of red, then green, then blue, each row after row
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}  # inside the published archive
+FILES = {
+    "cifar10": {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
+    "cifar100": {"train": ["train.bin"], "test": ["test.bin"]},
+}
+RECORDS = {"cifar10": 10_000, "cifar100": 50_000}  # of a training file; any test file has 10,000
+LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one is the label (fine, of CIFAR-100)
+
+
+def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Loads colour images [n, 32, 32, 3] in [0, 1], and the fine labels of CIFAR-100; nothing is random.
+
+    They are read from the original binary version, in the order of its files: the published archive, or the folder that
+    it unpacks to. CIFAR-10 can also be a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and
+    ``train_labels`` [n], and optionally the same for ``test``; without these the last fifth of the images is the test
+    set.
+    """
+    name = published.name
+    instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
+    found = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
+    return dataset(published, found, options, SIZE)
+
+
+def _otherwise(name: str, directory: Path) -> Found | None:
+    for place in (directory / name, directory):
+        folder = place / FOLDERS[name]
+        if folder.is_dir():
+            files = {file: content(name, folder / file) for files in FILES[name].values() for file in files}
+            return Found(_arrays(name, folder, files), place)
+    path = archive.find(directory, name) if name == "cifar10" else None
+    return None if path is None else Found(_part(name, path), path.parent)
+
+
+def _part(name: str, path: Path) -> Arrays:
+    """Reads images and labels of both splits from the user's archive, which ``_load`` describes."""
+    held = archive.read(name, path, ("train_images", "train_labels"))
+    x, y = archive.images(name, path, held, "train", SIZE)
+    kept = len(y) if "test_images" in held else len(y) - len(y) // 5
+    test = archive.images(name, path, held, "test", SIZE) if "test_images" in held else (x[kept:], y[kept:])
+    return {"x_train": x[:kept], "y_train": y[:kept], "x_test": test[0], "y_test": test[1]}
+
+
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """Reads images and labels of both splits from the published archive."""
+    name, path = published.name, paths["archive"]
+    raw = contents(published, "archive", path)
+    with reading(name, path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
+        names = [file for files in FILES[name].values() for file in files]
+        members = {file: packed.extractfile(f"{FOLDERS[name]}/{file}") for file in names}
+        files = {file: member.read() for file, member in members.items() if member is not None}
+    return _arrays(name, path, files)
+
+
+def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
+    """Returns images uint8 [n, 32, 32, 3] and labels uint8 [n] of both splits, from the bytes of each file."""
+    arrays: Arrays = {}
+    for split, names in FILES[name].items():
+        parts = [_parsed(name, path / file, files[file], split) for file in names]
+        arrays[f"x_{split}"], arrays[f"y_{split}"] = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return arrays
+
+
+def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Parses images and labels of one file; raises ``ValueError`` for another size or a label out of range."""
+    record = LABELS[name] + PIXELS
+    count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
+    if len(content) != count * record:
+        raise ValueError(
+            f"{name}: got {len(content)} bytes in {path}, must be {count * record}: {count} records of {record}"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(count, record)
+    labels = checks.class_labels(f"{name}: labels", records[:, LABELS[name] - 1], 10 if name == "cifar10" else 100)
+    return records[:, LABELS[name] :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _published(name: str, file: PublishedFile, num_classes: int, description: str) -> Published:
+    return Published(
+        name=name,
+        url="https://www.cs.toronto.edu/~kriz/",
+        files={"archive": file},
+        read=_read,
+        example=(("x", (SIZE, "uint8")), ("y", ((), "uint8"))),
+        num_classes=num_classes,
+        description=description,
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="none stated (Krizhevsky, 2009)",
+        citation="""@techreport{krizhevsky2009,
+  title = {Learning Multiple Layers of Features from Tiny Images},
+  author = {Krizhevsky, Alex},
+  institution = {University of Toronto},
+  year = {2009},
+}""",
+    )
+
+
+CIFAR10 = _published(
+    "cifar10",
+    PublishedFile(
+        "cifar-10-binary.tar.gz", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    ),
+    10,
+    "photographs of ten things, 32 x 32 in colour",
+)
+CIFAR100 = _published(
+    "cifar100",
+    PublishedFile(
+        "cifar-100-binary.tar.gz", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+    ),
+    100,
+    "photographs of a hundred things, 32 x 32 in colour",
+)
+
+ENTRIES = tuple(
+    DatasetEntry(
+        published.name,
+        published.description,
+        functools.partial(_load, published),
+        StoredImageOptions,
+        (published.citation,),
+        kind=IMAGE,
+        published=published,
+    )
+    for published in (CIFAR10, CIFAR100)
+)

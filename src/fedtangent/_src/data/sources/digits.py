@@ -1,0 +1,61 @@
+"""scikit-learn's handwritten digits, which come with it: no files are needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
+from fedtangent._src.data.partition.drawn import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsOptions(ImageOptions):
+    """Options of digits."""
+
+    test_fraction: float = 0.2
+    """Share of each class in the test set, to within one example."""
+    dtype: str = "float64"
+    """Dtype of the pixels: float32 or float64."""
+
+
+def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Loads images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
+    rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
+    checks.number("test_fraction", options.test_fraction, above=0, below=1)
+    from sklearn.datasets import load_digits as bundled
+
+    pixels, labels = bundled(return_X_y=True)
+    x, kind = images((pixels / 16).astype(dtype).reshape(-1, 8, 8), options.flatten)
+    train, test = _stratified(rng, labels, options.test_fraction)
+    x_train, y_train = first("num_train", options.num_train, x[train], labels[train].astype(np.int32))
+    x_test, y_test = first("num_test", options.num_test, x[test], labels[test].astype(np.int32))
+    info = SourceInfo(
+        "UCI optical recognition of handwritten digits, as bundled with scikit-learn", "CC BY 4.0", "embedded"
+    )
+    return Dataset("digits", x_train, y_train, x_test, y_test, 10, None, info, kind)
+
+
+def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Draws the indices of a training and a test set, both in random order, dividing every class in one proportion."""
+    train, test = [], []
+    for c in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == c))
+        cut = min(max(round(test_fraction * len(own)), 1), len(own) - 1)
+        test.append(own[:cut])
+        train.append(own[cut:])
+    return rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
+
+
+ENTRIES = (
+    DatasetEntry(
+        "digits",
+        "handwritten digits, 1797 grey images of 8 x 8, bundled with scikit-learn",
+        _load,
+        DigitsOptions,
+        kind=IMAGE,
+    ),
+)

@@ -1,0 +1,143 @@
+"""LEAF's FEMNIST, by writer: all 62 characters, or the digits alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import archive, leaf, tff
+from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent._src.data.images import StoredImageOptions, dataset
+from fedtangent._src.data.published import Arrays, Published, PublishedFile
+from fedtangent._src.data.stored import Found, obtain
+
+NAME, SIZE = "femnist", (28, 28)
+CHARACTERS, DIGITS = 62, 10  # classes; the first ones are the digits, then upper case, then lower case
+NEEDED = ("train_images", "train_labels", "train_offsets", "test_images", "test_labels")
+NEITHER = "femnist*.npz, nor LEAF's train/*.json and test/*.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class WritersOptions(StoredImageOptions):
+    """Options of FEMNIST."""
+
+    num_users: int | None = None
+    """Use only this many writers, the first ones."""
+
+
+def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Loads images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each; nothing is random.
+
+    Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
+    ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255
+    is paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose
+    offsets may be left out. Test examples of writers without training examples are dropped.
+    """
+    found = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
+    arrays = found.arrays
+    if num_classes < CHARACTERS:
+        arrays = leaf.kept(arrays, {split: arrays[f"y_{split}"] < num_classes for split in leaf.SPLITS})
+    arrays = leaf.first_users(arrays, options.num_users)
+    if "user_test" in arrays:  # a writer may have no digit to train on
+        arrays = leaf.kept(arrays, {"test": np.isin(arrays["user_test"], arrays["user_train"])})
+    for split in leaf.SPLITS:
+        if len(arrays[f"y_{split}"]) == 0:
+            raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {found.read_from}, must be one")
+    described = FEMNIST._replace(name=name, num_classes=num_classes)
+    return dataset(described, found._replace(arrays=arrays), options, SIZE)
+
+
+def _otherwise(directory: Path) -> Found | None:
+    path = archive.find(directory, NAME)
+    if path is not None:
+        return Found(_of_archive(path), path.parent)
+    folder = leaf.find(directory, NAME)
+    if folder is None:
+        return None
+    return Found(leaf.joined(NAME, "writer", functools.partial(leaf.users, NAME, folder), _examples), folder)
+
+
+def _of_archive(path: Path) -> Arrays:
+    held = archive.read(NAME, path, NEEDED)
+    arrays: Arrays = {}
+    writers: list[int] = []  # of each split
+    for split in leaf.SPLITS:
+        x, y = archive.images(NAME, path, held, split, SIZE)
+        arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
+        if f"{split}_offsets" in held:
+            offsets, least = held[f"{split}_offsets"], int(split == "train")  # a writer may have none to test
+            arrays[f"user_{split}"] = archive.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), least)
+            writers.append(len(offsets) - 1)
+    if len(set(writers)) > 1:
+        raise ValueError(f"{NAME}: got {writers} writers to train and to test in {path}, must be the same ones")
+    return arrays
+
+
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """Reads TensorFlow Federated's images, writer after writer in the order of their names."""
+    path = paths["database"]
+
+    def writers(split: str) -> Iterator[leaf.User]:
+        rows = tff.rows(published, path, f"all_{split}", {"pixels": "float_list", "label": "int64_list"})
+        for name, own in itertools.groupby(rows, key=lambda row: row.client):
+            pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in own]
+            yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)
+
+    return leaf.joined(NAME, "writer", writers, _examples)
+
+
+def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
+    """Converts a writer's examples to images uint8 [n, 28, 28], in which 255 is ink, and labels uint8 [n].
+
+    The files have shades [n, 784] from 0 (ink) to 1 (paper), in steps of 1/255. Raises ``ValueError`` for other shades,
+    and for labels that are not classes.
+    """
+    given = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
+    shades = np.rint(given * 255)
+    if given.shape != (len(writer.y), 784) or not np.allclose(shades / 255, given, rtol=0, atol=1e-4):
+        raise ValueError(f"{NAME}: got {given.shape} in {writer.path}, must be images of 784 shades, in 255ths")
+    if shades.min() < 0 or shades.max() > 255:
+        raise ValueError(f"{NAME}: got {given.min()} to {given.max()} in {writer.path}, must be shades from 0 to 1")
+    labels = checks.class_labels(f"{NAME}: labels of {writer.path}", writer.y, CHARACTERS)
+    return (255 - shades).astype(np.uint8).reshape(-1, *SIZE), labels.astype(np.uint8)
+
+
+FEMNIST = Published(
+    name=NAME,
+    url=tff.URL,
+    files={
+        "database": PublishedFile(
+            "emnist_all.sqlite.lzma", 170507172, "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48"
+        )
+    },
+    read=_read,
+    example=(("x", (SIZE, "uint8")), ("y", ((), "uint8")), ("user", ((), "int32"))),
+    num_classes=CHARACTERS,
+    description="handwritten characters of 62 kinds by writer, 28 x 28 grey",
+    homepage="https://leaf.cmu.edu",
+    licence="BSD-2-Clause (LEAF); the images are from NIST Special Database 19",
+    citation=leaf.CITATION,
+)
+
+ENTRIES = tuple(
+    DatasetEntry(
+        name,
+        summary,
+        functools.partial(_load, name, num_classes),
+        WritersOptions,
+        (leaf.CITATION,),
+        kind=IMAGE,
+        partition="by_user",
+        published=FEMNIST,
+    )
+    for name, num_classes, summary in (
+        (NAME, CHARACTERS, FEMNIST.description),
+        ("femnist_digits", DIGITS, "handwritten digits of FEMNIST by writer, 28 x 28 grey"),
+    )
+)

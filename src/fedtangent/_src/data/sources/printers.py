@@ -1,0 +1,141 @@
+"""Regression on six 3-D printers: how strongly the print head vibrates, given its speed."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.data import archive
+from fedtangent._src.data.dataset import Dataset, DatasetEntry, SourceInfo
+from fedtangent._src.data.files import reading
+from fedtangent._src.data.published import Arrays, Published, PublishedFile, verify
+from fedtangent._src.data.stored import Found, StoredOptions, obtain
+
+PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15
+TEST_SPEED = 30
+UNIT = 50.0  # the speed is divided by it, as in the authors' code
+COLUMNS = "average speed and the acceleration along two axes"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrintersOptions(StoredOptions):
+    """Options of printers."""
+
+    dtype: str = "float64"
+    """Dtype of inputs and targets: float32 or float64."""
+
+
+def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Loads speed, label and acceleration of printers (Fed-ensemble, IEEE TASE 2024, section V-I and Table VIII).
+
+    ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot
+    vector. ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the
+    authors state no units. The test set is the prints at the commanded speed 30, 15 rows of each printer; the other
+    eleven speeds train, 165 rows of each printer. The user is the printer. Nothing is random.
+
+    The data folder has the 72 original files ``FL_Dataset_Printer<1..6>_Speed<10..120>.csv``, or an archive
+    ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row, and the three numbers of a row. The files have no
+    header: their first line is data.
+    """
+    dtype = checks.dtype(options.dtype, "float32", "float64")
+    found = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
+    for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):
+        shapes = [found.arrays.get(f"{name}_{split}", np.empty(0)).shape for name in ("x", "y", "user")]
+        if shapes != [(count, 1 + PRINTERS), (count, 1), (count,)]:
+            raise ValueError(f"printers: got {shapes} in {found.read_from}, must be {count} examples to {split}")
+    parts: dict[str, Any] = {
+        name: array.astype(np.int32 if name.startswith("user_") else dtype) for name, array in found.arrays.items()
+    }
+    info = SourceInfo(PUBLISHED.homepage, PUBLISHED.licence, str(found.read_from))
+    return Dataset(name="printers", num_classes=0, info=info, **parts)
+
+
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """Reads the examples of the 72 files."""
+    data = np.empty((PRINTERS, len(SPEEDS), ROWS, 3))
+    for role, path in paths.items():
+        verify(published, role, path)
+        printer, speed = (int(number) for number in role.split())
+        with reading("printers", path):
+            lines = [line.split(",") for line in path.read_text(encoding="ascii").splitlines()]
+            rows = np.array(lines, np.float64)
+        if rows.shape != (ROWS, 3):
+            raise ValueError(f"printers: got {rows.shape} in {path}, must be {ROWS} rows of {COLUMNS}")
+        data[printer - 1, SPEEDS.index(speed)] = rows
+    return _examples(data, "the published files")
+
+
+def _archived(directory: Path) -> Found | None:
+    path = archive.find(directory, "printer")
+    if path is None:
+        return None
+    data = archive.read("printers", path, ["data"])["data"]
+    if data.shape != (PRINTERS, len(SPEEDS), ROWS, 3) or data.dtype.kind != "f":
+        raise ValueError(
+            f"printers: got {data.dtype} {data.shape} in {path}, data must be floating [6, 12, 15, 3]: printers, "
+            f"speeds, rows of {COLUMNS}"
+        )
+    return Found(_examples(data.astype(np.float64), str(path)), path.parent)
+
+
+def _examples(data: np.ndarray, where: str) -> Arrays:
+    """Builds both splits, printer after printer, of ``data`` [printer, speed, row, 3]; NaN raises ``ValueError``."""
+    checks.finite(f"printers: {where}", data)
+    user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
+    x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)
+    y = np.hypot(data[..., 1], data[..., 2])
+    arrays: Arrays = {}
+    for split, speeds in (("train", [s != TEST_SPEED for s in SPEEDS]), ("test", [s == TEST_SPEED for s in SPEEDS])):
+        arrays[f"x_{split}"] = x[:, speeds].reshape(-1, 1 + PRINTERS)
+        arrays[f"y_{split}"] = y[:, speeds].reshape(-1, 1)
+        arrays[f"user_{split}"] = user[:, speeds].reshape(-1).astype(np.int32)
+    return arrays
+
+
+def _files() -> dict[str, PublishedFile]:
+    """Reads the files listed in ``printers.csv``; a role is the printer and the commanded speed, such as ``"1 10"``."""
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as table:
+        rows = list(csv.DictReader(table))
+    files = (PublishedFile(row["filename"], int(row["size"]), row["sha256"]) for row in rows)
+    return {" ".join(re.findall(r"\d+", file.filename)): file for file in files}
+
+
+PUBLISHED = Published(
+    name="printers",
+    url="https://raw.githubusercontent.com/UMDataScienceLab/Personalized_FL_with_DA/"
+    "cf061fdc6fa94a6766e22db1a1154eefb7187ec8/printer_dataset/Data/",
+    files=_files(),
+    read=_read,
+    example=(("x", ((1 + PRINTERS,), "float64")), ("y", ((1,), "float64")), ("user", ((), "int32"))),
+    num_classes=0,
+    description="acceleration of six 3-D printers' heads by speed, speed 30 to test",
+    homepage="https://github.com/UMDataScienceLab/Personalized_FL_with_DA",
+    licence="none stated (University of Michigan)",
+    citation="""@article{shi2023,
+  title = {Personalized Federated Learning via Domain Adaptation with an Application to Distributed {3D} Printing},
+  author = {Shi, Naichen and Al Kontar, Raed},
+  journal = {Technometrics},
+  year = {2023},
+}""",
+    stem="printer",
+)
+
+ENTRIES = (
+    DatasetEntry(
+        "printers",
+        PUBLISHED.description,
+        _load,
+        PrintersOptions,
+        ("shi2024", PUBLISHED.citation),
+        partition="by_user",
+        is_regression=True,
+        published=PUBLISHED,
+    ),
+)

@@ -1,0 +1,94 @@
+"""Getting published data: from a folder that the user names, from the cache, or by a download that fills the cache.
+
+Files in the user's folder are read where they are. Without such a folder they are downloaded once, prepared by
+TensorFlow Datasets and kept in the cache (``cache``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtangent._src.data import cache, files
+from fedtangent._src.data.published import Arrays, Published, lacking, located
+from fedtangent._src.entries import option
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredOptions:
+    """Options of downloaded data."""
+
+    cache_dir: Path | None = option(None, may_differ=True)
+    """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
+    tfds_dir: Path | None = option(None, may_differ=True)
+    """Folder of TensorFlow Datasets, when the data must be downloaded (default: its own)."""
+
+
+class Found(NamedTuple):
+    """Arrays in the form that ``Published`` describes, and the folder that they were read from."""
+
+    arrays: Arrays
+    read_from: Path
+
+
+def obtain(
+    published: Published,
+    options: StoredOptions,
+    data_dir: Path | None,
+    otherwise: Callable[[Path], Found | None] = lambda directory: None,
+    instead: str = "",
+) -> Found:
+    """Returns the arrays of ``published``: from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
+
+    Args:
+        published: The data set.
+        options: Folders of the cache and of TensorFlow Datasets.
+        data_dir: Folder with original files.
+        otherwise: Function that reads another form of the data from a data folder without the published files, or
+            returns None.
+        instead: Name of that form in error messages.
+
+    Raises:
+        ValueError: Files are missing, altered or unreadable, the cache is corrupted, or files cannot be downloaded.
+    """
+    directory = cache.given_directory(data_dir)
+    if directory is not None:
+        paths, missing = located(published, directory)
+        if not missing:
+            return Found(published.read(published, paths), directory)
+        found = otherwise(directory)
+        if found is None:
+            raise lacking(published, directory, missing, instead)
+        return found
+    folder = stored_in(published, options)
+    arrays = cache.read(folder)
+    if arrays is None:
+        arrays = prepare(published, options)
+    return Found(arrays, folder)
+
+
+def stored_in(published: Published, options: StoredOptions) -> Path:
+    """Returns the folder of ``published`` in the cache."""
+    return cache.cache_directory(options.cache_dir) / published.name
+
+
+def prepare(published: Published, options: StoredOptions) -> Arrays:
+    """Downloads and prepares the data through TensorFlow Datasets, and writes them to the cache folder.
+
+    Raises ``ValueError`` if TensorFlow Datasets is not installed, or if the data cannot be downloaded or written.
+    """
+    folder = stored_in(published, options)
+    try:
+        from fedtangent._src.data import builder  # heavy: TensorFlow Datasets
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{published.name}: neither data_dir nor FEDTANGENT_DATA is set, {folder} does not exist, and to download "
+            f"it tensorflow-datasets and array_record are needed, which cannot be imported ({error})"
+        ) from error
+    arrays = builder.prepare(
+        published, None if options.tfds_dir is None else files.expanded("tfds_dir", options.tfds_dir)
+    )
+    cache.write(folder, arrays)
+    return arrays

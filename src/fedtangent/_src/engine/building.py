@@ -1,0 +1,223 @@
+"""Builds a run from its description: the data, their division among clients, and the composed algorithm."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks, data
+from fedtangent._src.data import sharing
+from fedtangent._src.data.examples import Examples, inputs_on_device, run_examples
+from fedtangent._src.data.projection import projected
+from fedtangent._src.engine.description import Chosen, CommonOptions, Description
+from fedtangent._src.entries import choose, option_names
+from fedtangent._src.federated import faults
+from fedtangent._src.federated.algorithms.entry import FinishedRun, Supplied
+from fedtangent._src.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
+from fedtangent._src.models.dense import mlp
+from fedtangent._src.models.entry import check_kind
+from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, Schedule
+
+KEY_FILE = "FEDTANGENT_KEY_FILE"
+CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time of the evolution by
+
+
+class Built(NamedTuple):
+    """A checked run that is ready to start."""
+
+    description: Description
+    algorithm: Algorithm
+    model: Model
+    examples: Examples
+    of_clients: FederatedData | None  # each client's own test examples
+
+    @property
+    def data(self) -> FederatedData:
+        """Training examples of all clients, on the device."""
+        return self.examples.data
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss that is minimised."""
+        return str(self.examples.loss)
+
+    def remark(self, num_rounds: int) -> str:
+        """Returns the remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
+        own, how, run = self.description.schedule, self.description.algorithm, self.description.run
+        schedule = self.algorithm.schedule
+        if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
+            return ""
+        cohort = cohort_size(own.options, schedule.num_clients)
+        ran = FinishedRun(schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        return str(how.entry.remark(how.options, ran))
+
+
+def cohort_size(options: Any, num_clients: int) -> int:
+    """Returns the number of clients in a round: the schedule's option ``clients_per_round``, or all without it."""
+    number = getattr(options, "clients_per_round", None)
+    return num_clients if number is None else int(number)
+
+
+def build(described: Description) -> Built:
+    """Loads and divides the data and composes the algorithm of a described run.
+
+    It writes no file except the key file of a projection, if that file does not exist yet.
+
+    Raises:
+        ValueError: A bad option; the message begins with its name.
+    """
+    run, how = described.run, described.algorithm
+    checks.seed(run.seed)
+    checks.whole("num_rounds", run.num_rounds)
+    checks.folder("data_dir", run.data_dir)
+    _check(described)
+    loaded = _built(described.dataset, run.data_dir, run.seed)
+    clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
+    loaded = _projected(run, loaded, clients.num_clients)
+    clients, at_server = _at_server(described, loaded, clients)
+    examples = run_examples(loaded, clients, how.options.loss)
+    model = _built(described.model, loaded.input_shape, loaded.num_outputs)
+    schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
+    if "validation" in at_server:
+        held = at_server["validation"]
+        at_server["validation"] = (examples.data.x[held], examples.data.y[held])
+    cohort = cohort_size(described.schedule.options, clients.num_clients)
+    expected = cohort if described.schedule.entry.name == "poisson" else None
+    supplied = Supplied(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
+    algorithm: Algorithm = _built(how, supplied)
+    if run.projection is not None:
+        algorithm = with_key_exchange(algorithm, clients.num_clients)
+    of_clients = None if own_test is None else examples.held_by(own_test)
+    return Built(described, algorithm, model, examples, of_clients)
+
+
+SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape of an example of each kind
+
+
+def small_model(described: Description) -> Model:
+    """Returns the described model for small examples and two classes, which needs no data."""
+    model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
+    return model
+
+
+def preview(described: Description) -> Algorithm:
+    """Returns the described algorithm for a network of two layers and eight clients, so that its rule can be read.
+
+    It needs no data.
+    """
+    entry = described.algorithm.entry
+    schedule = choose("schedules", entry.schedule)
+    examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
+    clients = schedule.build(schedule.options(), 8, 0)
+    return _built(
+        described.algorithm, Supplied(mlp(2, 2, (2,)), clients, server_data=examples, shared=np.zeros(1, int))
+    )
+
+
+def _built(chosen: Chosen, *given: Any) -> Any:
+    return chosen.entry.build(chosen.options, *given)
+
+
+def _check(described: Description) -> None:
+    """Raises ``ValueError`` for choices and options that do not go together, before any data are loaded."""
+    run, how, own = described.run, described.algorithm, described.schedule
+    checks.number("client_test", run.client_test, at_least=0, below=1)
+    checks.number("dropout", run.dropout, at_least=0, below=1)
+    several = "num_models" in option_names(choose("schedules", how.entry.schedule))
+    if several and "num_models" not in option_names(own.entry):
+        raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
+    bound = getattr(how.options, "max_update_norm", None)
+    if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
+        raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
+    if run.projection is not None:
+        checks.whole("projection", run.projection)
+        key_path(run)
+        if "vector" not in described.model.entry.kinds:
+            raise ValueError(f"model: got {described.model.entry.name!r}, must read vectors, which projection makes")
+    else:
+        check_kind(described.model.entry, described.dataset.entry.kind)
+
+
+def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
+    """Returns the partition of training examples, and the partition of each client's test examples or None."""
+    if run.client_test == 0:
+        return clients, None
+    kept, tested = sharing.held_out(clients, run.client_test, run.seed)
+    if len(tested.indices) == 0:
+        raise ValueError(f"client_test: got {run.client_test}, must leave a client an example to test with")
+    return kept, tested
+
+
+def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
+    """Returns the clients' examples without the server's, and the server's examples by field of ``Supplied``.
+
+    Validation examples are returned as indices.
+    """
+    run, how = described.run, described.algorithm
+    if "server_data" in how.entry.needs:
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        kept = sharing.without(clients, held, "server_examples")
+        return kept, {"server_data": jnp.asarray(inputs_on_device(loaded.x_train[held]))}
+    if "shared" in how.entry.needs:
+        share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
+        if loaded.num_classes == 0:
+            raise ValueError(f"dataset: got {loaded.name!r}, must have classes, by which {how.entry.name} draws")
+        number = max(1, round(share * len(loaded.x_train)))
+        shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
+        return sharing.with_shared(clients, shared), {"shared": shared}
+    if "validation" in how.entry.needs and checks.choice("ntk_choose", how.options.ntk_choose, CHOOSE) == "validation":
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        return sharing.without(clients, held, "server_examples"), {"validation": held}
+    return clients, {}
+
+
+def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
+    """Draws the indices of ``number`` of the clients' examples for the server."""
+    drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
+    return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
+
+
+def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
+    """Returns ``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
+
+    A client's expected completion time is in proportion to its number of examples, in ``sizes`` [N].
+    """
+    if run.dropout != 0:
+        schedule = faults.dropout(schedule, run.dropout)
+    if run.keep_first is None:
+        return schedule
+    checks.whole("keep_first", run.keep_first, 1, schedule.num_slots)
+    checks.choice("completion_time", run.completion_time, faults.DISTRIBUTIONS)
+    checks.number("completion_spread", run.completion_spread, above=0)
+    times = np.maximum(sizes, 1) / max(np.mean(sizes), 1)
+    return faults.stragglers(schedule, run.keep_first, times, run.completion_time, run.completion_spread)
+
+
+def key_path(run: CommonOptions) -> Path:
+    """Returns the path of the file with the projection's seed; raises ``ValueError`` if the user named none."""
+    found = run.key_file or os.environ.get(KEY_FILE)
+    if not found:
+        raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
+    return Path(found)
+
+
+def seed_digest(run: CommonOptions) -> str | None:
+    """Returns a digest of the projection's secret seed, to compare seeds by; None without a projection."""
+    return None if run.projection is None else open_key_file(key_path(run)).digest
+
+
+def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
+    """Returns ``loaded`` projected with the secret seed, which the key server first sends to every client."""
+    if run.projection is None:
+        return loaded
+    checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers
+    kept = open_key_file(key_path(run))
+    opened = hand_out(kept.seed, (generate_keys() for _ in range(num_clients)))
+    if any(seed != kept.seed for seed in opened):
+        raise AssertionError("a client was handed another seed")
+    return projected(loaded, run.projection, opened[0].reveal())

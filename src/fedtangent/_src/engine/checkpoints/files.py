@@ -1,0 +1,199 @@
+"""Files of a checkpoint: written atomically, verified by checksums; states are written by orbax."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.data.files import json_of
+from fedtangent._src.engine.checkpoints.options import CheckpointError
+from fedtangent._src.pytrees import is_key
+from fedtangent._src.types import PyTree
+
+
+class DamagedError(CheckpointError):
+    """An error for a file that is missing, torn or altered."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Syncs ``folder``, so that the names of its files survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes ``content`` to ``path`` atomically: a kill at any moment leaves the old file or the new one.
+
+    Args:
+        path: Path of the file.
+        content: The new content.
+    """
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sha256(content: bytes) -> str:
+    """Returns the SHA-256 of ``content`` in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file below ``folder``, by the file's path relative to ``folder``."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def check_digests(folder: Path, expected: dict[str, str]) -> None:
+    """Raises ``DamagedError`` with the name of the first file below ``folder`` that is missing or altered.
+
+    Args:
+        folder: The folder.
+        expected: SHA-256 of each file when it was written, by relative path.
+    """
+    found = digests(folder)
+    for name, digest in expected.items():
+        if found.get(name) != digest:
+            raise DamagedError(f"{name} is {'altered' if name in found else 'missing'}")
+
+
+def read_checked(path: Path, digest: str) -> bytes:
+    """Returns the content of the file at ``path``; raises ``DamagedError`` unless its SHA-256 is ``digest``."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path.name}: {error.strerror}") from error
+    if sha256(content) != digest:
+        raise DamagedError(f"{path.name} is altered")
+    return content
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes ``record`` to ``path`` as JSON, with its SHA-256."""
+    whole = {"sha256": sha256(_canonical(record)), "record": record}
+    write_durably(path, json.dumps(whole, indent=1).encode())
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns the record in the file at ``path``; raises ``DamagedError`` if the file is unreadable or altered."""
+    try:
+        whole = json_of("checkpoint", path)
+    except ValueError as error:
+        raise DamagedError(f"{path.name} cannot be read") from error
+    intact = isinstance(whole, dict) and set(whole) == {"sha256", "record"} and isinstance(whole["record"], dict)
+    if not intact or sha256(_canonical(whole["record"])) != whole["sha256"]:
+        raise DamagedError(f"{path.name} is altered")
+    return whole["record"]
+
+
+# ---- a run's state; orbax writes the arrays ----
+
+
+def layout(state: PyTree) -> dict[str, str]:
+    """Returns the dtype and shape of every leaf by its path: ``{".server.params['W']": "float32[5,64,10]"}``."""
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {
+        jax.tree_util.keystr(path) or "state": f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for path, leaf in leaves
+    }
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    if is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+    return np.asarray(leaf)
+
+
+def on_host(state: PyTree) -> dict[str, np.ndarray]:
+    """Returns the leaves of ``state`` as NumPy arrays by their paths.
+
+    Typed keys are returned as their data, and leaves without elements are left out. Every process of a run must call
+    this function, because it gathers arrays that are spread over hosts.
+    """
+    leaves = jax.tree.leaves(state)
+    arrays = {path: _on_host(leaf) for path, leaf in zip(layout(state), leaves, strict=True)}
+    return {path: array for path, array in arrays.items() if array.size}
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # One process writes (or reads) by itself: orbax is not to wait for the others.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f"fedtangent_{jax.process_index()}",
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences orbax's log inside the block: it logs tracebacks of errors that it also raises."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes the arrays below ``folder``, which must not exist yet."""
+    import orbax.checkpoint as ocp
+
+    with _quiet(), _checkpointer() as writer:
+        writer.save(folder.absolute(), args=ocp.args.StandardSave(arrays))
+
+
+def read_state(folder: Path, like: PyTree) -> PyTree:
+    """Returns the state written to ``folder``.
+
+    Args:
+        folder: Folder that ``write_arrays`` wrote.
+        like: A state with the same structure, dtypes and key types; its ``layout`` must equal the written one.
+    """
+    with _quiet(), _checkpointer() as reader:
+        arrays = reader.restore(folder.absolute())
+    leaves, structure = jax.tree.flatten(like)
+    found = [_like(leaf, arrays[path]) if leaf.size else leaf for path, leaf in zip(layout(like), leaves, strict=True)]
+    return jax.tree.unflatten(structure, found)
+
+
+def _like(leaf: Any, array: np.ndarray) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(array, leaf.dtype)
+    # A copy in JAX's own memory, tied to no device, as a fresh state is: the compiled rounds are then the same ones.
+    if is_key(leaf):
+        return jax.random.wrap_key_data(jnp.array(array), impl=jax.random.key_impl(leaf))
+    return jnp.array(array, leaf.dtype)

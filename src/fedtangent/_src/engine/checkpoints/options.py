@@ -1,0 +1,153 @@
+"""Options of checkpoints, and the values that identify a run, so that only the same run can be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedtangent._src.checks import whole
+from fedtangent._src.pytrees import is_key
+from fedtangent._src.types import FederatedData, Key, PyTree
+
+_ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any size
+
+
+class CheckpointError(ValueError):
+    """An error for a checkpoint from which a run cannot continue: absent, another run's, or damaged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """The folder, the interval and the identity of a run's checkpoints.
+
+    A run that starts without ``resume`` leaves older checkpoints in ``folder`` untouched until its first checkpoint is
+    written; only then are older runs' checkpoints removed.
+
+    Args:
+        folder: Folder of the checkpoints, made if it does not exist. Several processes of one run must see the same
+            folder; the first process writes.
+        every: Rounds between checkpoints. None: a checkpoint is due once ten seconds, and twenty times the duration of
+            the last checkpoint, have passed since that checkpoint, so that checkpoints take at most about 5 % of a long
+            run. In both cases one is written at the end and on SIGTERM or SIGINT.
+        config: Values that identify the run; a checkpoint with another config is refused, and the error names the
+            fields. Strings, numbers, booleans, None, paths, and lists, tuples and mappings of them. Leave out what may
+            differ, such as the folder of results or the number of rounds. Without a config, a digest of the traced
+            round is compared. It detects another algorithm, rate or number of steps, but cannot name the difference,
+            and it may change with the version of JAX.
+        keep: Number of checkpoints that stay, the newest ones; older ones are used when the newest is damaged.
+        resume: Whether to continue from the newest good checkpoint in ``folder``.
+        notify: Called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
+    """
+
+    folder: str | os.PathLike[str]
+    every: int | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keep: int = 3
+    resume: bool = False
+    notify: Callable[[str], None] = warnings.warn
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a number out of range or a config that JSON cannot hold."""
+        for name, value in (("every", self.every), ("keep", self.keep)):
+            if value is not None:
+                whole(f"checkpoint {name}", value)
+        plain(dict(self.config), "checkpoint config")
+
+
+def plain(value: Any, where: str) -> Any:
+    """Returns ``value`` with lists, dictionaries and strings in place of tuples, mappings and paths, as JSON holds it.
+
+    Args:
+        value: The value.
+        where: Name of the value, for the error message.
+
+    Raises:
+        ValueError: ``value`` contains something that JSON cannot hold exactly.
+    """
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise ValueError(f"{where}: got a {type(value).__name__}, allowed are strings, numbers, booleans, None and paths")
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """Returns the fields in which two plain values differ, as ``name (before in the checkpoint, now now)``.
+
+    Args:
+        before: The value in the checkpoint.
+        now: The value of this run.
+        name: Name of the value; empty for a dictionary of fields.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in (*before, *(k for k in now if k not in before)):
+            inner = f"{name}.{key}" if name else key
+            found += differences(before.get(key, "nothing"), now.get(key, "nothing"), inner)
+        return found
+    texts = [json.dumps(value) for value in (before, now)]
+    return [] if texts[0] == texts[1] else [f"{name} ({texts[0]} in the checkpoint, {texts[1]} now)"]
+
+
+def fingerprint(data: FederatedData) -> dict[str, str]:
+    """Returns the dtype, shape and digest of each array of ``data``; a digest covers up to 4096 evenly spaced rows."""
+    found = {}
+    for name, array in data._asdict().items():
+        rows = np.ascontiguousarray(np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))]))
+        shape = ",".join(map(str, array.shape))
+        found[name] = f"{array.dtype}[{shape}] {hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
+    return found
+
+
+def key_text(key: int | Key | None) -> str | None:
+    """Returns a seed or a typed key as text, or None for None.
+
+    A seed and the typed key of that seed have different texts, although they draw the same numbers.
+    """
+    if isinstance(key, jax.Array):
+        return f"{key.dtype} {np.asarray(jax.random.key_data(key)).tolist()}"
+    return None if key is None else f"seed {int(key)}"
+
+
+def start_text(start: Key | PyTree | None) -> str | None:
+    """Returns the argument ``start`` of a run as text: a key, the SHA-256 of parameters, or None for None."""
+    if start is None or (isinstance(start, jax.Array) and is_key(start)):
+        return key_text(start)
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(start):
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return f"parameters {digest.hexdigest()[:16]}"
+
+
+def identity(
+    algorithm: str, data: FederatedData, seed: int | Key, start: Key | PyTree | None, evaluate_every: int | None
+) -> dict[str, Any]:
+    """Returns the values that a resumed run must share with the run that it continues, besides the user's config.
+
+    Args:
+        algorithm: Name of the algorithm.
+        data: Training examples of all clients.
+        seed: Seed or key of the run.
+        start: Beginning of the models, as in ``simulate``.
+        evaluate_every: Rounds between evaluations.
+    """
+    return {
+        "algorithm": algorithm,
+        "seed": key_text(seed),
+        "start": start_text(start),
+        "evaluate_every": evaluate_every,
+        "data": fingerprint(data),
+    }

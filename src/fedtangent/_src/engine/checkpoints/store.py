@@ -1,0 +1,360 @@
+"""Checkpoints in a folder::
+
+    checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history
+    checkpoints/run-0001/history-again/..                 a second copy, because all later checkpoints need it
+    checkpoints/run-0001/round-00000005/state/...         the state, written by orbax
+    checkpoints/run-0001/round-00000005/record.json       a description, with the SHA-256 of each file that is needed
+
+A segment is written before the round that needs it, and a round appears by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedtangent._src.engine.checkpoints.files import (
+    DamagedError,
+    check_digests,
+    digests,
+    layout,
+    on_host,
+    read_checked,
+    read_record,
+    read_state,
+    sha256,
+    sync_folder,
+    write_arrays,
+    write_durably,
+    write_record,
+)
+from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
+from fedtangent._src.engine.checkpoints.segment import Link, Segment, decode, encode
+from fedtangent._src.engine.history import Measurement
+from fedtangent._src.engine.processes import environment
+from fedtangent._src.types import PyTree
+
+FORMAT = 3
+RECORD = "record.json"
+FIELDS = {  # of a record
+    "round": int,
+    "identity": dict,
+    "circumstances": dict,
+    "layout": dict,
+    "history": list,
+    "files": dict,
+}
+HISTORIES = "history", "history-again"  # each has every segment
+_SECONDS, _TIMES = 10.0, 20
+
+
+class Store(NamedTuple):
+    """The place of a run's checkpoints, and the values that identify the run."""
+
+    options: Checkpoints
+    folder: Path  # folder of this run, below ``options.folder``
+    identity: PyTree = None  # values that a resumed run must share with the run that it continues
+    circumstances: PyTree = None  # values whose differences are only reported, such as versions
+    shapes: PyTree = None  # shapes of one round's infos
+
+
+class Saved(NamedTuple):
+    """The last checkpoint of a run: its round, the end of its history, and the time that it took."""
+
+    round: int
+    link: Link | None
+    at: float  # time.monotonic() when it was written
+    seconds: float
+
+
+class RestoredRun(NamedTuple):
+    """A run as a checkpoint holds it, from which another run continues."""
+
+    state: PyTree
+    infos: list[PyTree]  # chunk after chunk
+    evaluations: list[Measurement]
+    saved: Saved
+    seconds: float  # run time up to the checkpoint
+
+
+def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    """Returns the entries of a folder that are called ``kind`` (``run-`` or ``round-``) and a number, newest first."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(((int(p.name[len(kind) :]), p) for p in found if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
+
+
+def _rounds(run: Path) -> list[tuple[int, Path]]:
+    """Returns the checkpoints in a run's folder, newest first."""
+    return _numbered(run, "round-")
+
+
+def open_store(options: Checkpoints) -> Store:
+    """Returns the place of a new run's checkpoints or, to resume, of the newest run with a checkpoint; writes nothing.
+
+    Raises:
+        CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
+    """
+    folder = Path(options.folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"checkpoint folder: {folder} is not a directory")
+    runs = _numbered(folder, "run-")
+    if not options.resume:
+        return Store(options, folder / f"run-{runs[0][0] + 1 if runs else 1:04d}")
+    for _, run in runs:
+        if _rounds(run):
+            return Store(options, run)
+    raise CheckpointError(f"resume: there is no checkpoint in {folder}")
+
+
+@contextlib.contextmanager
+def claimed(store: Store | None) -> Iterator[None]:
+    """Locks the checkpoint folder for this run until the block ends, normally or by an exception.
+
+    Raises:
+        CheckpointError: Another run holds the lock.
+    """
+    if store is None or jax.process_index() != 0:
+        yield
+        return
+    with locked(Path(store.options.folder), "checkpoint folder", store.options.notify):
+        yield
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether ``folder`` has a checkpoint from which a run can be resumed."""
+    return any(_rounds(run) for _, run in _numbered(folder, "run-"))
+
+
+def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
+    """Returns ``store`` with the values of one run.
+
+    Args:
+        store: The place of the checkpoints.
+        identity: Values that a resumed run must share with the run that it continues.
+        mapping: Name of the run's mapping.
+        shapes: Shapes of one round's infos.
+    """
+    whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
+    circumstances = {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
+    return store._replace(identity=whole, circumstances=circumstances, shapes=shapes)
+
+
+def mapping_of(store: Store) -> str | None:
+    """Returns the mapping of the run that is resumed, so that ``auto`` does not choose another one.
+
+    The result is None without a run to resume, or if that run was on another device.
+    """
+    for _, path in _rounds(store.folder) if store.options.resume else []:
+        try:
+            found = _record(path)["circumstances"]
+        except DamagedError:
+            continue
+        return found.get("mapping") if found.get("device") == environment()["device"] else None
+    return None
+
+
+def due(store: Store, saved: Saved) -> bool:
+    """Returns whether a checkpoint is due by the clock if ``every`` is None; see ``Checkpoints``."""
+    waited = time.monotonic() - saved.at
+    return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
+
+
+def save(
+    store: Store,
+    saved: Saved,
+    round_: int,
+    state: PyTree,
+    infos: PyTree,
+    evaluations: list[Measurement],
+    seconds: float,
+) -> Saved:
+    """Writes a checkpoint and returns the new ``Saved``.
+
+    Every process must call it; the first process writes.
+
+    Args:
+        store: The place of the checkpoints.
+        saved: The previous checkpoint.
+        round_: Rounds done.
+        state: State after these rounds.
+        infos: Infos of the rounds since ``saved``.
+        evaluations: Evaluations since ``saved``.
+        seconds: Run time so far.
+
+    Raises:
+        CheckpointError: The disk is full or cannot be written to.
+        ValueError: A metric that a checkpoint cannot hold.
+    """
+    start = time.monotonic()
+    arrays, shape, link = on_host(state), layout(state), None
+    if jax.process_index() == 0:
+        try:
+            link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations, seconds), arrays, shape)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
+        except ValueError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # what orbax's writer makes of a full disk
+                raise
+            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
+    now = time.monotonic()
+    return Saved(round_, link, now, now - start)
+
+
+def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[str, str]) -> Link:
+    content = encode(segment, store.shapes)
+    link = Link(f"{segment.start:08d}-{segment.stop:08d}.npz", sha256(content))
+    for history in HISTORIES:
+        (store.folder / history).mkdir(parents=True, exist_ok=True)
+        write_durably(store.folder / history / link.name, content)
+    _write_round(store, segment.stop, arrays, shape, link)
+    _tidy(store, segment.stop)
+    return link
+
+
+def _write_round(store: Store, round_: int, arrays: dict[str, Any], shape: dict[str, str], link: Link) -> None:
+    final = store.folder / f"round-{round_:08d}"
+    part = final.with_name(final.name + ".part")
+    for stale in (part, final):
+        if stale.exists():  # left by a kill, or damaged and therefore written again
+            _remove(stale)
+    part.mkdir()
+    write_arrays(part / "state", arrays)
+    record = {
+        "format": FORMAT,
+        "round": round_,
+        "identity": store.identity,
+        "circumstances": store.circumstances,
+        "layout": shape,
+        "history": link,
+        "files": digests(part),
+    }
+    write_record(part / RECORD, record)
+    os.rename(part, final)
+    sync_folder(store.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder so that a kill at any moment leaves nothing that looks like a checkpoint."""
+    gone = folder.with_name(folder.name.removesuffix(".gone") + ".gone")
+    if gone != folder:
+        if gone.exists():
+            shutil.rmtree(gone)
+        os.rename(folder, gone)
+    shutil.rmtree(gone)
+
+
+def _tidy(store: Store, round_: int) -> None:
+    """Keeps the newest checkpoints up to ``round_``; removes later ones, which were damaged, and older runs."""
+    kept = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
+    unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in kept]
+    for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
+        _remove(path)
+
+
+def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
+    """Returns the run in the newest good checkpoint, after verifying the whole checkpoint.
+
+    A damaged checkpoint is skipped for the one before it. ``notify`` is called with a line about every damaged
+    checkpoint, and about circumstances that differ, such as versions.
+
+    Args:
+        store: The place of the checkpoints, with the values of this run.
+        num_rounds: Rounds of this run.
+        like: A fresh state of this run.
+
+    Raises:
+        CheckpointError: The checkpoint is another run's (the message names the fields) or is beyond ``num_rounds``, or
+            no checkpoint is good.
+    """
+    tell = store.options.notify if jax.process_index() == 0 else (lambda line: None)
+    checked, damage = False, []
+    for round_, path in _rounds(store.folder):
+        try:
+            record = _record(path)
+            if not checked:
+                _refuse_another_run(store, record, num_rounds, layout(like))
+                checked = True
+            found = _read(store, path, record, like)
+        except DamagedError as error:
+            damage.append(f"the checkpoint of round {round_} is damaged ({error})")
+            continue
+        for line in damage:
+            tell(f"{line}; going back to round {round_}")
+        for line in differences(record["circumstances"], store.circumstances):
+            tell(f"differs from the run that is continued: {line}; results may differ in rounding")
+        return found
+    raise CheckpointError(f"resume: no good checkpoint in {store.folder}: {'; '.join(damage)}")
+
+
+def _record(checkpoint: Path) -> dict[str, Any]:
+    """Returns the record of a checkpoint.
+
+    Raises ``CheckpointError`` for a checkpoint of another format, and ``DamagedError`` for an incomplete record.
+    """
+    record = read_record(checkpoint / RECORD)
+    if record.get("format", FORMAT) != FORMAT:
+        raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
+    missing = [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]
+    if missing:
+        raise DamagedError(f"{RECORD} has no {', '.join(missing)}")
+    return record
+
+
+def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
+    # What the caller named first: a seed that differs also changes keys and data, which would hide it.
+    before, now = record["identity"], store.identity
+    fields = differences(before.get("config", {}), now["config"])
+    fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
+    if fields:
+        raise CheckpointError(f"resume: the checkpoint is of another configuration; different are {', '.join(fields)}")
+    if record["round"] > num_rounds:
+        raise CheckpointError(f"num_rounds: got {num_rounds}, but the checkpoint is at round {record['round']}")
+
+
+def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> RestoredRun:
+    check_digests(path, record["files"])
+    last: Link | None = Link(*record["history"])
+    link, segments = last, []
+    while link is not None:
+        segment = decode(_content(store, link), store.shapes)
+        segments.append(segment)
+        link = segment.previous
+    segments.reverse()
+    return RestoredRun(
+        read_state(path / "state", like),
+        [segment.infos for segment in segments],
+        [evaluation for segment in segments for evaluation in segment.evaluations],
+        Saved(record["round"], last, time.monotonic(), 0.0),
+        segments[-1].seconds,
+    )
+
+
+def _content(store: Store, link: Link) -> bytes:
+    """Returns a segment from the copy that is good, and writes the other copy again if it is damaged.
+
+    Raises ``DamagedError`` if both copies are damaged.
+    """
+    places = [store.folder / history / link.name for history in HISTORIES]
+    found, damaged = None, []
+    for place in places:
+        try:
+            found = read_checked(place, link.sha256)
+        except DamagedError as error:
+            damaged.append((place, error))
+    if found is None:
+        raise damaged[0][1]
+    if jax.process_index() == 0:
+        for place, harm in damaged:
+            store.options.notify(f"{harm}, and is restored from its second file")
+            place.parent.mkdir(exist_ok=True)
+            write_durably(place, found)
+    return found

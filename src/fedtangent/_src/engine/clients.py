@@ -1,0 +1,265 @@
+"""Mappings of a round's cohort onto the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.types import Aggregate, Array, Engine, FederatedData, PyTree, Slots
+
+MAPPINGS = ("auto", "scan", "vmap", "chunked:<n>", "sharded", "sharded:<scan, vmap or chunked:<n>>")
+
+
+def scan_clients(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
+    """Trains the slots one after another; a small client takes little time, and memory holds one message at a time.
+
+    It has the arguments and results of ``types.MapClients``.
+    """
+
+    def one(acc: PyTree, row: Slots) -> tuple[PyTree, PyTree]:
+        row, message, out = train(held, row)
+        single = jax.tree.map(lambda leaf: leaf[None], (row, message))
+        return aggregate.add(acc, *single), out
+
+    return jax.lax.scan(one, acc, slots)
+
+
+def vmap_clients(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
+    """Trains all slots at once as one batched program; every slot takes as long as the largest client of its batch.
+
+    On a CPU a batch has as many slots as fit into the caches, because more slots would wait for memory at every local
+    step. The function has the arguments and results of ``types.MapClients``.
+    """
+    width = side_by_side(sum(leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(acc)))
+    width = min(width, slots.client.shape[0])
+    if width == 1:
+        return scan_clients(train, held, aggregate, acc, slots)
+    cut = _lockstep if width == slots.client.shape[0] else chunked(width, _lockstep)
+    return cut(train, held, aggregate, acc, slots)
+
+
+# A CPU's small batched products are slow: where fewer clients than this fit into its cache, one after another is faster
+# (measured on two cores, for MLPs of width 8 to 1024).
+WORTH = 16
+
+
+def side_by_side(message_bytes: int) -> int:
+    """Returns how many slots with messages of ``message_bytes`` bytes are best trained in lockstep on one device.
+
+    An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
+    size for each slot (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
+    """
+    if jax.default_backend() != "cpu":
+        return sys.maxsize
+    held = cache_bytes() // (3 * max(message_bytes, 1))
+    return held if held >= WORTH else 1
+
+
+@functools.cache
+def cache_bytes() -> int:
+    """Returns the bytes of second-level cache of one device's cores; 1 MiB a core if the system reports nothing."""
+    name = "SC_LEVEL2_CACHE_SIZE"
+    of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
+    cores = max((os.cpu_count() or 1) // jax.local_device_count(), 1)
+    return cores * (of_a_core if of_a_core > 0 else 2**20)
+
+
+def _lockstep(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
+    received, messages, outs = jax.vmap(train, in_axes=(None, 0))(held, slots)
+    return aggregate.add(acc, received, messages), outs
+
+
+class Mapping(NamedTuple):
+    """A mapping of clients onto devices, as its parts; ``str`` of it is the mapping's name."""
+
+    kind: str  # "scan", "vmap" or "chunked"
+    width: int | None  # slots at a time on one device; None: all
+    devices: int  # number of devices over which the slots are divided
+
+    def __str__(self) -> str:
+        inner = f"chunked:{self.width}" if self.kind == "chunked" else self.kind
+        return inner if self.devices == 1 else f"sharded:{inner}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The mapping of work onto the devices, which does not change a result beyond rounding.
+
+    Attributes:
+        mapping: Of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a
+            time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``.
+        runs: Of the runs of a sweep: ``map``, one after another, each as long as it takes; ``vmap``, all at once, every
+            client as long as the largest and the memory of all runs; ``auto`` is map on a CPU, vmap on an accelerator.
+    """
+
+    mapping: str = "auto"
+    runs: str = "auto"
+
+
+def parse(name: str, devices: int | None = None) -> Mapping:
+    """Returns the mapping called ``name``: ``scan``, ``vmap``, ``chunked:<n>``, or ``sharded:`` before one of them.
+
+    ``sharded`` without a colon is ``sharded:scan`` on a CPU and ``sharded:vmap`` on an accelerator.
+
+    Args:
+        name: Name of the mapping.
+        devices: Number of devices of a sharded mapping; None for all.
+
+    Raises:
+        ValueError: ``name`` is not the name of a mapping.
+    """
+    kind, colon, rest = name.partition(":")
+    over = (jax.device_count() if devices is None else devices) if kind == "sharded" else 1
+    inner = name if kind != "sharded" else (rest if colon else default_kind())
+    if inner in ("scan", "vmap"):
+        return Mapping(inner, 1 if inner == "scan" else None, over)
+    kind, _, width = inner.partition(":")
+    if kind == "chunked" and width.isdecimal() and int(width) >= 1:
+        return Mapping(kind, int(width), over)
+    raise ValueError(f"mapping: got {name!r}, allowed are {', '.join(MAPPINGS)}")
+
+
+def default_kind() -> str:
+    """Returns the default mapping on one device: ``scan`` on a CPU, ``vmap`` on an accelerator."""
+    return "scan" if jax.default_backend() == "cpu" else "vmap"
+
+
+def default_mapping() -> Mapping:
+    """Returns the mapping that ``auto`` takes without a measurement: ``default_kind``, sharded over several devices."""
+    return parse("sharded" if jax.device_count() > 1 else default_kind())
+
+
+@functools.cache
+def device_mesh(devices: int) -> Mesh:
+    """Returns a mesh of the first ``devices`` devices of all processes, along one axis."""
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
+    """Returns the engine for ``data`` under a mapping.
+
+    Args:
+        data: Training examples of all clients.
+        mapping: A mapping, its name, or "auto" for ``default_mapping``.
+
+    Raises:
+        ValueError: An unknown mapping.
+    """
+    chosen = default_mapping() if mapping == "auto" else parse(mapping) if isinstance(mapping, str) else mapping
+    inner = {"scan": scan_clients, "vmap": vmap_clients}.get(chosen.kind) or chunked(chosen.width or 1, vmap_clients)
+    largest = max_client_size(data)
+    if chosen.devices == 1:
+        return Engine(inner, largest)
+    mesh = device_mesh(chosen.devices)
+    return Engine(sharded(inner, mesh), largest, mesh)
+
+
+AXIS = "clients"
+MapClients = Callable[..., tuple[PyTree, PyTree]]
+
+
+def _by_size(slots: Slots) -> Array:
+    """Returns the slots' indices in falling order of size, [S] int32; slots of equal size keep the cohort's order."""
+    return jnp.argsort(slots.size, stable=True, descending=True).astype(jnp.int32)
+
+
+def _arrange(slots: Slots, order: Array) -> Slots:
+    """Returns the slots at ``order`` [...]; an index of S, beyond the last slot, gives an empty slot."""
+    return jax.tree.map(lambda leaf: leaf.at[order].get(mode="fill", fill_value=0), slots)
+
+
+def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
+    """Undoes ``_arrange`` on results whose leading axis is the flat ``order``."""
+    back = jnp.zeros((num_slots,), jnp.int32).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32), mode="drop")
+    return jax.tree.map(lambda leaf: leaf[back], outs)
+
+
+@functools.cache
+def chunked(size: int, batch: MapClients) -> MapClients:
+    """Builds the mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
+
+    A chunk takes as long as its largest client, and needs memory for ``size`` clients' parameters, gradients and
+    activations.
+
+    Args:
+        size: Slots of a chunk.
+        batch: Mapping that trains the slots of a chunk.
+    """
+
+    def chunked_clients(
+        train: Callable[..., object], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+    ) -> tuple[PyTree, PyTree]:
+        num_slots = slots.client.shape[0]
+        width = min(size, num_slots)
+        chunks = -(-num_slots // width)
+        order = jnp.full((chunks * width,), num_slots, jnp.int32).at[:num_slots].set(_by_size(slots))
+        rows = _arrange(slots, order.reshape(chunks, width))
+        acc, outs = jax.lax.scan(lambda acc, chunk: batch(train, held, aggregate, acc, chunk), acc, rows)
+        flat = jax.tree.map(lambda leaf: leaf.reshape((chunks * width, *leaf.shape[2:])), outs)
+        return acc, _restore(flat, order, num_slots)
+
+    return chunked_clients
+
+
+def _deal(num_slots: int, devices: int) -> np.ndarray:
+    """Returns which slots each device trains, [D, ceil(S / D)], as places in the falling order of size.
+
+    Slots are dealt back and forth, so that devices get equal shares of the work. An entry of S or more is no slot.
+    """
+    rows = -(-num_slots // devices)
+    hands = np.arange(rows * devices).reshape(rows, devices)
+    hands[1::2] = hands[1::2, ::-1]
+    return hands.T
+
+
+@functools.cache
+def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
+    """Builds the mapping that divides the slots over the devices of ``mesh`` and merges the devices' accumulators.
+
+    Every device holds the data and the models. Each device starts from the result of ``aggregate.init``, which must
+    therefore be neutral.
+
+    Args:
+        inner: Mapping of a device's slots.
+        mesh: The devices.
+    """
+
+    def sharded_clients(
+        train: Callable[..., object], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+    ) -> tuple[PyTree, PyTree]:
+        num_slots, devices = slots.client.shape[0], math.prod(mesh.devices.shape)
+        hands = _deal(num_slots, devices)
+        by_size = jnp.concatenate([_by_size(slots), jnp.full((hands.size - num_slots,), num_slots, jnp.int32)])
+        order = by_size[jnp.asarray(hands.reshape(-1))]
+
+        def mine(held: PyTree, acc: PyTree, rows: Slots) -> tuple[PyTree, PyTree]:
+            acc, outs = inner(train, held, aggregate, acc, rows)
+            return aggregate.merge(acc, AXIS), jax.lax.all_gather(outs, AXIS, tiled=True)
+
+        acc, outs = jax.shard_map(
+            mine,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
+            out_specs=(PartitionSpec(), PartitionSpec()),
+            check_vma=False,
+        )(held, acc, _arrange(slots, order))
+        return acc, _restore(outs, order, num_slots)
+
+    return sharded_clients

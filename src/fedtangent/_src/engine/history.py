@@ -1,0 +1,203 @@
+"""The history of a run: evaluations, the infos of every round, bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent._src.progress import headline, is_number
+from fedtangent._src.pytrees import num_bytes
+from fedtangent._src.types import Cost, PyTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+FINISHED = "finished"  # the status of a run that did all its rounds without trouble
+
+
+class Measurement(NamedTuple):
+    """The metrics after ``round`` rounds (0 is the initial state).
+
+    ``seconds`` is wall time since the run began, compiling, evaluating and saving included; for a resumed run the time
+    between its last checkpoint and its resumption is left out. Two equal runs differ in ``seconds`` only.
+    """
+
+    round: int
+    metrics: dict[str, Any]
+    uplink_bytes: int
+    downlink_bytes: int
+    seconds: float
+
+
+class History(NamedTuple):
+    """The evaluations and the infos of every round of a simulation, a forecast or a comparison.
+
+    Attributes:
+        evaluations: Metrics at the evaluated rounds, the first after round 0.
+        rounds: Infos of every round, NumPy arrays [R, ...]; "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a
+            forecast.
+        cost: Bytes of a message and of a broadcast.
+        bands: 5th and 95th percentiles, [r] each, of metrics that are means over initialisations, by name such as
+            "test.accuracy".
+        is_predicted: Whether theory predicted the history, without training a network.
+        predicted: For a comparison, the history that theory predicts; otherwise None.
+    """
+
+    evaluations: list[Measurement]
+    rounds: dict[str, Any]
+    cost: Cost
+    bands: Mapping[str, tuple[np.ndarray, np.ndarray]] = MappingProxyType({})
+    is_predicted: bool = False
+    predicted: History | None = None
+
+    def __repr__(self) -> str:
+        """Returns a line with the numbers of rounds and evaluations, and a metric of the last evaluation."""
+        last_round = self.evaluations[-1].round if self.evaluations else 0
+        length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), last_round)
+        said = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"
+        if not self.evaluations:
+            return f"History({said})"
+        last = self.evaluations[-1]
+        metric = headline(last.metrics)
+        return f"History({said}, the last at round {last.round}{': ' + metric if metric else ', without metrics'})"
+
+    def _repr_html_(self) -> str:
+        from fedtangent._src.output.history_plots import history_html
+
+        return history_html(self)
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """Evaluated rounds, [r]."""
+        return np.array([e.round for e in self.evaluations], int)
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Returns every metric that is a number at all evaluated rounds, [r] each, by names such as "test.accuracy"."""
+        rows = [_flat(e.metrics) for e in self.evaluations]
+        names = [name for name, value in (rows[0] if rows else {}).items() if is_number(value)]
+        return {name: np.array([row[name] for row in rows], float) for name in names if all(name in r for r in rows)}
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draws metrics along the rounds: simulation solid, theory dashed, bands over initialisations shaded.
+
+        Args:
+            metrics: Names such as "accuracy", a panel each; by default accuracy and loss.
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ValueError: The history has no metric that is a number, or lacks one of the named metrics.
+        """
+        from fedtangent._src.output.history_plots import history_figure
+
+        return history_figure(self, metrics)
+
+    def to_pandas(self) -> DataFrame:
+        """Returns a row for each evaluation: round, bytes, seconds, and metrics under names such as "test.accuracy".
+
+        The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and the predictions of theory in a
+        comparison "predicted.test.accuracy". A metric that is an array is one cell.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        theory = {} if self.predicted is None else self.predicted.curves()
+        bands = {f"{name}_p{end}": values[at] for name, values in self.bands.items() for at, end in enumerate((5, 95))}
+        more = bands | {f"predicted.{name}": values for name, values in theory.items()}
+        return data_frame(
+            [
+                {
+                    "round": e.round,
+                    "uplink_bytes": e.uplink_bytes,
+                    "downlink_bytes": e.downlink_bytes,
+                    "seconds": e.seconds,
+                    **_flat(e.metrics),
+                    **{name: values[i] for name, values in more.items()},
+                }
+                for i, e in enumerate(self.evaluations)
+            ]
+        )
+
+
+class Run(NamedTuple):
+    """The final state, the history and the status of a run.
+
+    ``status`` is one of these texts: "finished"; "diverged at round r" (state and history are those of the last good
+    round); "diverged by round r" (without ``stop_on_divergence``: numbers are no longer finite); "unstable at round r:
+    .." (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before that round);
+    "stopped by SIGTERM at round r". ``signal`` is the number of that signal, or 0.
+    """
+
+    state: PyTree
+    history: History
+    status: str = FINISHED
+    signal: int = 0
+
+    def __repr__(self) -> str:
+        """Returns a line with the status, a summary of the history, and the size of the state."""
+        arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
+        size = num_bytes(arrays) / 2**20
+        return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+
+
+def data_frame(rows: Any) -> DataFrame:
+    """Returns ``rows`` as a pandas DataFrame; raises ``ImportError`` in one line if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("pandas: is not installed, must be there: pip install 'fedtangent[notebooks]'") from error
+    return pandas.DataFrame(rows)
+
+
+def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Returns metrics by their full names, such as ``test.accuracy``, with NumPy arrays in place of JAX arrays."""
+    found: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = np.asarray(value)[()] if isinstance(value, jax.Array | np.ndarray) else value
+    return found
+
+
+def first_rounds(infos: PyTree, rounds: int) -> PyTree:
+    """Returns the first ``rounds`` rows of a chunk's infos as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
+
+
+def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
+    """Returns chunks of infos joined along the rounds, arrays [R, ...].
+
+    Args:
+        shapes: Shapes of one round's infos, for a run of no rounds.
+        chunks: Infos of consecutive rounds, arrays [r, ...].
+    """
+    empty = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), empty, *chunks)
+
+
+def at_start(cost: Cost) -> tuple[int, int]:
+    """Returns the bytes sent up and down before the first round."""
+    return cost.uplink_once, cost.downlink_once
+
+
+def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
+    """Returns the bytes sent up and down in the rounds of ``infos``.
+
+    A client that drops out has received a model and sends nothing.
+
+    Args:
+        cost: Bytes of a message and of a broadcast.
+        infos: Infos of the rounds, arrays [R, ...].
+    """
+    active = int(np.sum(infos["cohort"].weight > 0))
+    contacted = int(np.sum(infos["contacted"], dtype=np.int64))
+    examples = int(np.sum(infos["examples"], dtype=np.int64))
+    return cost.uplink * active + cost.uplink_per_example * examples, cost.downlink * contacted

@@ -1,0 +1,137 @@
+"""Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
+
+The whole run is differentiated in reverse mode, through every round and local step. The backward pass computes the
+intermediate values of a round again when it reaches that round (rematerialisation), so that memory grows with the state
+of a round and not with its local steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import choice, whole
+from fedtangent._src.engine.clients import Devices
+from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
+
+REMAT = ("none", "round", "sqrt")
+
+Objective = Callable[[Algorithm, PyTree], Array]  # (algorithm, final state) -> scalar
+FinalObjective = Callable[[dict[str, Array]], Array]  # values -> the objective after the last round
+
+
+class Hypergradient(NamedTuple):
+    """The final objective and its derivative by each hyper-parameter, all scalars."""
+
+    value: Array
+    gradient: dict[str, Array]
+
+
+def final_objective(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key,
+    objective: Objective,
+    *,
+    devices: Devices = Devices(),
+    remat: str = "round",
+    last: int | None = None,
+) -> FinalObjective:
+    """Builds the function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
+
+    Args:
+        build: Function that builds the algorithm from ``values``, passed as keyword arguments: traced scalars such as
+            rates and mu. Its local work must be ``differentiable`` (``Work(..., differentiable=True)``), because a loop
+            of dynamic length has no reverse mode.
+        data: Training examples of all clients.
+        num_rounds: Rounds R.
+        seed: Seed or key of the run.
+        objective: ``(algorithm, final state) -> scalar``, for instance the validation loss.
+        devices: Mapping of clients onto one device (not ``sharded``).
+        remat: Values that are stored for the backward pass, besides the local steps of one round. "none": all local
+            steps of all rounds. "round": the state before each round; every round is computed twice. "sqrt": the states
+            before about sqrt(R) stretches of as many rounds; every round is computed three times.
+        last: Number of last rounds through which to differentiate (truncated); the state before them counts as
+            constant. None for all rounds.
+
+    Raises:
+        ValueError: A bad argument.
+    """
+    whole("num_rounds", num_rounds)
+    choice("remat", remat, REMAT)
+    engine = single_device_engine(data, devices.mapping)
+    through = num_rounds if last is None else whole("last", last, 1, num_rounds)
+
+    def run(values: dict[str, Array]) -> Array:
+        algorithm = build(**values)
+        state = algorithm.init(seed, data.num_clients)
+        if through < num_rounds:
+            constant = build(**jax.lax.stop_gradient(values))
+            state = jax.lax.fori_loop(0, num_rounds - through, lambda _, s: constant.step(s, data, engine)[0], state)
+            state = jax.lax.stop_gradient(state)
+        return objective(algorithm, _rounds(algorithm, engine, data, through, remat, state))
+
+    return run
+
+
+def hypergradient(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key,
+    values: Mapping[str, float],
+    objective: Objective,
+    **options: Any,
+) -> Hypergradient:
+    """Computes the objective after ``num_rounds`` and its derivative by each of ``values``.
+
+    If the objective is only piecewise smooth in a value (a ReLU changes sides), this is the derivative of the piece.
+
+    Args:
+        build, data, num_rounds, seed, objective: As in ``final_objective``.
+        values: Hyper-parameters at which to differentiate; ``build`` first checks them as plain numbers.
+        options: Further arguments of ``final_objective``.
+
+    Raises:
+        ValueError: A bad argument, or local work that is not differentiable.
+    """
+    final = final_objective(build, data, num_rounds, seed, objective, **options)
+    build(**values).cost(
+        data, single_device_engine(data, options.get("devices", Devices()).mapping)
+    )  # do data fit the model?
+    given = {name: jnp.asarray(float(value)) for name, value in values.items()}
+    try:
+        return Hypergradient(*jax.jit(jax.value_and_grad(final))(given))
+    except ValueError as error:
+        if "Reverse-mode" not in str(error):
+            raise
+        raise ValueError(
+            "build: the algorithm has a loop of dynamic length; for its local work use Work(..., differentiable=True)"
+        ) from error
+
+
+def _rounds(
+    algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
+) -> PyTree:
+    """Returns the state after ``num_rounds`` rounds, computed as scans."""
+
+    def one(state: PyTree, _: None) -> tuple[PyTree, None]:
+        return algorithm.step(state, data, engine)[0], None
+
+    step = one if remat == "none" else jax.checkpoint(one, prevent_cse=False)
+
+    def stretch(state: PyTree, length: int) -> PyTree:
+        return jax.lax.scan(step, state, None, length=length)[0]
+
+    if remat != "sqrt":
+        return stretch(state, num_rounds)
+    inner = math.isqrt(num_rounds)
+    outer, rest = divmod(num_rounds, inner)
+    segment = jax.checkpoint(lambda state, _: (stretch(state, inner), None), prevent_cse=False)
+    return stretch(jax.lax.scan(segment, state, None, length=outer)[0], rest)

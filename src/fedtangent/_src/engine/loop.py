@@ -1,0 +1,441 @@
+"""The loop of a run: rounds in chunks, each one call of a compiled program; between chunks evaluation and checkpoints.
+
+A chunk's number of rounds is a run-time value, and its buffer for infos has a fixed size. So a run traces its loss
+once whatever the number of rounds, the result does not depend on where a run is cut into chunks, and a second run of
+the same algorithm on data of the same shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import whole
+from fedtangent._src.engine.checkpoints.store import Saved, Store, due, restore, save
+from fedtangent._src.engine.history import FINISHED, History, Measurement, Run, at_start, charge, first_rounds, stacked
+from fedtangent._src.engine.processes import local
+from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
+
+
+class Measure(Protocol):
+    """A function that measures a run at an evaluated round."""
+
+    def __call__(self, algorithm: Algorithm, state: PyTree, /) -> dict[str, Any]:
+        """Returns metrics by name; the metrics of a split, such as "test", are a dictionary under its name.
+
+        Args:
+            algorithm: The algorithm.
+            state: State after the round; the next rounds reuse its buffers, so copy arrays that are kept.
+        """
+
+
+class Reported(Protocol):
+    """A function that receives each measurement of a run."""
+
+    def __call__(self, row: Measurement, /) -> Any:
+        """Receives a measurement; the return value is ignored.
+
+        Args:
+            row: Metrics, bytes and seconds at a round.
+        """
+
+
+_INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
+_INFO_ROUNDS = 128
+_SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
+
+
+@partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
+def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
+    """Computes one round; jitted so that its shapes and the compiled chunks share one trace.
+
+    Raises ``AssertionError``, when traced, for a step that changes the state's shapes or dtypes, or whose infos do not
+    have one row for each slot.
+    """
+    after, info = algorithm.step(state, data, engine)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))
+    return after, info
+
+
+def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
+    """Returns the shapes of one round's infos.
+
+    Args:
+        algorithm: The algorithm.
+        engine: Mapping of clients onto devices.
+        state: A state of the run, or its shapes.
+        data: Training examples of all clients.
+    """
+    return jax.eval_shape(_step, algorithm, engine, state, data)[1]
+
+
+@partial(jax.jit, static_argnames=("algorithm", "num_clients"))
+def _initial(algorithm: Algorithm, num_clients: int) -> PyTree:
+    """Returns the first state with seed 0; jitted so that its shapes are traced once."""
+    return algorithm.init(0, num_clients)
+
+
+def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
+    """Returns the shapes of the state of a run with ``num_clients`` clients."""
+    return jax.eval_shape(_initial, algorithm, num_clients)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))
+def run_chunk(
+    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
+) -> tuple[PyTree, PyTree]:
+    """Computes some rounds and returns the state after them, and their infos [length, ...].
+
+    Args:
+        algorithm: The algorithm.
+        engine: Mapping of clients onto devices.
+        length: Rows of the buffer for infos; rows beyond ``rounds`` are zero.
+        state: State before the rounds; its buffers are reused.
+        data: Training examples of all clients.
+        rounds: Number of rounds, [] int32, at most ``length``.
+    """
+    shapes = info_shapes(algorithm, engine, state, data)
+    infos = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+
+    def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, infos = carry
+        state, info = _step(algorithm, engine, state, data)
+        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
+
+    return jax.lax.fori_loop(0, rounds, one, (state, infos))
+
+
+def chunk_length(shapes: PyTree) -> int:
+    """Returns the number of rounds whose infos fit into the buffer, a power of two.
+
+    It depends only on the size of one round's infos.
+    """
+    of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The evaluation of a run: metrics, evaluated rounds, and reports on the way. It does not change the result.
+
+    Attributes:
+        every: Rounds between evaluations; None: only at the start and at the end.
+        measure: ``(algorithm, state) -> metrics by name``, called on the initial state, every ``every`` rounds and at
+            the end. The next rounds reuse the state's buffers, so copy arrays that are kept.
+        report: Called with each ``Measurement`` as soon as it exists; when a run is resumed, first with the
+            measurements of the checkpoint.
+        stop_on_divergence: Whether to check, between chunks of rounds, that the server's numbers are finite and that at
+            least one client's loss is finite. If not, the run returns state and history of the last good round, with
+            the status "diverged at round ...". Before a round that the server could not make, it returns with "unstable
+            at round ...". This keeps a second copy of the state on the device. Without it the run goes on, and
+            ``status`` reports the divergence at its end.
+        progress: Whether to show progress: a bar on a terminal, elsewhere a line every ten seconds or more. None: only
+            if the run is long and nothing else shows its progress.
+    """
+
+    every: int | None = None
+    measure: Measure | None = None
+    report: Reported | None = None
+    stop_on_divergence: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for an interval that is not a whole number of at least 1."""
+        if self.every is not None:
+            whole("evaluation.every", self.every)
+
+
+class RunSetup(NamedTuple):
+    """The parts of a run that stay the same from round to round."""
+
+    algorithm: Algorithm
+    engine: Engine
+    data: FederatedData
+    num_rounds: int
+    evaluation: Evaluation
+    report: Reported
+    cost: Cost
+    shapes: PyTree  # shapes of one round's infos
+    length: int  # largest number of rounds in a chunk
+    store: Store | None
+
+
+class Past(NamedTuple):
+    """The progress of a run so far; its lists grow as the run goes on."""
+
+    round: int
+    state: PyTree
+    chunks: list[PyTree]
+    evaluations: list[Measurement]
+    sent: tuple[int, int]  # bytes up and down
+    saved: Saved
+    begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
+    saved_chunks: int = 0  # how many of the chunks are in the last checkpoint
+    saved_evaluations: int = 0
+
+
+def first_past(setup: RunSetup, fresh: PyTree) -> Past:
+    """Returns the beginning of a run: the fresh state, or the newest checkpoint if the run is resumed.
+
+    Args:
+        setup: The run.
+        fresh: State before the first round.
+    """
+    store = setup.store
+    if store is None or not store.options.resume:
+        now = time.monotonic()
+        return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, now, 0.0), now)
+    found = restore(store, setup.num_rounds, fresh)
+    # The final evaluation of the shorter run that is continued may be at a round that this run does not evaluate.
+    evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
+    for evaluation in evaluations:
+        setup.report(evaluation)
+    up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
+    first = at_start(setup.cost)
+    sent = up + first[0], down + first[1]
+    held = len(found.infos), len(evaluations)
+    begun = time.monotonic() - found.seconds
+    return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, begun, *held)
+
+
+def _is_evaluated(setup: RunSetup, round_: int) -> bool:
+    every = setup.evaluation.every
+    return round_ in (0, setup.num_rounds) or (every is not None and round_ % every == 0)
+
+
+def _next_stop(setup: RunSetup, done: int) -> int:
+    """Returns the next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
+    intervals = [setup.evaluation.every, setup.store.options.every if setup.store else None]
+    intervals += [setup.length if setup.evaluation.stop_on_divergence else None]
+    return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
+
+
+def _agreed(number: int) -> int:
+    """Returns the largest ``number`` of any process of this run; clocks and signals differ between processes."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+
+def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
+    """Computes ``rounds`` more rounds, at most one chunk; reuses the buffers of ``past.state``."""
+    state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
+    past.chunks.append(first_rounds(infos, rounds))
+    up, down = charge(setup.cost, past.chunks[-1])
+    return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
+
+
+def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
+    """Runs from ``past`` to the end, or until divergence or a signal, and returns the ``Run``.
+
+    Args:
+        setup: The run.
+        past: Progress so far.
+        signalled: Returns the number of a signal once one has arrived, else None.
+        advance: Called with the number of rounds whenever rounds are done.
+    """
+    past, stop = _look(setup, past), 0
+    while past.round < setup.num_rounds and not stop:
+        chunks = len(past.chunks)
+        good = past._replace(state=copied(past.state)) if setup.evaluation.stop_on_divergence else None
+        past, stop = _to_next_stop(setup, past, signalled, advance)
+        if good is not None and not _is_good(past, chunks):
+            return _diverged(setup, good, chunks, past)
+        past = _look(setup, past, save=bool(stop))
+    status = f"stopped by {signal.Signals(stop).name} at round {past.round}" if stop else _end(past)
+    return _run(setup, past, status)._replace(signal=stop)
+
+
+def _to_next_stop(
+    setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
+) -> tuple[Past, int]:
+    """Computes rounds up to the next stop, or until a checkpoint is due or a signal arrives (returned, else 0)."""
+    aim, stop, store = _next_stop(setup, past.round), 0, setup.store
+    pace = setup.length if store is None else 1
+    while past.round < aim and not stop:
+        begun, rounds = time.monotonic(), min(aim - past.round, pace)
+        past = _chunk(setup, past, rounds)
+        advance(rounds)
+        if store is not None:
+            measured = int(rounds * _SECONDS / max(time.monotonic() - begun, 1e-6))
+            pace = _agreed(min(max(measured, 1), setup.length))
+            stop = _agreed(signalled() or 0)
+            if _agreed(due(store, past.saved)):
+                break
+    return past, stop
+
+
+def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
+    """Evaluates and writes a checkpoint if they are due; ``save`` forces a checkpoint, because the run ends early."""
+    if _is_evaluated(setup, past.round):
+        _evaluate(setup, past)
+    store = setup.store
+    if store is None or past.round == past.saved.round:
+        return past
+    every, last = store.options.every, past.round == setup.num_rounds
+    wanted = past.round % every == 0 if every else bool(_agreed(due(store, past.saved)))
+    return _save(setup, store, past) if wanted or save or last else past
+
+
+def _evaluate(setup: RunSetup, past: Past) -> None:
+    if past.evaluations and past.evaluations[-1].round == past.round:
+        return
+    seconds = _seconds(past)
+    measure = setup.evaluation.measure
+    metrics = {} if measure is None else measure(setup.algorithm, local(past.state))
+    if not isinstance(metrics, dict):
+        raise ValueError(f"measure: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
+    past.evaluations.append(Measurement(past.round, metrics, *past.sent, seconds))
+    setup.report(past.evaluations[-1])
+
+
+def _save(setup: RunSetup, store: Store, past: Past) -> Past:
+    infos = stacked(setup.shapes, past.chunks[past.saved_chunks :])
+    news = past.evaluations[past.saved_evaluations :]
+    saved = save(store, past.saved, past.round, local(past.state), infos, news, _seconds(past))
+    return past._replace(saved=saved, saved_chunks=len(past.chunks), saved_evaluations=len(past.evaluations))
+
+
+def _seconds(past: Past) -> float:
+    """Returns the run time so far, rounded to the millisecond."""
+    return round(time.monotonic() - past.begun, 3)
+
+
+def _is_good(past: Past, chunks: int) -> bool:
+    """Returns whether the state is finite and no round after the first ``chunks`` chunks was refused or broken."""
+    news = past.chunks[chunks:]
+    return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
+
+
+def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
+    """Returns the first round, from 1, after the first ``chunks`` chunks that a server refused, and the reason."""
+    done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
+    for infos in past.chunks[chunks:]:
+        found = refused_round(infos)
+        if found is not None:
+            return done + found[0] + 1, found[1]
+        done += _rounds(infos)
+    return None
+
+
+def _end(past: Past) -> str:
+    """Returns the status of a run at its end; rounds may have been refused, or numbers may have overflowed."""
+    refused = _refused(past)
+    if refused is not None:
+        return f"unstable at round {refused[0]}: {refused[1]}"
+    done = 0
+    for infos in past.chunks:
+        if (row := broken_round(infos)) is not None:
+            return f"diverged by round {done + row + 1}"
+        done += _rounds(infos)
+    return FINISHED if is_finite(past.state) else f"diverged by round {past.round}"
+
+
+def _rounds(infos: PyTree) -> int:
+    return int(jax.tree.leaves(infos)[0].shape[0])
+
+
+def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
+    """Finds the last good round between ``good`` and ``bad`` by running again, and ends the run there."""
+    refused = _refused(bad, chunks)
+
+    def replay(round_: int) -> Past:
+        del good.chunks[chunks:]
+        past = good._replace(state=copied(good.state))
+        while past.round < round_:
+            past = _chunk(setup, past, min(round_ - past.round, setup.length))
+        return past
+
+    low, high = good.round, bad.round if refused is None else refused[0]
+    if refused is not None and _is_good(replay(high - 1), chunks):
+        low = high - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_good(replay(middle), chunks) else (low, middle)
+    past = replay(low)
+    _evaluate(setup, past)
+    if setup.store is not None and past.round > past.saved.round:
+        past = _save(setup, setup.store, past)
+    if refused is not None and refused[0] == high:
+        return _run(setup, past, f"unstable at round {high}: {refused[1]}")
+    return _run(setup, past, f"diverged at round {high}")
+
+
+def _run(setup: RunSetup, past: Past, status: str) -> Run:
+    return Run(local(past.state), History(past.evaluations, stacked(setup.shapes, past.chunks), setup.cost), status)
+
+
+@jax.jit
+def _all_finite(server: PyTree, clients: PyTree) -> Array:
+    finite, some = jnp.bool_(True), jnp.bool_(True)
+    for leaf in _inexact(server):
+        finite &= jnp.all(jnp.isfinite(leaf))
+    for leaf in _inexact(clients):  # [K, N, ...]
+        some &= jnp.any(jnp.all(jnp.isfinite(leaf), axis=(0, *range(2, leaf.ndim))))
+    return finite & some
+
+
+def _inexact(tree: PyTree) -> list[Array]:
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def is_finite(state: PyTree) -> bool:
+    """Returns whether the server's part of ``state``, and the part of at least one client, hold finite numbers only.
+
+    A state without parts counts as the server's. If no client's part is finite, the clients' models have diverged.
+    """
+    return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
+
+
+def broken_round(infos: dict[str, Any]) -> int | None:
+    """Returns the first row of ``infos`` in which no client that trained had a finite loss, or None.
+
+    An infinite loss of one client is a problem of that client's data; if nobody's loss is finite, it is a problem of
+    the model.
+    """
+    if "loss" not in infos:
+        return None
+    active = infos["cohort"].weight > 0
+    finite = np.isfinite(infos["loss"])
+    if finite.shape != active.shape:
+        return None
+    rows = np.flatnonzero(active.any(axis=1) & ~(finite & active).any(axis=1))
+    return int(rows[0]) if rows.size else None
+
+
+def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
+    """Returns the first row of ``infos`` in which a server could not make a step, with the reason; or None.
+
+    Such a server reports ``refused`` (the learning rate is unstable), ``learning_rate``, ``stable_learning_rate`` and
+    ``status``, each [R, K]; its model stays as it was before that round.
+    """
+    if "refused" not in infos:
+        return None
+    refused, lost = np.asarray(infos["refused"]), np.asarray(infos["status"]) == DIVERGED
+    rows = np.flatnonzero((refused | lost).any(axis=1))
+    if rows.size == 0:
+        return None
+    row = int(rows[0])
+    if not refused[row].any():
+        return row, "the loss is finite after none of the candidate numbers of steps"
+    model = int(np.flatnonzero(refused[row])[0])
+    given, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
+    return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"
+
+
+@jax.jit
+def copied(state: PyTree) -> PyTree:
+    """Returns a copy of the state in new buffers, which the next chunk does not reuse."""
+    return jax.tree.map(jnp.copy, state)

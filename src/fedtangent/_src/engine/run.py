@@ -1,0 +1,323 @@
+"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import shown, whole
+from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.examples import Examples, run_examples
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.engine import auto, memory
+from fedtangent._src.engine.checkpoints import Checkpoints, store
+from fedtangent._src.engine.checkpoints.options import identity
+from fedtangent._src.engine.clients import Devices, Mapping, default_mapping, engine_for, parse
+from fedtangent._src.engine.history import Measurement, Run
+from fedtangent._src.engine.loop import (
+    Evaluation,
+    RunSetup,
+    chunk_length,
+    first_past,
+    go,
+    info_shapes,
+    run_chunk,
+    state_shapes,
+)
+from fedtangent._src.engine.processes import is_main, replicate, stop_signals
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.optimizers import check_rate
+from fedtangent._src.progress import headline, progress_of
+from fedtangent._src.pytrees import is_key
+from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
+
+
+@partial(jax.jit, static_argnames=("algorithm",))
+def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
+    """Returns the algorithm's prediction at ``x`` [n, ...]; compiled once per algorithm and shape.
+
+    Args:
+        algorithm: The algorithm.
+        state: State of its run.
+        x: Inputs [n, ...].
+    """
+    return algorithm.predict(state, x)
+
+
+class Resolved(NamedTuple):
+    """The mapping that a run uses, its memory plan, and the measurements that chose the mapping."""
+
+    mapping: str
+    plan: memory.MemoryPlan
+    seconds: dict[str, float]  # measured seconds of a round by mapping; empty if ``auto`` measured none
+
+
+def resolve_mapping(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    mapping: str = "auto",
+    checkpoint: Checkpoints | None = None,
+    measure: bool = True,
+    evaluated: Sequence[Array] = (),
+) -> Resolved:
+    """Returns the mapping that ``simulate`` uses, and its memory plan.
+
+    ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest mapping
+    that fits into memory, by a measurement whose result is stored on this machine.
+
+    Args:
+        algorithm: The algorithm.
+        data: Training examples of all clients.
+        num_rounds: Rounds R.
+        mapping: Name of a mapping, or "auto".
+        checkpoint: Checkpoints of the run, or None.
+        measure: Whether ``auto`` may measure; otherwise it is the first mapping that fits.
+        evaluated: Inputs [n, ...] at which the models are evaluated during the run.
+
+    Raises:
+        ValueError: An unknown mapping, or one that does not fit into memory.
+        CheckpointError: There is no checkpoint to resume from.
+    """
+    largest = max_client_size(data)
+    before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
+    chosen, seconds = parse(before) if before and before != "auto" else None, dict[str, float]()
+    state = state_shapes(algorithm, data.num_clients)
+    engine = engine_for(data, default_mapping() if chosen is None else chosen)
+    length = chunk_length(info_shapes(algorithm, engine, state, data))
+    if chosen is None and not measure:
+        chosen = auto.that_fit(algorithm, data, largest, length)[0]
+    if chosen is None:
+        probe = partial(_probe, algorithm, data, length)
+        chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
+    return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length, evaluated), seconds)
+
+
+def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
+    """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
+    engine = engine_for(data, mapping)
+    held = replicate(data, engine.mesh)
+    return auto.seconds_a_round(
+        lambda state, rounds: run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
+        lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
+    )
+
+
+def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Examples:
+    """Returns the training and test examples of a run, with the client of each training example.
+
+    Args:
+        algorithm: The algorithm; its model and loss decide which examples fit.
+        data: ``Examples``, or data in a form that ``data.examples.run_examples`` takes.
+        clients: None if ``data`` is ``Examples``, which hold the partition; else a form that ``run_examples`` takes.
+
+    Raises:
+        ValueError: Data or clients that do not fit; the message names the argument.
+    """
+    if isinstance(data, Examples):
+        _refuse_clients(data, clients)
+        return data
+    training = algorithm.composition.training
+    if training is None or isinstance(data, FederatedData):
+        why = "it has no test examples" if training else f"{algorithm.name} does not say which model and loss it has"
+        raise ValueError(
+            f"data: got {shown(data)}, must be {'a Dataset, a name or arrays' if training else 'FederatedData'}: {why}"
+        )
+    if clients is None:
+        raise ValueError(
+            "clients: got None, must be a Partition, a list of index arrays or the user of each training example, "
+            "unless data is FederatedData"
+        )
+    return run_examples(data, clients, training.loss, training.model)
+
+
+def _refuse_clients(data: Any, clients: Any) -> None:
+    if clients is not None:
+        name = type(data).__name__
+        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
+
+
+def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[str, dict[str, float]]:
+    """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
+
+    Args:
+        examples: Training examples, the first 10,000 at most of which are measured, and test examples.
+        algorithm: The algorithm.
+        state: State of its run.
+    """
+    splits = {"train": examples.train} | ({} if examples.test is None else {"test": examples.test})
+    return {
+        name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, examples.loss)
+        for name, split in splits.items()
+    }
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData | Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
+    *,
+    num_rounds: int,
+    seed: int | Key = 0,
+    start: Key | PyTree | None = None,
+    evaluation: Evaluation = Evaluation(),
+    devices: Devices = Devices(),
+    checkpoints: Checkpoints | None = None,
+) -> Run:
+    """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: the clients train networks.
+
+    Args:
+        algorithm: The algorithm, from a recipe such as ``fed_avg``.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test); or
+            ``FederatedData``, training examples on the device together with their partition.
+        clients: The client of each training example: a ``Partition``, a list of index arrays, or the user of each
+            example [n]; None with ``FederatedData``.
+        num_rounds: Communication rounds R.
+        seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
+        start: Beginning of the models. None: the initialisation that the seed draws. A typed key: the initialisation
+            that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
+            there) or of each model, with a leading axis K.
+        evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
+            accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
+            ``FederatedData`` there are none.
+        devices: Mapping of a round's clients onto the devices; it does not change the result beyond rounding.
+        checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
+            killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
+            for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
+            first SIGTERM or SIGINT makes the run finish its current rounds, save, and return with ``status`` "stopped
+            by ...".
+
+    Returns:
+        The final state, the history and the status of the run.
+
+    Raises:
+        ValueError: A bad argument, or a run that does not fit into memory (the message names the largest chunk that
+            would), before any work.
+        CheckpointError: A checkpoint from which the run cannot continue; it is a ``ValueError``.
+
+    Example, FedAvg with half of ten clients in every round:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> model = ft.models.logistic(64, 10)
+        >>> half = ft.schedules.uniform_sampling(10, clients_per_round=5)
+        >>> work = ft.Work(epochs=1, batch_size=10)
+        >>> fed_avg = ft.fed_avg(
+        ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
+        ... )
+        >>> run = ft.simulate(fed_avg, digits, clients, num_rounds=20, seed=0)
+        >>> [(row.round, row.metrics["test"]["accuracy"] > 0.7) for row in run.history.evaluations]
+        [(0, False), (20, True)]
+    """
+    whole("num_rounds", num_rounds)
+    evaluated: list[Array] = []
+    if isinstance(data, FederatedData):
+        _refuse_clients(data, clients)
+    else:
+        examples = examples_of(algorithm, data, clients)
+        data = examples.data
+        if evaluation.measure is None:
+            evaluation = dataclasses.replace(evaluation, measure=partial(measured, examples))
+            evaluated = [split.x for split in (examples.train, examples.test) if split is not None]
+    training = algorithm.composition.training
+    if training is not None and training.learning_rate is not None:
+        check_rate("client_learning_rate", training.learning_rate, num_rounds)
+    check_start(algorithm, data.num_clients, start)
+    saves = None if checkpoints is None else store.open_store(checkpoints)
+    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated).mapping
+    engine = engine_for(data, mapping)
+    state = algorithm.init(seed, data.num_clients, start)
+    shapes = info_shapes(algorithm, engine, state, data)
+    if saves is not None:
+        who = identity(algorithm.name, data, seed, start, evaluation.every)
+        if not saves.options.config:
+            who["traced round"] = auto.fingerprint(algorithm, data, state)
+        saves = store.for_run(saves, who, mapping, shapes)
+    setup = RunSetup(
+        algorithm=algorithm,
+        engine=engine,
+        data=data,
+        num_rounds=num_rounds,
+        evaluation=evaluation,
+        report=evaluation.report or (lambda row: None),
+        cost=algorithm.cost(data, engine),
+        shapes=shapes,
+        length=chunk_length(shapes),
+        store=saves,
+    )
+    with store.claimed(saves):
+        return _run(setup, state)
+
+
+def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | None) -> None:
+    """Raises ``ValueError`` for a ``start`` that is neither one key nor parameters of the algorithm's models."""
+    keys = start if isinstance(start, jax.Array) and is_key(start) else None
+    if isinstance(start, int) or (keys is not None and keys.shape != ()):
+        raise ValueError(f"start: got {shown(start)}, must be None, a typed key (jax.random.key(..)), or parameters")
+    if start is not None and keys is None:
+        jax.eval_shape(lambda: algorithm.init(0, num_clients, start))  # compares the shapes, computes nothing
+
+
+def params_by_round(
+    algorithm: Algorithm,
+    data: FederatedData | Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
+    *,
+    num_rounds: int,
+    seed: int | Key = 0,
+    every: int = 1,
+    start: Key | PyTree | None = None,
+    devices: Devices = Devices(),
+) -> PyTree:
+    """Returns the server's parameters at the start and after each ``every`` rounds.
+
+    Args:
+        algorithm: An algorithm with global models.
+        data, clients, num_rounds, seed, start, devices: As in ``simulate``.
+        every: Rounds between two sets of parameters.
+
+    Returns:
+        NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; after a divergence they are not finite.
+
+    Raises:
+        ValueError: As ``simulate`` raises, and for an algorithm without global models.
+    """
+    read = algorithm.params
+    if read is None:
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+
+    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
+        return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}
+
+    looked = Evaluation(every, look)
+    run = simulate(
+        algorithm, data, clients, num_rounds=num_rounds, seed=seed, start=start, evaluation=looked, devices=devices
+    )
+    measured = [row.metrics["params"] for row in run.history.evaluations]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *measured)
+
+
+def _run(setup: RunSetup, state: PyTree) -> Run:
+    begin = first_past(setup, state)
+    mesh = setup.engine.mesh
+    setup = setup._replace(data=replicate(setup.data, mesh))
+    begin = begin._replace(state=replicate(begin.state, mesh))
+    shown = setup.evaluation.progress if is_main() else False
+    with (
+        stop_signals(setup.store is not None) as signalled,
+        progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=shown) as bar,
+    ):
+
+        def note(row: Measurement) -> None:
+            if said := headline(row.metrics):
+                bar.set_postfix_str(f"{said} after round {row.round}", refresh=False)
+            setup.report(row)
+
+        return go(setup._replace(report=note), begin, signalled, bar.update)

@@ -1,0 +1,390 @@
+"""Many runs as one program: seeds by hyper-parameters, with common random numbers.
+
+A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
+compared pair by pair (``fedtangent._src.measures.paired``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.checks import choice, instance, shown, whole
+from fedtangent._src.data.partition import validate
+from fedtangent._src.engine import memory
+from fedtangent._src.engine.clients import Devices, default_kind, engine_for
+from fedtangent._src.engine.history import data_frame
+from fedtangent._src.engine.loop import Evaluation, Measure
+from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+OVER = ("auto", "map", "vmap")
+
+Config = dict[str, Any]
+Clients = Mapping[str, Mapping[Any, Partition]] | None  # name of an axis -> label -> partition
+
+
+class Sweep(NamedTuple):
+    """The metrics of every seed and configuration of a sweep."""
+
+    configs: tuple[Config, ...]
+    seeds: tuple[int, ...]
+    rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
+    metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
+
+    def __repr__(self) -> str:
+        """Returns a line with the configurations, the number of seeds and evaluations, and the metrics."""
+        over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
+        seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
+        return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
+
+    def to_pandas(self) -> DataFrame:
+        """Returns a row for each seed, configuration and evaluation.
+
+        The columns are the configuration, ``seed``, ``round`` and the metrics. A metric that is an array is one cell.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: A metric has the name of another column.
+        """
+        shape = len(self.seeds), len(self.configs), len(self.rounds)
+        seed, config, at = np.indices(shape).reshape(3, -1)
+        columns: dict[str, Any] = {name: [self.configs[i][name] for i in config] for name in self.configs[0]}
+        columns |= {"seed": np.array(self.seeds)[seed], "round": np.asarray(self.rounds)[at]}
+        for name, values in self.metrics.items():
+            if name in columns:
+                raise ValueError(f"metrics: got the name {name!r}, must be none of {', '.join(columns)}")
+            rows = values.reshape(-1, *values.shape[3:])
+            columns[name] = rows if rows.ndim == 1 else list(rows)
+        return data_frame(columns)
+
+
+class _Alike(NamedTuple):
+    """The configurations that share one compiled program, because their static values are equal."""
+
+    static: Config
+    members: list[int]  # positions among all configurations
+    values: dict[str, Array]  # name -> [members], traced
+    partition: Array | None  # number of each member's partition, [members] int32; None: all use that of the data
+
+
+def sweep(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    clients: Clients = None,
+    *,
+    num_rounds: int,
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+    evaluation: Evaluation,
+    devices: Devices = Devices(),
+) -> Sweep:
+    """Simulates every configuration of ``grid`` with every seed.
+
+    Floating values (rates, mu) are traced: configurations that differ only in them are one compiled program. Other
+    values (the number of models K or of local steps, names) decide shapes or code: each combination of them is compiled
+    separately, one program after another.
+
+    Args:
+        build: Function that builds the algorithm of a configuration, called with the grid's names as keyword arguments;
+            floats arrive as traced scalars. It is first called with each configuration's plain numbers, which it
+            checks.
+        data: Training examples of all clients, as in ``simulate``.
+        clients: None; or several partitions of the same examples over as many clients, by label, under the name of the
+            axis that they add to the product: ``{"alpha": {0.1: partition, 1.0: another}}``. They are padded to a
+            common size; ``build`` does not receive them.
+        num_rounds: Communication rounds R of every run.
+        seeds: Seeds of the runs; a seed draws the same numbers under every configuration.
+        grid: Values of each argument; the configurations are their product, the last name varying fastest.
+        evaluation: ``measure`` is traced and must return arrays; ``every`` is as in ``simulate``. Other fields must
+            have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
+        devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
+
+    Returns:
+        The metrics of every seed and configuration.
+
+    Raises:
+        ValueError: A bad argument, before any work.
+
+    Each member equals the single ``simulate`` of its configuration and seed, to rounding.
+
+    Example, two step sizes and three seeds, one program:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+        >>> everyone, work = ft.schedules.all_clients(10), ft.Work(steps=1)
+        >>> def fed_avg(rate):
+        ...     model = ft.models.logistic(64, 10)
+        ...     return ft.fed_avg(
+        ...         model, everyone, client_learning_rate=rate, work=work, loss="cross_entropy"
+        ...     )
+        >>> def accuracy(algorithm, state):
+        ...     predicted = algorithm.predict(state, digits.x_test).mean.argmax(axis=-1)
+        ...     return {"accuracy": (predicted == digits.y_test).mean()}
+        >>> grid, evaluation = {"rate": [0.01, 0.5]}, ft.Evaluation(measure=accuracy)
+        >>> found = ft.sweep(fed_avg, data, num_rounds=5, seeds=range(3), grid=grid, evaluation=evaluation)
+        >>> found.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
+        (3, 2, 2)
+        >>> [better] = ft.measures.differences(found, "accuracy", baseline={"rate": 0.01})
+        >>> better.config, bool(better.mean > 0)
+        ({'rate': 0.5}, True)
+    """
+    instance("data", data, FederatedData)
+    every, measure = min(evaluation.every or num_rounds, whole("num_rounds", num_rounds)), _measure(evaluation)
+    axis, partitions = _check_axes(grid, clients, data)
+    seeds, how = check_seeds(seeds), choose_over(devices.runs)
+    axes = {**grid, axis: list(partitions)} if partitions else dict(grid)
+    configs = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    for config in configs:
+        built = build(**{name: config[name] for name in grid})
+    variants = _variants(data, partitions)
+    engine = single_device_engine(data, devices.mapping)
+    if variants is not None:  # one engine for all partitions: its largest client is the largest of any
+        engine = engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
+    built.cost(data, engine)  # refuses data that do not fit the model
+    lengths = stretches(num_rounds, every)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    groups = _groups(configs, list(grid), axis if partitions else None)
+    programs = [_program(how, partial(member, build, engine, measure, group.static, lengths)) for group in groups]
+    arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
+    shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
+    for program, given in zip(programs, arguments, strict=True):
+        memory.check_program(f"devices.runs: got {how}", program, *given)
+    found = _tables(configs, groups, shapes)
+    for group, program, given in zip(groups, programs, arguments, strict=True):
+        for name, rows in program(*given).items():
+            found[name][:, group.members] = np.asarray(rows)
+    return Sweep(configs, seeds, np.cumsum(lengths), found)
+
+
+def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
+    """Returns an empty table [seeds, configs, E, ...] for each metric, in a dtype that fits every group.
+
+    Raises ``ValueError`` unless all configurations have metrics of the same names and shapes.
+    """
+    first = shapes[0]
+    for group, mine in zip(groups, shapes, strict=True):
+        for name in sorted(set(first) ^ set(mine)):
+            raise ValueError(f"measure: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
+        for name in first:
+            if first[name].shape[2:] != mine[name].shape[2:]:
+                raise ValueError(
+                    f"measure: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
+                    f"{list(mine[name].shape[3:])} for {group.static}, must be of one shape"
+                )
+    return {
+        name: np.empty((leaf.shape[0], len(configs), *leaf.shape[2:]), np.result_type(*(s[name].dtype for s in shapes)))
+        for name, leaf in first.items()
+    }
+
+
+def stretches(num_rounds: int, every: int) -> list[int]:
+    """Returns the number of rounds before each evaluation, beginning with 0 for the initial state.
+
+    Args:
+        num_rounds: Rounds R.
+        every: Rounds between evaluations.
+    """
+    return [0] + [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+
+
+def member(
+    build: Callable[..., Algorithm],
+    engine: Engine,
+    measure: Measure,
+    static: Config,
+    lengths: Sequence[int],
+    key: Key,
+    values: dict[str, Array],
+    data: FederatedData,
+) -> dict[str, Array]:
+    """Runs one member of a sweep, traced, and returns its metrics [E, ...].
+
+    Args:
+        build: Function that builds the algorithm from ``static`` and ``values``.
+        engine: Mapping of clients onto devices.
+        measure: ``(algorithm, state) -> metrics by name``.
+        static: Arguments of ``build`` that are not traced.
+        lengths: Rounds before each of the E evaluations.
+        key: Key of the run.
+        values: Traced arguments of ``build``.
+        data: Training examples of all clients.
+    """
+    algorithm = build(**static, **values)
+
+    def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
+        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
+        return state, measure(algorithm, state)
+
+    return jax.lax.scan(stretch, algorithm.init(key, data.num_clients), jnp.asarray(lengths, jnp.int32))[1]
+
+
+def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Maps ``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
+
+    def run(
+        keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
+    ) -> PyTree:
+        def one(key: Key, config: tuple[dict[str, Array], Array | None]) -> PyTree:
+            mine, at = config
+            own = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
+            return run_member(key, mine, own)
+
+        configs = (values, partition)
+        if not jax.tree.leaves(configs):
+            return jax.tree.map(lambda leaf: leaf[:, None], map_members(over, lambda key: one(key, configs), keys))
+        return map_members(over, lambda key: map_members(over, lambda config: one(key, config), configs), keys)
+
+    return jax.jit(run)
+
+
+def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
+    """Maps ``run`` over the leading axis of ``members``.
+
+    Args:
+        over: "map" for one after another, "vmap" for all at once.
+        run: Function of one member.
+        members: Members with a leading axis.
+    """
+    return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
+
+
+def choose_over(over: str) -> str:
+    """Returns "map" or "vmap"; "auto" is "map" on a CPU and else "vmap". Raises ``ValueError`` for another name."""
+    choice("devices.runs", over, OVER)
+    if over == "auto":
+        return {"scan": "map", "vmap": "vmap"}[default_kind()]
+    return over
+
+
+def single_device_engine(data: FederatedData, mapping: str) -> Engine:
+    """Returns the engine of one of many runs, on one device.
+
+    Args:
+        data: Training examples of all clients.
+        mapping: Name of a mapping; "auto" is scan on a CPU and vmap elsewhere.
+
+    Raises:
+        ValueError: An unknown mapping, or ``sharded``.
+    """
+    if mapping.startswith("sharded"):
+        raise ValueError(
+            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: one of many runs is not sharded"
+        )
+    if mapping == "auto":
+        mapping = default_kind()
+    return engine_for(data, mapping)
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Returns the seeds as integers.
+
+    Raises:
+        ValueError: There is no seed, a seed occurs twice, or a seed is not a whole number from 0 to 2^32 - 1.
+    """
+    given = [checks.seed(seed, "seeds") for seed in seeds]
+    if not given or len(set(given)) < len(given):
+        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers")
+    return tuple(given)
+
+
+def _measure(evaluation: Evaluation) -> Measure:
+    """Returns the sweep's measure; raises ``ValueError`` without one, or for options that sweeps do not have."""
+    if evaluation.measure is None:
+        raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
+    if evaluation != Evaluation(evaluation.every, evaluation.measure):
+        raise ValueError("evaluation: got more than every and measure, must be those only in a sweep")
+    return evaluation.measure
+
+
+def _check_axes(
+    grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
+) -> tuple[str, Mapping[Any, Partition]]:
+    """Returns the name and the values of the axis of partitions, both empty without one."""
+    for name, values in grid.items():
+        if isinstance(values, str) or len(values) == 0:
+            raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
+    if clients is None:
+        return "", {}
+    if not isinstance(clients, Mapping) or len(clients) != 1 or not all(clients.values()):
+        raise ValueError(f"clients: got {shown(clients)}, must be None or {{name: {{label: partition, ..}}}}")
+    [(axis, partitions)] = clients.items()
+    if axis in grid:
+        raise ValueError(f"clients: got the name {axis!r}, must be no name of the grid")
+    for label, partition in partitions.items():
+        if len(partition.offsets) - 1 != data.num_clients:
+            raise ValueError(
+                f"clients: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
+            )
+        try:
+            validate(partition, data.x.shape[0])
+        except ValueError as error:
+            raise ValueError(f"clients: {label!r}: {error}") from error
+    return axis, partitions
+
+
+def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
+    """Returns the indices [V, m] and offsets [V, N + 1] of all partitions; indices that pad belong to no client."""
+    if not partitions:
+        return None
+    longest = max(len(p.indices) for p in partitions.values())
+    indices = [np.pad(np.asarray(p.indices), (0, longest - len(p.indices))) for p in partitions.values()]
+    offsets = [np.asarray(p.offsets) for p in partitions.values()]
+    return jnp.asarray(np.stack(indices), jnp.int32), jnp.asarray(np.stack(offsets), jnp.int32)
+
+
+def _same(value: Any) -> tuple[type, Any]:
+    """Returns a key that is equal for values that may share a program; a value without a hash equals only itself."""
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return type(value), value
+
+
+def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
+    """Groups the configurations by their static values, in order of first appearance."""
+    labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
+    traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        members.setdefault(tuple(_same(config[n]) for n in names if n not in traced), []).append(i)
+    groups = []
+    for places in members.values():
+        static = {n: configs[places[0]][n] for n in names if n not in traced}
+        values = {n: jnp.asarray([float(configs[i][n]) for i in places]) for n in traced}
+        at = [labels.index(configs[i][partition_name]) for i in places] if partition_name else None
+        groups.append(_Alike(static, places, values, None if at is None else jnp.asarray(at, jnp.int32)))
+    return groups
+
+
+MOST_SEEDS = 100_000
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Returns seeds written as text: "0:10" is 0 to 9, "0,3,7" are three seeds; both forms may be combined.
+
+    Raises:
+        ValueError: Another form, an empty range, a seed that occurs twice, or a seed above 2^32 - 1.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        ends = part.strip().split(":")
+        if len(ends) > 2 or not all(end.isdecimal() for end in ends):
+            raise ValueError(f"seeds: got {text!r}, must be like 0:10 (0 to 9) or 0,3,7")
+        first, beyond = int(ends[0]), int(ends[-1]) + (len(ends) == 1)
+        if not first < beyond <= min(2**32, first + MOST_SEEDS):
+            raise ValueError(f"seeds: got {part.strip()!r}, must be 1 to {MOST_SEEDS} seeds from 0 to 2**32 - 1")
+        seeds += range(first, beyond)
+    return check_seeds(seeds)

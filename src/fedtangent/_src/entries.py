@@ -1,0 +1,416 @@
+"""Entries: one record for everything that can be chosen by name.
+
+Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and theorem's check has one
+entry, at the end of the file that defines it: its name, a summary in one line, its options with help and defaults, the
+function that builds it, and its papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables,
+the citations and the tests of the laws all read the entries.
+
+To add an algorithm, write a file in ``federated/algorithms`` that ends with ``ENTRIES``, a tuple of entries. ``KINDS``
+names the package of every other kind. Schedules and graphs are one module each: add the entry there.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import math
+import operator
+import pkgutil
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtangent._src.checks import MAX_INDEX, MAX_NUMBER, nearest
+
+KINDS = {  # kind -> the package or module whose files end with its entries
+    "algorithms": "fedtangent._src.federated.algorithms",
+    "datasets": "fedtangent._src.data.sources",
+    "models": "fedtangent._src.models",
+    "partitions": "fedtangent._src.data.partition",
+    "schedules": "fedtangent._src.federated.schedule",
+    "channels": "fedtangent._src.federated.wire",
+    "graphs": "fedtangent._src.federated.graph",
+    "cases": "fedtangent._src.comparison.cases",
+    "experiments": "fedtangent._src.experiments",
+    "theorems": "fedtangent._src.comparison.theorems",
+}
+OWN = {  # kinds for which users may name their own functions -> the module whose ``entry_of_function`` is for them
+    "algorithms": "fedtangent._src.federated.algorithms.entry",
+    "models": "fedtangent._src.models.entry",
+}
+WRITTEN = (bool, int, float, str, Path)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """The options of an entry that has none."""
+
+
+def option(default: Any, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
+    """Builds a dataclass field that is an option of an entry.
+
+    Args:
+        default: Value of the option if the user sets none.
+        may_differ: Whether a resumed run may have another value than the run that it continues.
+        used_with: Name of another option; while that has its default value, this option has no effect.
+        most: Largest number allowed; None for the largest of its type (``check_limits``).
+    """
+    return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
+
+
+def check_limits(options: Any) -> None:
+    """Raises ``ValueError`` if a number among ``options`` is above the ``most`` of its option.
+
+    Infinity passes, because each option says what infinity means for it.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, int | float) and one != math.inf:
+                most = field.metadata.get("most") or (MAX_NUMBER if isinstance(one, float) else MAX_INDEX)
+                if not abs(one) <= most:
+                    raise ValueError(f"{field.name}: got {one}, must be a number of at most {most}")
+
+
+def lasting(*groups: Any) -> list[str]:
+    """Returns the names of the options in ``groups`` that a resumed run must share with the run that it continues."""
+    return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A choice among others of its kind, such as one algorithm; some kinds extend it by further fields."""
+
+    name: str
+    """Name of the choice on the command line and in Python."""
+    summary: str
+    """Description of the choice in one line."""
+    build: Callable[..., Any]
+    """Function that builds the chosen object from an instance of ``options`` and the arguments of its kind."""
+    options: type[Any] = NoOptions
+    """Frozen dataclass of the options; the docstrings of its fields are their help texts."""
+    papers: tuple[str, ...] = ()
+    """Papers behind the choice: keys of ``papers.PAPERS``, or BibTeX."""
+
+    @property
+    def written(self) -> str:
+        """Form in which users write the choice: its name."""
+        return self.name
+
+    @property
+    def told(self) -> str:
+        """Text that ``fedtangent list`` shows: the summary, and for some kinds more."""
+        return self.summary
+
+
+@functools.cache
+def catalogue(kind: str) -> Mapping[str, Any]:
+    """Returns all entries of one of ``KINDS`` by name, in alphabetical order.
+
+    Raises:
+        ValueError: ``kind`` is not one of ``KINDS``.
+        RuntimeError: Two entries have the same name.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
+    root = importlib.import_module(KINDS[kind])
+    found: dict[str, Any] = {}
+    for module in (root, *_modules(root)):
+        for entry in (*vars(module).get("ENTRIES", ()), *_marked(kind, module)):
+            if entry.name in found:
+                raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
+            found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def _marked(kind: str, module: Any) -> list[Any]:
+    """Returns the entries of the functions that ``module`` defines and marks with a decorator such as ``recipe``."""
+    marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
+    return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
+
+
+def _modules(root: Any) -> list[Any]:
+    """Imports and returns all modules below a package; none for a plain module."""
+    found = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
+    return [importlib.import_module(info.name) for info in found]
+
+
+def choose(kind: str, name: str) -> Any:
+    """Returns the entry called ``name``, as in ``choose("algorithms", "fed_avg")``.
+
+    Args:
+        kind: One of ``KINDS``.
+        name: Name of an entry. For models and algorithms it may also be a user's function, ``package.module:function``.
+            Its module is imported only here, and its options are its parameters (``own_options``).
+
+    Raises:
+        ValueError: No entry has that name (the message lists the allowed names), or the function cannot be found.
+    """
+    entries, what = catalogue(kind), kind.removesuffix("s")
+    if isinstance(name, str) and ":" in name and kind in OWN:
+        return _own_entry(kind, name, _imported(what, name))
+    if not isinstance(name, str) or name not in entries:
+        more = ", or package.module:function of your own" if kind in OWN else ""
+        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}{more}{nearest(name, entries)}")
+    return entries[name]
+
+
+def _imported(what: str, name: str) -> Callable[..., Any]:
+    """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ImportError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"{what}: got {name!r}, but there is no module {error.name}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what}: got {name!r}, whose module cannot be imported: {said}") from error
+    function = getattr(found, attribute, None)
+    if not callable(function) or isinstance(function, type):
+        raise ValueError(f"{what}: got {name!r}, but {module} has no function {attribute!r}")
+    return function
+
+
+@functools.cache
+def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
+    """Builds the entry of a user's function once, so that equal options are equal objects."""
+    return importlib.import_module(OWN[kind]).entry_of_function(name, function)
+
+
+def own_options(
+    what: str, name: str, function: Callable[..., Any], skipped: Sequence[str], bases: tuple[type, ...]
+) -> Any:
+    """Returns the options of a user's function: a dataclass with the fields of ``bases`` and the function's parameters.
+
+    The first two parameters are no options: every function of this kind gets them as arguments.
+
+    Args:
+        what: Kind of the function, such as "algorithm", for error messages.
+        name: Name of the function, for error messages.
+        function: The user's function.
+        skipped: Parameters that the package fills in, which are no options either.
+        bases: Dataclasses of the options that every function of this kind has.
+
+    Raises:
+        ValueError: Another parameter has no default, or a type that cannot be written on a command line.
+    """
+    names = [p.name for p in _parameters(what, name, function)[2:] if p.name not in skipped]
+    return signature_options(name, function, names, bases, strict=True, what=what)
+
+
+def _parameters(what: str, name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two are positional."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+    if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
+        raise ValueError(
+            f"{what}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
+        )
+    return parameters
+
+
+def signature_options(
+    name: str,
+    function: Callable[..., Any],
+    parameters: Sequence[str],
+    bases: tuple[type, ...] = (),
+    *,
+    strict: bool = False,
+    what: str = "algorithm",
+) -> Any:
+    """Returns a dataclass whose fields are parameters of a function, with their names, types, defaults and help.
+
+    Args:
+        name: Name of the function in error messages.
+        function: The function; the help of a parameter is its text under ``Args:`` in the docstring.
+        parameters: Names of the parameters that become options.
+        bases: Dataclasses of further options; a field that several of them share is one option.
+        strict: Whether a parameter that cannot be written on a command line raises an error; otherwise it is left out.
+        what: Kind of the function, such as "algorithm", for error messages.
+
+    Raises:
+        ValueError: With ``strict``, a parameter without a default, or without a type that a command line can write.
+    """
+    import docstring_parser
+
+    try:
+        kinds = typing.get_type_hints(function)
+    except (TypeError, NameError) as error:
+        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+    described = {p.arg_name: p.description or "" for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
+    signature, fields = inspect.signature(function).parameters, []
+    for parameter in (signature[key] for key in parameters):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name == "base":
+            continue
+        kind = _written_type(kinds.get(parameter.name))
+        if strict and parameter.default is parameter.empty:
+            raise ValueError(f"{what}: got {name!r}, whose option {parameter.name} has no default, must have one")
+        if kind is None:
+            if strict:
+                raise ValueError(
+                    f"{what}: got {name!r}, whose option {parameter.name} must be annotated: as bool, int, float, str, "
+                    "Path, a tuple of one of these, or one of them | None"
+                )
+            continue
+        if _is_written(type(parameter.default)) or parameter.default is None or isinstance(parameter.default, tuple):
+            help_ = _first_sentence(described.get(parameter.name, ""))
+            fields.append(
+                (parameter.name, kind, dataclasses.field(default=parameter.default, metadata={"help": help_}))
+            )
+    title = f"{name.rpartition(':')[2].title().replace('_', '')}Options"
+    return dataclasses.make_dataclass(title, fields, bases=tuple(dict.fromkeys(bases)), frozen=True)
+
+
+def written_fields(record: type[Any]) -> dict[str, Any]:
+    """Returns the fields of a dataclass that can be written on a command line: name -> type."""
+    kinds = {name: _written_type(kind) for name, kind in typing.get_type_hints(record).items()}
+    return {field.name: kinds[field.name] for field in dataclasses.fields(record) if kinds.get(field.name) is not None}
+
+
+def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str = "") -> type[Any]:
+    """Returns a dataclass whose fields are the chosen fields of a record.
+
+    Args:
+        title: Name of the new class.
+        record: An instance of a dataclass: its values are the defaults, its fields' docstrings their help.
+        names: Names of the fields that become options.
+        prefix: Text put before each field's name.
+    """
+    of: Any = type(record)
+    kinds, texts = written_fields(of), help_of(of)
+    options = [
+        (
+            prefix + name,
+            kinds[name],
+            dataclasses.field(default=getattr(record, name), metadata={"help": _first_sentence(texts[name])}),
+        )
+        for name in names
+    ]
+    return dataclasses.make_dataclass(title, options, frozen=True)
+
+
+def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
+    """Returns an error message with ``prefix`` put before the argument that it names, if that is one of ``names``."""
+    return prefix + message if message.partition(":")[0] in names else message
+
+
+def _first_sentence(text: str) -> str:
+    """Returns the first sentence of a text, in one line."""
+    line = " ".join(text.split())
+    end = re.search(r"[.;](?= [A-Z`\"])|\.$", line)
+    return line if end is None else line[: end.start()] + "."
+
+
+@functools.cache
+def help_of(group: type[Any]) -> dict[str, str]:
+    """Returns the help texts of a dataclass's fields by name, inherited fields included.
+
+    A help text is the field's metadata "help", or the docstring below the field.
+    """
+    texts: dict[str, str] = {}
+    for cls in reversed(group.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        texts |= {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError, SyntaxError):  # made at run time
+            continue
+        lines = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in itertools.pairwise(lines):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                texts[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return texts
+
+
+def _written_type(kind: Any) -> Any:
+    """Returns the part of a type that can be written on a command line; None if no part can."""
+    if _is_written(kind):
+        return kind
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        parts = [part for part in typing.get_args(kind) if part is types.NoneType or _is_written(part)]
+        if any(part is not types.NoneType for part in parts):
+            return functools.reduce(operator.or_, parts)
+    return None
+
+
+def _is_written(kind: Any) -> bool:
+    """Returns whether an option of this type can be written on a command line and stored in a config.json."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return all(part is types.NoneType or _is_written(part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return all(part is ... or part in WRITTEN for part in typing.get_args(kind))
+    return kind in WRITTEN
+
+
+def option_names(entry: Entry) -> tuple[str, ...]:
+    """Returns the names of an entry's options."""
+    return tuple(field.name for field in dataclasses.fields(entry.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenEntry(Entry):
+    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` then takes that number first."""
+
+    number: str = ""
+    """Meaning of the number; empty for a choice that is written without one."""
+
+    @property
+    def written(self) -> str:
+        """Form in which users write the choice, such as ``top_k:<share>``."""
+        return f"{self.name}:<{self.number}>" if self.number else self.name
+
+
+def build_written(kind: str, text: str, *given: Any) -> Any:
+    """Builds the object that a text such as ``top_k:0.01`` describes.
+
+    Args:
+        kind: One of ``KINDS``, whose entries are ``WrittenEntry``.
+        text: Name of an entry; for entries with a number, a colon and the number follow.
+        given: Further arguments of the entry's ``build``, after the number.
+
+    Raises:
+        ValueError: An unknown name, a missing number, or a number that the entry does not allow.
+    """
+    name, colon, number = text.partition(":")
+    entries, what = catalogue(kind), kind.removesuffix("s")
+    if name not in entries or bool(colon) != bool(entries[name].number):
+        allowed = ", ".join(entry.written for entry in entries.values())
+        raise ValueError(f"{what}: got {text!r}, allowed are {allowed}")
+    try:
+        return entries[name].build(*((_number(number),) if colon else ()), *given)
+    except ValueError as error:
+        raise ValueError(f"{what}: got {text!r}: {error}") from error
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("needs a number after the colon") from None
+    return int(value) if value.is_integer() and "." not in text else value
+
+
+def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
+    """Returns ``entry``'s options with the values in ``given``, which maps names to values; others keep their defaults.
+
+    Raises:
+        ValueError: ``given`` has a name that is no option of ``entry``, or a number that is too large.
+    """
+    allowed = option_names(entry)
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{name}: got an option that {entry.name} has not, allowed are {', '.join(allowed)}")
+    options = entry.options(**given)
+    check_limits(options)
+    return options

@@ -1,0 +1,82 @@
+"""Fig. 2 of DeepLin: more clients, slower; FedAvg's training loss by round for N in {40, 80, 160}.
+
+Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. K is not printed: 5, the middle of
+the values of fig. 3. The paper shows that more rounds are needed with more clients, and takes that for a rate that is
+inversely proportional to N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, rounds_to
+from fedtangent._src.experiments.lab.results import UNDECIDED, Claim, Outcome, grouped, interval
+from fedtangent._src.experiments.lab.runner import Study, experiment, within
+from fedtangent._src.experiments.lab.trials import scheme_name
+
+PROPORTIONAL = 0.1  # how far a power may be from 1 to count as proportional
+
+
+@dataclass(frozen=True)
+class ClientsSettings(CurveSettings):
+    """The paper's settings, but for K."""
+
+    num_clients: tuple[int, ...] = within((40, 80, 160), count=2, increasing=True)
+    local_steps: int = 5
+
+    def runs(self) -> list[Setting]:
+        """Returns a setting for every N."""
+        return [Setting(n, self.local_steps) for n in self.num_clients]
+
+
+def run(study: Study) -> Outcome:
+    """Trains with every N on every seed, with clients of every kind."""
+    s = study.settings
+    title = f"Fig. 2: rounds grow with N, K = {s.local_steps}"
+    return report.outcome(study, title, lambda found: claims(found, s.level))
+
+
+def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
+    """Judges whether rounds to the level grow with N, and in proportion to it."""
+    return by_power(found, level, "N", 1.0)
+
+
+def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
+    """Judges whether rounds to a level grow or fall with N or K, and in proportion to its power.
+
+    Args:
+        found: Curves of all runs.
+        level: Share of the initial excess to which rounds are counted.
+        of: "N" or "K".
+        power: 1 if rounds should grow, -1 if they should fall.
+    """
+    said, grow = list[Claim](), "grow" if power > 0 else "fall"
+    for (classes,), same in grouped(found, "classes").items():
+        steps, powers = list[float](), list[float]()
+        for own in grouped(same, "seed").values():
+            varied = np.array([c.setting.num_clients if of == "N" else c.setting.local_steps for c in own], float)
+            with np.errstate(invalid="ignore"):  # two runs may both need infinitely many rounds
+                rounds = np.log([rounds_to(c.excess, level) for c in own])
+                steps.append(float(power * np.min(power * np.diff(rounds))))
+            if np.isfinite(rounds).all():
+                powers.append(float(np.polyfit(np.log(varied), rounds, 1)[0]))
+        where = f"{scheme_name(classes)}: rounds"
+        if len(powers) < len(steps):
+            missing = f"not reached in {len(steps) - len(powers)} of {len(steps)} seeds"
+            said += [Claim(f"{where} {grow} with {of}", missing, UNDECIDED)]
+            continue
+        least = interval(np.exp(steps))
+        said.append(Claim(f"{where} {grow} with {of}", f"smallest ratio of neighbours {least:.2f}",
+                          least.above(1) if power > 0 else least.below(1)))  # fmt: skip
+        off = interval([abs(p - power) for p in powers])
+        said.append(Claim(f"{where} are proportional to {of}^{power:g} (power to {PROPORTIONAL:g})",
+                          f"power {interval(powers):.3f}", off.below(PROPORTIONAL)))  # fmt: skip
+    return tuple(said)
+
+
+SCALES = curves.figure_scales(ClientsSettings, (5, 10, 20), (10, 20, 40))
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

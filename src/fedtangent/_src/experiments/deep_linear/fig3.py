@@ -1,0 +1,45 @@
+"""Fig. 3 of DeepLin: more local steps, faster; FedAvg's training loss by round for K in {1, 5, 10}.
+
+Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. N is not printed: 80, the middle
+of the values of fig. 2. The paper shows that fewer rounds are needed with more local steps, and takes that for a rate
+proportional to K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting
+from fedtangent._src.experiments.deep_linear.fig2 import by_power
+from fedtangent._src.experiments.lab.results import Claim, Outcome
+from fedtangent._src.experiments.lab.runner import Study, experiment, within
+
+
+@dataclass(frozen=True)
+class StepsSettings(CurveSettings):
+    """The paper's settings, but for N."""
+
+    num_clients: int = 80
+    local_steps: tuple[int, ...] = within((1, 5, 10), count=2, increasing=True)
+
+    def runs(self) -> list[Setting]:
+        """Returns a setting for every K."""
+        return [Setting(self.num_clients, k) for k in self.local_steps]
+
+
+def run(study: Study) -> Outcome:
+    """Trains with every K on every seed, with clients of every kind."""
+    s = study.settings
+    title = f"Fig. 3: rounds fall with K, N = {s.num_clients}"
+    return report.outcome(study, title, lambda found: claims(found, s.level))
+
+
+def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
+    """Judges whether rounds to the level fall with K, and in proportion to 1 / K."""
+    return by_power(found, level, "K", -1.0)
+
+
+SCALES = curves.figure_scales(StepsSettings, 10, 20)
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

@@ -1,0 +1,146 @@
+"""Fig. 4 of DeepLin: equal K / N, equal curves; N = 80 beside 160 and 40 beside 80 that take twice as many steps.
+
+Depth 3, width 500, all clients in every round, K = 5 and 10; besides i.i.d. and two classes a client, five classes. The
+paper shows that the curves "stay similarly", as (18) depends on K / N alone. Here: how far apart they are, the largest
+``|ln - ln'|`` of any round, by how unlike clients are, and from which round on. With K > 1 and labels that no one model
+fits, clients pull the mean off least squares, the more the fewer and the larger they are: what K / N does not know. The
+closed form at infinite width tells by how much (``limit``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, grouped, interval, table
+from fedtangent._src.experiments.lab.runner import Study, experiment, within
+from fedtangent._src.experiments.lab.trials import scheme_name
+
+SAME = 0.1  # of |ln - ln'|: two curves that a figure shows as one
+ALIKE = ("one.classes", "one.setting", "twice.setting")  # in these the pairs of all seeds agree
+
+
+@dataclass(frozen=True)
+class RatioSettings(CurveSettings):
+    """The paper's settings: each N with ``local_steps`` beside 2 N with twice as many."""
+
+    classes_per_client: tuple[int, ...] = within((0, 5, 2), least=0)
+    num_clients: tuple[int, ...] = within((80, 40), count=2)
+    local_steps: int = 5
+
+    def runs(self) -> list[Setting]:
+        """Returns both settings of every pair, without repetitions."""
+        both = (Setting(times * n, times * self.local_steps) for n in self.num_clients for times in (1, 2))
+        return list(dict.fromkeys(both))
+
+
+class Pair(NamedTuple):
+    """Two curves of one K / N, and a curve of another K / N, as a scale for distances."""
+
+    one: Curve
+    twice: Curve  # twice the N and K
+    other: Curve  # of another K / N
+
+    @property
+    def of_excess(self) -> float:
+        """Distance of the curves above least squares."""
+        return apart(self.one.excess, self.twice.excess)
+
+    @property
+    def of_loss(self) -> float:
+        """Distance of the training losses, as the paper draws them."""
+        return apart(self.one.loss, self.twice.loss)
+
+    @property
+    def of_flows(self) -> float:
+        """Distance at infinite width."""
+        return apart(self.one.flow, self.twice.flow)
+
+    @property
+    def of_limits(self) -> float:
+        """Distance of the flows' limits, in logarithms."""
+        return abs(math.log(self.one.limit / self.twice.limit))
+
+    @property
+    def of_ratios(self) -> float:
+        """Distance to the curve of the other K / N."""
+        return apart(self.one.excess, self.other.excess)
+
+    @property
+    def until(self) -> int:
+        """The last round up to which the curves are within ``SAME`` of each other."""
+        off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
+        return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
+
+
+def run(study: Study) -> Outcome:
+    """Trains every pair on every seed, with clients of every kind."""
+    s = study.settings
+    outcome = report.outcome(
+        study, "Fig. 4: equal K/N", lambda found: claims(pairs(found, s)), lambda found: (sheet(pairs(found, s)),)
+    )
+    return outcome._replace(
+        remarks=(*outcome.remarks, f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the "
+                 "same; label distance: total variation of a client's labels from all examples'")
+    )  # fmt: skip
+
+
+def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
+    """Pairs the curves of equal K / N, seed by seed."""
+    at = {(c.classes, c.setting, c.seed): c for c in found}
+    made = []
+    for classes in s.classes_per_client:
+        for i, n in enumerate(s.num_clients):
+            other = Setting(s.num_clients[i - 1], s.local_steps)
+            for seed in dict.fromkeys(c.seed for c in found):
+                three = Setting(n, s.local_steps), Setting(2 * n, 2 * s.local_steps), other
+                made.append(Pair(*(at[classes, setting, seed] for setting in three)))
+    return made
+
+
+def sheet(found: Sequence[Pair]) -> Sheet:
+    """Builds the table of the pairs' distances, with means and intervals over seeds."""
+    rows = []
+    for (classes, one, twice), own in grouped(found, *ALIKE).items():
+        rows.append({
+            "clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}",
+            "label distance": float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in own])),
+            **{name: interval([getattr(p, name) for p in own]) for name in ("of_excess", "of_loss")},
+            **{name: float(np.mean([getattr(p, name) for p in own]))
+               for name in ("of_flows", "of_limits", "of_ratios", "until")},
+        })  # fmt: skip
+    columns = {"clients": "{clients}", "(N, K)": "{pair}", "label distance": "{label distance:.2f}",
+               "excess apart": "{of_excess:.3f}", "flows apart": "{of_flows:.3f}", "their limits": "{of_limits:.2f}",
+               "from the other K/N": "{of_ratios:.2f}", "loss apart": "{of_loss:.3f}",
+               "same until round": "{until:.0f}"}  # fmt: skip
+    return table("distance of the curves of equal K/N", rows, columns)
+
+
+def claims(found: Sequence[Pair]) -> tuple[Claim, ...]:
+    """Judges whether equal K / N gives one curve, and, beyond the paper, less so for more heterogeneous clients."""
+    said = list[Claim]()
+    for (classes, one, twice), own in grouped(found, *ALIKE).items():
+        name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"
+        for what, values in (("training loss", [p.of_loss for p in own]), ("excess", [p.of_excess for p in own])):
+            away = interval(values)
+            said.append(Claim(f"{name} have one curve of the {what} (to {SAME:g})", f"{away:.3f}", away.below(SAME)))
+    by_seed = {
+        classes: np.array([np.mean([p.of_excess for p in own]) for own in grouped(same, "one.seed").values()])
+        for (classes,), same in grouped(found, "one.classes").items()
+    }
+    for before, after in itertools.pairwise(by_seed):
+        grows = interval(by_seed[after] - by_seed[before])
+        said.append(Claim(f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}",
+                          f"{grows:+.3f}", grows.above()))  # fmt: skip
+    return tuple(said)
+
+
+SCALES = curves.figure_scales(RatioSettings, (10, 5), (20, 10), classes_per_client=(0, 2))
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

@@ -1,0 +1,165 @@
+"""A deep linear network trained by FedAvg, beside its flows and the quantities of DeepLin's proof."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src import streams
+from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
+from fedtangent._src.federated import schedule
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.deep_linear import (
+    DeepLinearTheorem,
+    FullBatchWork,
+    deep_linear_theorem,
+    gram,
+    residual_terms,
+)
+from fedtangent._src.theory.deep_linear.theorem import linear_model
+from fedtangent._src.theory.flow import Rule, federated_flow
+
+FLOWS = {  # the exact flows beside a network; the last three are wrong theories
+    "own": "flow of P(0)",
+    "infinite": "flow of the limit",
+    "one_step": "K forgotten",
+    "summed": "N forgotten",
+    "lambda_max": "lambda_max everywhere",
+}
+DRAWS = 1000  # networks of one seed, at most
+CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
+
+
+class Look(NamedTuple):
+    """Quantities of the proof after one round."""
+
+    round: int
+    hypotheses: tuple[Assumption, ...]
+    terms: dict[str, float]  # of (17): norms over the residual's in eta K lambda_min / N; "first": 1 less it
+    moved: float  # motion of both sides of the layers' balance, over their norm at the start
+    unbalanced: float  # motion of their difference, over the same
+
+
+class FollowedNetwork(NamedTuple):
+    """A network and its flows; residuals are in the eigenbasis of P(0), least eigenvalue first, over the first norm."""
+
+    seed: int
+    draw: int
+    width: int
+    theorem: DeepLinearTheorem
+    eigenvalues: np.ndarray  # [n C]
+    modes: np.ndarray  # [R + 1, n C]
+    flows: dict[str, np.ndarray]  # residuals of FLOWS, [R + 1, n C]
+    looks: tuple[Look, ...]  # of the first draw only
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Squared residual over the initial one, [R + 1]."""
+        return np.asarray(np.sum(self.modes**2, axis=1))
+
+    def error(self, name: str) -> float:
+        """Computes the largest distance of a flow's residual from the network's in any round."""
+        return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
+
+    @property
+    def unit(self) -> float:
+        """``eta K lambda_min / N``."""
+        return 2 * (1 - self.theorem.constants.rate())
+
+    def bounds(self) -> dict[str, np.ndarray]:
+        """Returns the bound (18), the bound in its proof, and the control, [R + 1] each."""
+        rounds = np.arange(len(self.modes))
+        c = self.theorem.constants
+        wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
+        return {"(18)": c.rate() ** rounds, "its proof": c.rate() ** (2.0 * rounds), CONTROL: wrong**rounds}
+
+
+def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> FollowedNetwork:
+    """Trains one network and computes its flows.
+
+    Args:
+        size: Sizes of the run.
+        work: The clients' work in a round.
+        which: Seed and draw of the network.
+        looks: Number of rounds at which draw 0 computes the quantities of the proof.
+        delta: Probability with which the theorem may fail.
+    """
+    (seed, draw), rounds = which, size.rounds
+    seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
+    theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
+    kept = [
+        looked(theorem, work, weights, t)
+        for t, weights in seen.weights.items()
+        if t > 0 and draw == 0 and all(np.isfinite(w).all() for w in weights)
+    ]
+    start = np.linalg.norm(outputs[0] - work.y)
+    kernel = gram.dense(gram.products(theorem.initial, work.x))
+    values, vectors = np.linalg.eigh(kernel)
+
+    def modes(after: np.ndarray) -> np.ndarray:
+        return np.asarray((after - work.y).reshape(len(after), -1) @ vectors / start)
+
+    limit = work.x @ theorem.linear.models(rounds, linear_model(theorem.initial))
+    flow = kernel_flow(work, outputs[0], rounds)
+    k, eta = work.local_steps, work.learning_rate
+    flows = {
+        "own": flow(kernel, k, eta),
+        "infinite": limit,
+        "one_step": flow(kernel, 1, eta),
+        "summed": flow(kernel, k, eta * work.num_clients),
+        "lambda_max": flow(values[-1] * np.eye(len(kernel)), k, eta),
+    }
+    told = {name: modes(after) for name, after in flows.items()}
+    return FollowedNetwork(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
+
+
+def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
+    """Raises ``ValueError`` for a width below both dimensions of the map, where P(0) is singular and rho is 1."""
+    if width < min(outputs, dimension):
+        raise ValueError(
+            f"{name}: got {width}, must be at least {min(outputs, dimension)}, else lambda_min of P(0) is 0"
+        )
+
+
+def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
+    """Returns a function of kernel [n C, n C], local steps and rate: the exact flow from ``start``, [R + 1, n, C]."""
+    plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)
+
+    def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
+        blocks = KernelBlocks(kernel, kernel[: start.shape[1]])
+        rule = Rule(steps, rate, loss="squared_error_sum")
+        found = federated_flow(blocks, work.y, work.partition, plan, rule, outputs="full")
+        return np.asarray(found.predict_train(start, list(range(rounds + 1)), 0))
+
+    return flow
+
+
+def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
+    """Computes the quantities of the proof at the server's weights after t rounds."""
+    residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
+    terms = residual_terms(theorem.initial, weights, work)
+    norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
+    norms["first"] = 1 - norms["first"]
+    unit = 2 * (1 - theorem.constants.rate())
+    told = theorem.hypotheses(weights, (residual / theorem.constants.residual) ** 2, t)
+    units = {name: norm / unit for name, norm in norms.items()}
+    return Look(t, told, units, *balance(theorem.initial, weights))
+
+
+def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
+
+    Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
+    """
+    size = moved = apart = 0.0
+    for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):
+        sides0, sides = ((w.T @ w, v @ v.T) for v, w in ((below0, above0), (below, above)))
+        up, down = sides[0] - sides0[0], sides[1] - sides0[1]
+        size += float(sum(np.sum(side**2) for side in sides0))
+        moved += float(np.sum(up**2) + np.sum(down**2))
+        apart += float(np.sum((up - down) ** 2))
+    return float(np.sqrt(moved / size)), float(np.sqrt(apart / size))

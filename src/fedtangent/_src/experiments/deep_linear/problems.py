@@ -1,0 +1,83 @@
+"""The data of DeepLin's figures, in the principal directions of their inputs, where a loss is a sum over modes.
+
+Inputs are scaled to length 1: the paper does not say how it scales them, and for pixels in [0, 1] its rate is above
+the stability limit of most of its settings. Targets are one-hot, which the paper does not say either. An orthonormal
+basis of the row space changes neither inner products nor the law of Gaussian first weights, so a run in ``rank(X)``
+coordinates has the same law as one in all d. In the basis of the singular value decomposition ``X'X`` is diagonal, and
+the loss of a linear model ``M`` above least squares is ``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src import data
+from fedtangent._src.data.dataset import Dataset
+
+
+class Problem(NamedTuple):
+    """Examples in r principal directions, float64."""
+
+    x: np.ndarray  # [n, r], X'X diagonal
+    y: np.ndarray  # [n, C]
+    labels: np.ndarray  # [n]
+    singular: np.ndarray  # [r], the largest first
+    best: np.ndarray  # [r, C], W*, the least-squares model
+    rank: int  # of the inputs; r is less if directions are left out
+    dimension: int  # d, of the inputs as loaded
+
+    @property
+    def floor(self) -> float:
+        """Loss per example of least squares; not 0, as labels are no linear functions of the inputs."""
+        return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
+
+    def excess(self, models: Any) -> np.ndarray:
+        """Computes the loss per example minus ``floor`` of models [.., r, C]: [..]; not finite for diverged models."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
+            return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
+
+
+def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> Problem:
+    """Builds the problem of a data set's training examples.
+
+    Args:
+        loaded: The data set.
+        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
+        centred: Whether 1 / C is subtracted from the one-hot targets.
+
+    Raises:
+        ValueError: There are more directions than the rank of the inputs.
+    """
+    flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
+    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
+    flat /= np.where(lengths > 0, lengths, 1.0)
+    basis = principal_directions(flat)
+    rank = basis.shape[1]
+    if directions > rank:
+        raise ValueError(f"directions: got {directions}, must be at most {rank}, the rank of the inputs")
+    x = flat @ basis[:, : directions or rank]
+    y = data.classification_targets(loaded.y_train, loaded.num_classes, centred)
+    singular = np.linalg.norm(x, axis=0)
+    return Problem(x, y, loaded.y_train, singular, x.T @ y / singular[:, None] ** 2, rank, flat.shape[1])
+
+
+def principal_directions(x: np.ndarray) -> np.ndarray:
+    """Computes right singular vectors of x [n, d] as columns [d, r], by a QR decomposition to avoid an n x n matrix."""
+    _, singular, right = np.linalg.svd(np.linalg.qr(x, mode="r"), full_matrices=False)
+    known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
+    return np.asarray(right[known].T)
+
+
+@functools.lru_cache(maxsize=2)
+def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
+    """Builds the problem of a data set by name.
+
+    ``num_train`` and ``directions`` may be 0 for all; other arguments are those of ``problem_of``.
+    """
+    given = {"num_train": num_train} if num_train else {}
+    return problem_of(data.load(dataset, folder, seed, **given), directions, centred)

@@ -1,0 +1,221 @@
+"""An ensemble of three samples from the posterior: the Gaussian process of Theorem 2 beside models trained (FE-2024,
+Fig. 1; FE-2021, Fig. 1).
+
+The paper's figure is a drawing. Here the process is computed, and three models are trained by Fed-ensemble on the same
+data: the linear model of section V-A, for which Theorem 2 is exact, and an erf network, for which it holds as the width
+grows. That they are draws of the process is tested; the same models before training are the control, which must fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import chi2
+
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments.lab import sine
+from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.federated import schedule
+from fedtangent._src.output.files import Metric
+from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
+from fedtangent._src.theory import gp_limit
+from fedtangent._src.types import Algorithm, Gaussian, Model
+
+MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
+BEFORE, AFTER = "untrained", "trained"
+DRAWS = "draws of the process"
+LEAST_SD = 0.1  # of the largest deviation; where it is smaller, a standardised distance is rounding
+SHARE_OF_VARIANCE = 0.99  # held by the leading directions
+REFERENCE_DRAWS = 4000
+OUTSIDE = 0.0027  # share of draws outside a range, that of three standard errors
+
+
+@dataclass(frozen=True)
+class PosteriorSettings:
+    """Settings; inputs are ``spacing`` apart, so that Theta has full rank, which Theorem 2 assumes."""
+
+    num_clients: int = 5
+    points_per_client: int = 2
+    spacing: float = within(0.1, at_least=0)
+    num_models: int = 3
+    width: int = 1024
+    local_steps: int = 10
+    num_rounds: int = 800
+
+
+class Distance(NamedTuple):
+    """Distances of functions from a Gaussian process, each [K]."""
+
+    largest: np.ndarray  # the largest |f - m| / sd
+    inside: np.ndarray  # share of points in the 95 % band
+    squared: np.ndarray  # squared Mahalanobis distance in the leading directions: chi-square of ``rank`` degrees
+
+
+class Law(NamedTuple):
+    """A Gaussian process at m points, and the leading directions of its covariance."""
+
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    kept: np.ndarray  # [m] bool, points whose sd is not negligible
+    directions: np.ndarray  # [m, rank], unit eigenvectors of the covariance, leading first
+    variances: np.ndarray  # [rank]
+
+    @property
+    def rank(self) -> int:
+        """Effective rank: the fewest directions that hold 99 % of the variance."""
+        return len(self.variances)
+
+
+class PosteriorCase(NamedTuple):
+    """Results of one model family under one seed."""
+
+    seed: int
+    held: sine.SineData
+    law: Law
+    trained: sine.TrainedOutputs
+    distances: dict[str, Distance]  # by BEFORE, AFTER
+    left: float  # relative distance of the finite round's mean from the limit's, the largest over models
+
+
+def law_of(process: Gaussian) -> Law:
+    """Computes standard deviations and leading directions of a process of one output."""
+    values, vectors = np.linalg.eigh(np.asarray(process.cov))
+    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
+    rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))
+    sd = np.sqrt(np.maximum(np.diag(process.cov), 0))
+    kept = sd >= LEAST_SD * np.max(sd)
+    return Law(np.asarray(process.mean)[:, 0], sd, kept, vectors[:, :rank], values[:rank])
+
+
+def distance(law: Law, functions: np.ndarray) -> Distance:
+    """Computes the distances of ``functions`` [K, m] from the process."""
+    away = functions - law.mean
+    z = np.abs(away[:, law.kept] / law.sd[law.kept])
+    squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
+    return Distance(np.max(z, axis=1), np.mean(z <= sine.NORMAL_95, axis=1), squared)
+
+
+def draws(law: Law, count: int, seed: int) -> np.ndarray:
+    """Samples ``count`` functions [count, m] from the process, with variation in its leading directions only."""
+    normal = np.random.default_rng(seed).standard_normal((count, law.rank))
+    return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
+
+
+def run(study: Study) -> Outcome:
+    """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
+    s, cases = study.settings, dict[str, list[PosteriorCase]]()
+    plan = schedule.per_client_permutations(s.num_clients, s.num_models)
+    for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
+        algorithm = sine.algorithm(model, sine.of_study(study, study.seeds[0], gap=False), plan, s.local_steps)
+        cases[name] = []
+        study.say(MODELS[name])
+        for seed in study.each_seed():
+            case = _case(study, model, algorithm, seed)
+            cases[name].append(case)
+            study.keep([
+                Metric(r, f"{name} model={k}", seed, "test", metric, float(values[k]), 0, 0)
+                for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
+                for metric, values in case.distances[when]._asdict().items() for k in range(s.num_models)
+            ])  # fmt: skip
+    pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
+    _draw(study, {name: found[0] for name, found in cases.items()})
+    each = [
+        {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
+         **{metric: float(values[k]) for metric, values in d._asdict().items()}}
+        for name, found in cases.items() for case in found for when, d in case.distances.items()
+        for k in range(len(d.squared))
+    ]  # fmt: skip
+    title = f"Are they samples of the posterior? {len(study.seeds)} seeds, ranges of draws at three standard errors"
+    sheet = table(title, [{**p, "label": MODELS[p["model"]]} for p in pools], {
+        "all seeds": "{label}, {when}", "models": "{models}", "squared distance / rank": "{ratio:.3f}",
+        "of draws": "[{ratio_low:.3f}, {ratio_high:.3f}]", "in the band": "{inside:.1%}",
+        "in it, of draws": "[{inside_low:.1%}, {inside_high:.1%}]", "largest |f - m| / sd": "{largest:.2f}",
+        "at most, of draws": "{largest_high:.2f}", "the models are": "{verdict}",
+    })  # fmt: skip
+    remarks = tuple(
+        f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within {max(c.left for c in found):.1e} of the "
+        f"limit's; distances at points with a standard deviation of at least {LEAST_SD:g} of the largest"
+        for name, found in cases.items()
+    )
+    verdicts = verdicts_of(pools)
+    claims = tuple(
+        Claim(f"all models are samples of the same posterior process: {v.sizes}", v.measured,
+              SEEN if v.passed else NOT_SEEN) for v in verdicts
+    )  # fmt: skip
+    return Outcome((sheet,), pools, claims, {"models": each}, remarks, verdicts=verdicts)
+
+
+def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
+    s, held = study.settings, sine.of_study(study, seed, gap=False)
+    trained = sine.train(held, algorithm, s.num_rounds, seed)
+    flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
+    limit = gp_limit(blocks, held.y)
+    law = law_of(limit)
+    left = max(flow.limit_distance(s.num_rounds, k, limit).mean for k in range(s.num_models))
+    found = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
+    return PosteriorCase(seed, held, law, trained, found, left)
+
+
+def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:
+    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
+
+    The ratio is expected to be 1. Its range is that of a chi-square variable at the level of three standard errors. The
+    ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
+    """
+    of = [case.distances[when] for case in cases]
+    freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
+    ratio = float(sum(np.sum(d.squared) for d in of)) / freedom
+    low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (OUTSIDE / 2, 1 - OUTSIDE / 2))
+    shares, largest = _reference(cases, len(of[0].squared))
+    return {
+        "model": name, "when": when, "models": sum(len(d.squared) for d in of), "degrees": freedom,
+        "ratio": ratio, "ratio_low": low, "ratio_high": high,
+        "inside": float(np.mean([d.inside for d in of])), "inside_low": shares[0], "inside_high": shares[1],
+        "largest": float(np.max([d.largest for d in of])), "largest_high": largest,
+        "verdict": DRAWS if low <= ratio <= high else "no draws of it",
+    }  # fmt: skip
+
+
+def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
+    """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
+    inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
+    for i, case in enumerate(cases):
+        found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
+        inside += found.inside.reshape(REFERENCE_DRAWS, num_models).mean(axis=1) / len(cases)
+        largest = np.maximum(largest, found.largest.reshape(REFERENCE_DRAWS, num_models).max(axis=1))
+    low, high = np.quantile(inside, [OUTSIDE / 2, 1 - OUTSIDE / 2])
+    return (float(low), float(high)), float(np.quantile(largest, 1 - OUTSIDE))
+
+
+def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:
+    """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
+    found = []
+    for name, label in MODELS.items():
+        of = {p["when"]: p for p in pools if p["model"] == name}
+        expected = "[{ratio_low:.3f}, {ratio_high:.3f}]".format(**of[AFTER])
+        right = f"{of[AFTER]['ratio']:.3f}", expected, of[AFTER]["verdict"] == DRAWS
+        wrong = "untrained", f"{of[BEFORE]['ratio']:.3f}", of[BEFORE]["verdict"] != DRAWS
+        found.append(Verdict.of("FE-2024 Remark 4", "squared distance from the process / rank", label, right, wrong))
+    return tuple(found)
+
+
+def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
+    s, rows = study.settings, []
+    for name, case in cases.items():
+        label = MODELS[name] + (f", width {s.width}" if name == "network" else "")
+        samples = draws(case.law, s.num_models, case.seed)
+        rows.append(
+            PosteriorRow(label, case.held.x[:, 0], case.held.y[:, 0], case.held.x_test[:, 0], case.law.mean,
+                         case.law.sd, samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0])
+        )  # fmt: skip
+    posterior_samples(rows, s.num_rounds, study.figures.path("posterior_samples"))
+
+
+DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)
+SCALES = {"sine": by_scale(PosteriorSettings(), DEFAULT, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=partial(sine.check, gap=False), exact=True),)

@@ -1,0 +1,115 @@
+"""Theorem 2 (FE-2024; 4.2 of FE-2021) on trained networks: the law of K models beside its closed form.
+
+K networks are trained by Fed-ensemble at two widths, on the sine and on the digits. Their mean, variance, off-diagonal
+covariances and coverage stand beside the limit's (or the exact flow's, where the run has not come to the limit) at
+every width; the verdicts are those of ``fedtangent check-theory``, at infinite width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src.comparison.theorems.fed_ensemble import limit
+from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.output.comparison_plots import theorem2_figure
+from fedtangent._src.output.files import Metric
+
+BOTH = "digits_and_sine"
+NUMBERS = ("measured", "predicted", "standard_error", "farthest")
+
+
+@dataclass(frozen=True)
+class EnsembleLawSettings:
+    """The number of networks, their widths and rounds."""
+
+    num_models: int = within(NUM_MODELS, least=2)
+    widths: tuple[int, ...] = (256, 512)
+    digits_rounds: int = 800
+    sine_rounds: int = 800
+
+
+def settings_of(study: Study) -> list[Any]:
+    """Returns the setting that is compared on each data set."""
+    s = study.settings
+    names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
+    return [limit.SETTINGS[n](study.seeds[0], s.num_models, s.widths, getattr(s, f"{n}_rounds")) for n in names]
+
+
+def run(study: Study) -> Outcome:
+    """Trains the networks of each data set, and compares them with their law."""
+    seed, rows, verdicts = study.seeds[0], list[dict[str, Any]](), list[Verdict]()
+    remarks = ["measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
+               "entry; farthest: that of any entry, in its own SE",
+               f"data, schedule and initialisations are those of seed {seed} alone: the {study.settings.num_models} "
+               "models, independent draws of one law, are the repetitions"]  # fmt: skip
+    for setting in settings_of(study):
+        result = compare(setting, study.say)
+        found = table(result)
+        sent = {t.width: (t.uplink_bytes, t.downlink_bytes) for t in result.trained}
+        study.keep([
+            Metric(setting.num_rounds, f"fed_ensemble width {r['width']} [{r['dataset']}]", seed, "test",
+                   f"{r['statistic']}: {name}", float(r[name]), *sent[r["width"]])
+            for r in found for name in ("measured", "predicted")
+        ])  # fmt: skip
+        rows += found
+        verdicts += limit.sampled_rows(result)
+        remarks += _remarks(result)
+        theorem2_figure(result, study.figures.path(f"theorem2_{setting.name}"))
+    return Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
+
+
+def table(result: Theorem2) -> list[dict[str, Any]]:
+    """Builds a row for each statistic and width."""
+    rows = []
+
+    def add(statistic: str, width: int, *numbers: float | None) -> None:
+        row = {"dataset": result.setting.name, "width": width, "statistic": statistic, "theory": result.of}
+        rows.append(row | dict(zip(NUMBERS, numbers, strict=True)))
+
+    for t in result.trained:
+        for part, name in limit.NAMES.items():
+            found = entries(t.samples, result.law)[part]
+            sizes = _size(found.measured, part), _size(found.predicted, part), float(np.mean(found.standard_error))
+            add(name, t.width, *sizes, found.farthest)
+        inside = covered(t.samples, result.law)
+        error = float(inside.std(ddof=1) / np.sqrt(len(inside)))
+        add("coverage of 95 % intervals", t.width, float(inside.mean()), COVERED, error, None)
+    return rows
+
+
+def _size(values: np.ndarray, part: str) -> float:
+    """Computes the typical size of values: the mean of variances, else the root mean square."""
+    return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
+
+
+def _remarks(result: Theorem2) -> list[str]:
+    name, gap, early = result.setting.name, result.gap, result.early
+    lines = [
+        f"{name}: the exact law at the last round is {gap.mean:.2g} of the movement (mean), {gap.variance:.1%} "
+        f"(variance) from the limit; {limit.SOONER} times sooner {early.mean:.2g} and {early.variance:.1%}"
+    ]
+    for trained in result.trained:
+        bias, error = limit.finite_width(trained, result.law)
+        lines.append(
+            f"{name}, width {trained.width}: the finite width changes the variance by {bias:+.1%} +- {error:.1%}, "
+            "against the flow from the same initial functions"
+        )
+    return lines
+
+
+SCALES = dict.fromkeys(
+    (BOTH, "digits", "sine"),
+    by_scale(
+        EnsembleLawSettings(),
+        EnsembleLawSettings(widths=(512, 1024)),
+        EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
+    ),
+)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=settings_of),)

@@ -1,0 +1,244 @@
+"""The data of one seed, which all methods of a comparison share, and the forms in which methods are given it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import data
+from fedtangent._src.data import partition, sharing
+from fedtangent._src.data.dataset import TOKENS
+from fedtangent._src.data.partition.drawn import assemble
+from fedtangent._src.data.projection import projection_matrix
+from fedtangent._src.types import Array, FederatedData, Partition
+
+PARTS = ("train", "validation", "test")
+# In place of a client's number of classes: examples dealt at random; one client for each user of the data set; dealt at
+# random and distorted by each client in its own way. Clients of the last two are tested on their own examples.
+IID, USERS, DISTORTED = 0, -1, -2
+
+
+class EvaluationSet(NamedTuple):
+    """Examples for evaluation."""
+
+    x: Array
+    labels: Array  # [n] int32
+
+
+class Trial(NamedTuple):
+    """Data that all methods share for one seed: training data with clients, and two sets for evaluation."""
+
+    seed: int
+    data: FederatedData
+    splits: dict[str, EvaluationSet]  # validation, test
+    num_classes: int
+    by_client: dict[str, FederatedData] | None = None  # the same with their clients, if those are tested apart
+
+
+class Drawn(NamedTuple):
+    """Examples of each of PARTS; those of validation are drawn from the training set."""
+
+    x: dict[str, np.ndarray]  # float32; tokens int32
+    y: dict[str, np.ndarray]  # int32
+    rows: dict[str, np.ndarray]  # their rows in the training set, and in the test set for "test"
+    rng: np.random.Generator
+
+
+def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Drawn:
+    """Draws examples of every part.
+
+    Args:
+        loaded: The data set.
+        seed: Seed of the draw.
+        num_train: Number of training examples; 0 for all that remain.
+        num_validation: Number of validation examples, which come from the training set.
+        num_test: Number of test examples; 0 for all.
+
+    Raises:
+        ValueError: The data set has fewer examples.
+    """
+    rng = np.random.default_rng(seed)
+    order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
+    num_train, num_test = num_train or len(order) - num_validation, num_test or len(others)
+    for option, wanted, most in (
+        ("num_validation", num_validation, len(order) - 1),
+        ("num_train", num_train, len(order) - num_validation),
+        ("num_test", num_test, len(others)),
+    ):
+        if not 1 <= wanted <= most:
+            raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
+    train, held_out = order[num_validation : num_validation + num_train], order[:num_validation]
+    sources = ((loaded.x_train, loaded.y_train),) * 2 + ((loaded.x_test, loaded.y_test),)
+    rows = dict(zip(PARTS, (train, held_out, others[:num_test]), strict=True))
+    dtype = np.int32 if loaded.kind == TOKENS else np.float32
+    x = {p: np.asarray(of[0][rows[p]], dtype) for p, of in zip(PARTS, sources, strict=True)}
+    y = {p: np.asarray(of[1][rows[p]], np.int32) for p, of in zip(PARTS, sources, strict=True)}
+    return Drawn(x, y, rows, rng)
+
+
+def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
+    """Selects the examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
+
+    Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
+    users, and for more users than it has.
+    """
+    if loaded.user_train is None:
+        raise ValueError(
+            f"classes_per_client: got {USERS}, the users of {loaded.name}, which does not say whose its examples are; "
+            f"must be {DISTORTED}, or at least {IID}"
+        )
+    users, owner = np.unique(loaded.user_train, return_inverse=True)
+    if not 0 <= number <= len(users):
+        raise ValueError(f"num_clients: got {number}, must be from 1 to {len(users)}, the users of {loaded.name}")
+    kept = np.flatnonzero(owner < (number or len(users)))
+    found = loaded._replace(x_train=loaded.x_train[kept], y_train=loaded.y_train[kept], user_train=owner[kept])
+    if loaded.user_test is None:
+        return found
+    tested = np.searchsorted(users, loaded.user_test)
+    kept = np.flatnonzero(tested < (number or len(users)))
+    return found._replace(x_test=loaded.x_test[kept], y_test=loaded.y_test[kept], user_test=tested[kept])
+
+
+def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
+    """Builds the partition in which client ``owner[i]``, from 0, holds example i; a client may be empty."""
+    return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
+
+
+def owners(clients: Partition) -> np.ndarray:
+    """Computes the client of each example, [n], if every example has exactly one: the inverse of ``of_owners``."""
+    found = np.empty(len(clients.indices), np.int64)
+    found[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
+    return found
+
+
+def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:
+    """Builds one client for each user that ``first_users`` numbered; by part, if test examples have users too."""
+    users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
+    assert loaded.user_train is not None
+    number = int(loaded.user_train.max()) + 1
+    if loaded.user_test is None:
+        return of_owners(loaded.user_train[drawn.rows["train"]], number)
+    return {part: of_owners(np.asarray(users[part])[rows], number) for part, rows in drawn.rows.items()}
+
+
+def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict[str, Partition]]:
+    """Deals examples to the clients at random and distorts each by its client; also returns each part's clients."""
+    owner = {"train": owners(partition.iid(len(drawn.y["train"]), num_clients, seed))}
+    owner |= {part: drawn.rng.integers(num_clients, size=len(drawn.y[part])) for part in PARTS[1:]}
+    x = {part: distorted(drawn.x[part], of, num_clients, seed) for part, of in owner.items()}
+    return drawn._replace(x=x), {part: of_owners(of, num_clients) for part, of in owner.items()}
+
+
+def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+    """Distorts images in [0, 1] by their clients: feature skew for data without writers.
+
+    Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
+    pixel each way).
+
+    Args:
+        x: Square images of one channel [n, ...], flat or not.
+        owner: Client of each image [n], from 0 to ``num_clients - 1``.
+        num_clients: Number of clients.
+        seed: Seed of the distortions.
+    """
+    rng = np.random.default_rng([seed, 1])
+    contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
+    down, right = rng.integers(-1, 2, (2, num_clients))
+    side = int(np.sqrt(x[0].size))
+    found = np.empty_like(x)
+    for i in np.unique(owner):
+        own = x[owner == i].reshape(-1, side, side)
+        moved = np.roll(own, (down[i], right[i]), axis=(1, 2))
+        found[owner == i] = (contrast[i] * moved + brightness[i]).reshape(len(own), *x.shape[1:])
+    return found.astype(x.dtype)
+
+
+def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
+    """Divides examples with ``labels`` [n] among N clients of ``classes`` classes each, or at random (``IID``).
+
+    Raises ``ValueError`` for more clients than examples.
+    """
+    if classes == IID:
+        return partition.iid(len(labels), num_clients, seed)
+    return partition.classes(labels, num_clients, classes, seed)
+
+
+def scheme_name(classes: int) -> str:
+    """Returns the name of a division of examples."""
+    names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
+    return names.get(classes, f"{classes} classes")
+
+
+def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
+    """Moves a trial to the device.
+
+    Args:
+        drawn: Examples of every part.
+        clients: Partition of the training examples, or one for each part.
+        seed: Seed of the trial.
+        num_classes: Number of classes.
+    """
+    if isinstance(clients, Mapping):
+        x, y = drawn.x, drawn.y
+        own = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
+        return Trial(seed, own.pop("train"), {p: EvaluationSet(of.x, of.y) for p, of in own.items()}, num_classes, own)
+    held = data.federated_data(drawn.x["train"], drawn.y["train"], clients, drawn.x["train"].dtype)
+    splits = {part: EvaluationSet(jnp.asarray(drawn.x[part]), jnp.asarray(drawn.y[part])) for part in PARTS[1:]}
+    return Trial(seed, held, splits, num_classes)
+
+
+def one_hot(trial: Trial) -> FederatedData:
+    """Returns the trial's data with one-hot targets [n, C] float32, not centred, which NTK-FL fits."""
+    targets = data.classification_targets(np.asarray(trial.data.y), trial.num_classes)
+    return trial.data._replace(y=jnp.asarray(targets, jnp.float32))
+
+
+def projected(trial: Trial, dimension: int) -> Trial:
+    """Projects the trial's inputs to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
+
+    Raises ``ValueError`` if ``dimension`` exceeds the size of the inputs.
+    """
+    size = trial.data.x.shape[1]
+    if dimension > size:
+        raise ValueError(f"projected: got {dimension}, larger than the {size} inputs, must be at most that")
+    matrix = projection_matrix(size, dimension, trial.seed, dtype=np.float32)
+    splits = {part: s._replace(x=jnp.asarray(np.asarray(s.x) @ matrix)) for part, s in trial.splits.items()}
+    held = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))
+    return trial._replace(data=held, splits=splits)
+
+
+def partition_of(held: FederatedData) -> Partition:
+    """Returns the partition of the clients' examples, on the host."""
+    return Partition(np.asarray(held.indices), np.asarray(held.offsets))
+
+
+def with_partition(held: FederatedData, clients: Partition) -> FederatedData:
+    """Returns the same examples, held by other clients."""
+    return held._replace(
+        indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
+    )
+
+
+def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
+    """Adds a global set to every client's examples; returns the data, and the rows of that set.
+
+    The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
+    of the ``labels`` [n].
+    """
+    chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
+    return with_partition(trial.data, sharing.with_shared(partition_of(trial.data), chosen)), chosen
+
+
+def fingerprint(trial: Trial) -> str:
+    """Computes the SHA-256 of all arrays of a trial."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves((trial.data, trial.splits, trial.by_client)):
+        array = np.asarray(leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

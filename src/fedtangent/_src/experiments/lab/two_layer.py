@@ -1,0 +1,189 @@
+"""The problem that NTK-FL's theorems are about: inputs of norm 1, one output, clients of equal size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import data as datasets
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.engine import Evaluation, simulate
+from fedtangent._src.experiments.lab.results import NOT_OWED, grouped
+from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.models.two_layer import two_layer_relu
+from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
+from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
+from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, PyTree
+
+DATASETS = ("digits", "sphere", "fashion_mnist")
+SPHERE_DIMENSION = 20
+TREND = 1e-9  # share of the initial squared residual below which a measured one is rounding
+
+
+class TwoLayerProblem(NamedTuple):
+    """N examples on M clients of N / M each, every client with few labels."""
+
+    x: np.ndarray  # [N, d] of norm 1
+    y: np.ndarray  # [N] -1 or 1
+    partition: Partition
+
+    def federated(self) -> FederatedData:
+        """Returns the data on the device, float64."""
+        return datasets.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
+
+
+def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
+    """Draws a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1.
+
+    Examples are sorted by class, and each client holds N / M consecutive ones.
+
+    Args:
+        name: "sphere" or the name of a data set.
+        data_dir: Folder with original files.
+        num_examples: Number N of examples, a multiple of ``num_clients``.
+        num_clients: Number M of clients.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: Sizes do not fit, or the data set cannot be loaded.
+    """
+    if num_examples % num_clients:
+        raise ValueError(f"num_examples: got {num_examples}, must be a multiple of num_clients, {num_clients}")
+    rng = np.random.default_rng(seed)
+    if name == "sphere":
+        x, classes = rng.standard_normal((num_examples, SPHERE_DIMENSION)), rng.integers(0, 2, num_examples)
+    else:
+        loaded = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True)
+        if num_examples > len(loaded.x_train):
+            raise ValueError(f"num_examples: got {num_examples}, must be at most {len(loaded.x_train)}")
+        kept = rng.choice(len(loaded.x_train), num_examples, replace=False)
+        x, classes = np.asarray(loaded.x_train[kept], np.float64).reshape(num_examples, -1), loaded.y_train[kept]
+        x = x - min(float(x.min()), 0.0)  # pixels from 0: images differ least that way, which is the harder case
+    order = np.argsort(classes, kind="stable").astype(np.int32)
+    offsets = np.arange(0, num_examples + 1, num_examples // num_clients, dtype=np.int32)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return TwoLayerProblem(x / norms, np.where(np.asarray(classes) % 2 == 0, 1.0, -1.0), Partition(order, offsets))
+
+
+def of_study(study: Study, seed: int) -> TwoLayerProblem:
+    """Draws the problem of one seed."""
+    s = study.settings
+    return problem(study.dataset, study.data_dir, s.num_examples, s.num_clients, seed)
+
+
+def check(study: Study) -> None:
+    """Draws the first seed's problem; raises ``ValueError``."""
+    of_study(study, study.seeds[0])
+
+
+def times(last: int) -> tuple[int, ...]:
+    """Returns ten candidate times of a round, evenly spaced up to ``last``."""
+    return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
+
+
+def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
+    """Computes the largest ratio of a squared residual to its bound after the start, for residuals above ``floor``."""
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = measured[1:] / bound[1:]
+    return float(np.max(np.where(measured[1:] > floor, ratio, 0.0)))
+
+
+def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
+    """Checks for each value of ``keys`` that all runs stay below the bound; control: no run does with lambda_max."""
+    found = []
+    for at, own in grouped(rows, *keys).items():
+        ratio, wrong = max(row[worst] for row in own), min(row["control_worst"] for row in own)
+        sizes = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in zip(keys, at, strict=True))
+        right = f"{ratio:.3g}", f"<= 1 with each of {len(own)} seeds", ratio <= 1
+        control = "lambda_max for lambda", f"{wrong:.2g}", wrong > 1
+        found.append(Verdict.of(theorem, "squared residual / bound, largest after the start", sizes, right, control))
+    return tuple(found)
+
+
+def remarks(c: NtkConstants) -> tuple[str, ...]:
+    """Returns remarks on the constants behind the rates, and on a bound whose assumptions fail."""
+    return (
+        f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
+        f"2 N / lambda_max; the proof of Theorem 1 asks for at most {c.lambda_min / 2 / c.num_examples:.2g}",
+        NOT_OWED,
+    )
+
+
+def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
+    """Finds the first index after the start at which the bound is broken; None if it holds throughout."""
+    above = (measured > bound) & (measured > floor)
+    above[0] = False
+    return int(np.argmax(above)) if above.any() else None
+
+
+def start(model: Model, run_key: jax.Array) -> PyTree:
+    """Draws the initial weights of a run of one model that gets ``run_key`` as its ``start``."""
+    return model.init(jax.random.split(run_key, 1)[0])
+
+
+class Start(NamedTuple):
+    """Network of one seed and width at the start of every run."""
+
+    model: Model
+    key: jax.Array  # that the weights are drawn from: the same for every method
+    params: PyTree
+    kernel: np.ndarray  # [N, N] empirical
+    residual: np.ndarray  # [N]
+
+
+def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
+    """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
+    model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
+    key = jax.random.fold_in(jax.random.key(seed + 1), width)
+    params = start(model, key)
+    residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
+    return Start(model, key, params, empirical_kernel(task.x, params["v"]), residual)
+
+
+def step_size(task: TwoLayerProblem, factor: float) -> float:
+    """Computes ``factor`` times the largest stable step of the limiting kernel, 2 N / lambda_max."""
+    return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
+
+
+class NtkRounds(NamedTuple):
+    """Results of R rounds of NTK-FL."""
+
+    time: tuple[int, ...]  # t(k)
+    before: tuple[float, ...]  # squared residual before the round
+    after: tuple[float, ...]  # and after it
+    candidates: np.ndarray  # squared residuals at every candidate time, [R, Psi]
+    lambda_min: tuple[float, ...]  # of the kernel H at the start of the round
+    bound: tuple[float, ...]  # (1 - eta lambda_min / (2 N))^t(k)
+    uplink_bytes: int
+
+
+def several_rounds(
+    task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int, seed: int
+) -> NtkRounds:
+    """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
+    plan = schedule.all_clients(task.partition.num_clients)
+    algorithm = algorithms.ntk_fl(
+        start.model, plan, learning_rate=learning_rate, evolution=Evolution(times=times, kernel="averaged")
+    )
+    read, size = algorithm.params, len(task.x)
+
+    def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
+
+    seen = simulate(
+        algorithm, task.federated(), num_rounds=num, seed=seed, start=start.key, evaluation=Evaluation(1, look)
+    ).history
+    starts = [e.metrics["v"] for e in seen.evaluations[:num]]
+    least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
+    chosen = tuple(int(t) for t in np.asarray(seen.rounds["time"]).reshape(num))
+    candidates = 2 * size * np.asarray(seen.rounds["losses"]).reshape(num, -1)
+    bound = tuple(max(1 - learning_rate * v / (2 * size), 0.0) ** t for v, t in zip(least, chosen, strict=True))
+    after = tuple(float(v) for v in candidates.min(axis=1))
+    before = tuple(float(2 * size * v) for v in np.asarray(seen.rounds["loss_before"]).reshape(num))
+    return NtkRounds(chosen, before, after, candidates, least, bound, seen.evaluations[-1].uplink_bytes)

@@ -1,0 +1,138 @@
+"""The data of the Local-GD paper (section 5 and B.1), and runs of its algorithms by the engine.
+
+From w_0 = 0 every step stays in the span of all examples. ``Problem.in_span`` states a problem in an orthonormal basis
+of that span: inner products, and so runs and distances, are the same, in ``min(n, d)`` coordinates instead of d.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import data
+from fedtangent._src.data import partition as partitions
+from fedtangent._src.engine import Devices, params_by_round
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.algorithms.entry import arguments_of
+from fedtangent._src.federated.local import Work
+from fedtangent._src.models.features import linear
+from fedtangent._src.types import Algorithm, FederatedData, Partition
+
+TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
+
+
+class Problem(NamedTuple):
+    """Examples of N nodes, float64, in r coordinates: all d, or those of ``basis``."""
+
+    x: np.ndarray  # [n, r]
+    y: np.ndarray  # [n]
+    partition: Partition
+    truths: np.ndarray  # [N, d], the linear model w_i* that labels the examples of each node
+    basis: np.ndarray | None = None  # [d, r], orthonormal: inputs are x @ basis.T; None: x are the inputs
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d of the inputs."""
+        return self.truths.shape[1]
+
+    @property
+    def pooled(self) -> Problem:
+        """The same examples, all at one node."""
+        return self._replace(partition=partitions.of([self.partition.indices], len(self.y)))
+
+    def federated(self) -> FederatedData:
+        """Returns the data on the device, float64."""
+        return data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
+
+    def in_span(self) -> Problem:
+        """Returns the same problem in a basis of its examples' span; itself if there are d examples or more."""
+        if len(self.x) >= self.x.shape[1]:
+            return self
+        basis, triangle = np.linalg.qr(self.x.T)
+        return self._replace(x=np.ascontiguousarray(triangle.T), basis=basis)
+
+    def lifted(self, w: np.ndarray) -> np.ndarray:
+        """Returns models [.., r] in all dimensions, [.., d]."""
+        return w if self.basis is None else np.asarray(w @ self.basis.T)
+
+
+def regression(
+    seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float = TRUTH, common: bool = False
+) -> Problem:
+    """Draws ``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), w_i* ~ N(0, spread^2) for each node.
+
+    With ``common``, which is not the paper's, one truth ~ N(0, 4) of all nodes is added to each w_i*.
+    """
+    rng = np.random.default_rng([seed, dimension])
+    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
+    truths = spread * rng.standard_normal((num_nodes, dimension))
+    if common:
+        truths = truths + TRUTH * rng.standard_normal(dimension)
+    return _of(x, np.einsum("nhd,nd->nh", x, truths) + NOISE * rng.standard_normal(x.shape[:2]), truths)
+
+
+def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
+    """Draws ``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2).
+
+    The paper does not give the spread.
+    """
+    rng = np.random.default_rng([seed, dimension])
+    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
+    truths = rng.standard_normal(dimension) + spread * rng.standard_normal((num_nodes, dimension))
+    return _of(x, np.where(np.einsum("nhd,nd->nh", x, truths) >= 0, 1.0, -1.0), truths)
+
+
+def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
+    """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
+    nodes, each, dimension = x.shape
+    clients = Partition(np.arange(nodes * each, dtype=np.int32), each * np.arange(nodes + 1, dtype=np.int32))
+    return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
+
+
+def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
+    """Draws ``y = sign(x' w*)`` with one w*, each class divided among nodes by Dir(alpha) (B.1); no node is empty."""
+    rng = np.random.default_rng([seed, dimension])
+    x, truth = rng.standard_normal((num_examples, dimension)), rng.standard_normal(dimension)
+    y = np.where(x @ truth >= 0, 1.0, -1.0)
+    labels = (y > 0).astype(np.int32)
+    dealt = partitions.dirichlet(labels, num_nodes, alpha, seed, dirichlet_method="per_class")
+    return Problem(x, y, dealt, np.tile(truth, (num_nodes, 1)))
+
+
+@functools.lru_cache(maxsize=8)
+def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
+    """Builds the algorithm, cached so that all seeds share one compiled program."""
+    make: Callable[..., Algorithm] = getattr(algorithms, recipe)
+    model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps)
+    flat = {"client_learning_rate": rate, "work": work, "weighting": "uniform", **dict(options)}
+    return make(model, plan, **arguments_of(make, flat))
+
+
+def simulated(
+    problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: Any
+) -> np.ndarray:
+    """Trains with ``recipe`` from 0 by the engine, in float64; returns the global model after every round, [R + 1, r].
+
+    All nodes take part in every round with equal weights. Needs 64-bit types.
+
+    Args:
+        problem: The nodes' examples.
+        recipe: Name of the recipe in ``algorithms``.
+        num_rounds: Number R of rounds.
+        learning_rate: Step size of local work.
+        local_steps: Local steps in a round.
+        **options: Further arguments of the recipe.
+    """
+    size, nodes, named = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
+    algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, named)
+    path = params_by_round(algorithm, problem.federated(), num_rounds=num_rounds, devices=Devices("scan"))
+    return np.asarray(path["weights"][:, 0, :, 0])
+
+
+def off(found: np.ndarray, expected: np.ndarray) -> float:
+    """Computes the largest distance of two paths [R + 1, d] in any round, relative to the longest expected model."""
+    return float(np.linalg.norm(found - expected, axis=-1).max() / np.linalg.norm(expected, axis=-1).max())

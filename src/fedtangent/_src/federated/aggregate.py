@@ -1,0 +1,111 @@
+"""Reductions of the clients' messages to one value per model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.types import Aggregate, Array, Cohort, PyTree, Slots
+
+
+class _Sum(NamedTuple):
+    total: PyTree  # [K, ...]
+    weight: Array  # [K]
+
+
+def _add_weighted(total: Array, rows: Slots, messages: Array) -> Array:
+    """Computes ``total[model] += weight * message`` for a batch of slots."""
+    weight = rows.weight.astype(total.dtype)
+    shape = (-1,) + (1,) * (messages.ndim - 1)
+    # A slot of weight 0 must not count even when its message is not finite.
+    counted = jnp.where(weight.reshape(shape) > 0, messages, 0) * weight.reshape(shape)
+    if messages.shape[0] == 1:  # XLA's scatter is slow on a CPU: one row is a slice update
+        model = rows.model[0]
+        return jax.lax.dynamic_update_index_in_dim(total, total[model] + counted[0], model, 0)
+    member = (rows.model[:, None] == jnp.arange(total.shape[0])[None]).astype(total.dtype)
+    return total + jnp.tensordot(member, counted, axes=(0, 0), precision="highest")
+
+
+def weighted_mean() -> Aggregate:
+    """Builds the mean of the messages of each model, weighted by the cohort's weights (FE-2024, remark 1).
+
+    A model without a slot gets 0; the engine leaves its state unchanged and reports it.
+    """
+
+    def init(message: PyTree, num_models: int) -> _Sum:
+        total = jax.tree.map(lambda leaf: jnp.zeros((num_models, *leaf.shape), leaf.dtype), message)
+        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
+        return _Sum(total, jnp.zeros((num_models,), dtype))
+
+    def add(acc: _Sum, rows: Slots, messages: PyTree) -> _Sum:
+        total = jax.tree.map(lambda t, m: _add_weighted(t, rows, m), acc.total, messages)
+        return _Sum(total, acc.weight.at[rows.model].add(rows.weight.astype(acc.weight.dtype)))
+
+    def finish(acc: _Sum) -> PyTree:
+        inverse = 1 / jnp.where(acc.weight > 0, acc.weight, 1)
+        return jax.tree.map(lambda t: t * inverse.reshape((-1,) + (1,) * (t.ndim - 1)).astype(t.dtype), acc.total)
+
+    def merge(acc: _Sum, axis: str) -> _Sum:
+        return jax.lax.psum(acc, axis)
+
+    return Aggregate(init, add, finish, merge)
+
+
+def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
+    """Returns a cohort's slots, with each slot's rank among the filled slots of its model and its number of examples.
+
+    Args:
+        cohort: The cohort.
+        num_models: Models K.
+        offsets: Offsets of the clients in the partition, [N + 1] int32.
+    """
+    mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
+    before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1
+    size = jnp.where(cohort.weight > 0, offsets[cohort.client + 1] - offsets[cohort.client], 0)
+    return Slots(*cohort, jnp.take_along_axis(before, cohort.model[:, None], axis=1)[:, 0], size)
+
+
+class Stacked(NamedTuple):
+    """All messages of a model's clients, stacked along an axis of M places."""
+
+    messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
+    filled: Array  # [K] int32
+    beyond: Array  # [K] int32, number of messages that were dropped because all places were filled
+    weight: Array  # [K, M] float, 0 where a place is empty
+    client: Array  # [K, M] int32, 0 where a place is empty
+
+
+def stack(slots_per_model: int) -> Aggregate:
+    """Builds the aggregate that keeps every message, in cohort order, for servers that pool clients.
+
+    It keeps up to ``slots_per_model`` (M) messages for each model. A message that the server does not accept leaves its
+    place empty (zeros).
+    """
+
+    def init(message: PyTree, num_models: int) -> Stacked:
+        buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
+        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
+        counts, places = jnp.zeros((2, num_models), jnp.int32), (num_models, slots_per_model)
+        return Stacked(buffer, counts[0], counts[1], jnp.zeros(places, dtype), jnp.zeros(places, jnp.int32))
+
+    def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
+        active = rows.weight > 0
+        at = jnp.where(active, rows.place, slots_per_model)  # out of range: dropped
+        kept = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
+        without = active & (rows.place >= slots_per_model)
+        filled = acc.filled.at[rows.model].add(active.astype(jnp.int32))
+        beyond = acc.beyond.at[rows.model].add(without.astype(jnp.int32))
+        weight = acc.weight.at[rows.model, at].set(rows.weight.astype(acc.weight.dtype), mode="drop")
+        client = acc.client.at[rows.model, at].set(rows.client.astype(jnp.int32), mode="drop")
+        return Stacked(kept, filled, beyond, weight, client)
+
+    def merge(acc: Stacked, axis: str) -> Stacked:
+        def gather(leaf: Array) -> Array:  # every place is filled on one device at most, and zero on the others
+            wide = leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
+            return jax.lax.psum(wide, axis).astype(leaf.dtype)
+
+        return jax.tree.map(gather, acc)
+
+    return Aggregate(init, add, lambda acc: acc, merge)

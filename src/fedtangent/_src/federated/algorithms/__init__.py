@@ -1,0 +1,23 @@
+"""Algorithms of the papers as compositions of the shared parts, a few lines each.
+
+Every recipe with an entry in a file here can be imported from the package: ``algorithms.fed_avg``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedtangent._src.entries import catalogue
+from fedtangent._src.types import Algorithm
+
+
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    entry = None if name.startswith("_") else catalogue("algorithms").get(name)
+    if entry is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    recipe: Callable[..., Algorithm] = entry.recipe
+    return recipe
+
+
+def __dir__() -> list[str]:
+    return [*catalogue("algorithms")]

@@ -1,0 +1,352 @@
+"""FedAvg with a better server: momentum (FedAvgM) and adaptive rates (FedAdam, FedYogi, FedAdagrad) as published.
+
+The server optimisers are optax transformations of the pseudo-gradient ``server - client``. Those of Reddi et al.
+(2021), algorithm 2, differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts at
+``tau^2`` and not at 0, and Yogi's second moment moves by the sign of its error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import number
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate, at_rate, check_rate
+from fedtangent._src.types import Algorithm, Array, Model, PyTree, Schedule, Server
+
+Number = float | Array
+SecondMoment = Callable[[Array, Array], Array]  # (v, squared pseudo-gradient) -> v
+
+
+class Moments(NamedTuple):
+    """The first and second moment of a server, shaped like the parameters."""
+
+    first: PyTree  # m
+    second: PyTree  # v
+
+
+def _adaptive(
+    rate: Number, beta_1: Number, tau: Number, initial: Number | None, second: SecondMoment
+) -> optax.GradientTransformation:
+    """Builds the optimiser with ``m = beta_1 m + (1 - beta_1) g`` and ``v = second(v, g^2)``.
+
+    Its update is ``-rate m / (sqrt(v) + tau)``.
+    """
+    start = tau**2 if initial is None else initial
+
+    def init(params: PyTree) -> Moments:
+        filled = jax.tree.map(lambda p: jnp.full(p.shape, start, p.dtype), params)
+        return Moments(pytrees.zeros_like(params), filled)
+
+    def update(gradient: PyTree, state: Moments, params: PyTree | None = None) -> tuple[PyTree, Moments]:
+        m = pytrees.add(pytrees.scale(beta_1, state.first), pytrees.scale(1 - beta_1, gradient))
+        v = jax.tree.map(lambda old, g: second(old, jnp.square(g)), state.second, gradient)
+
+        def step(m: Array, v: Array) -> Array:
+            return -jnp.asarray(rate, m.dtype) * m / (jnp.sqrt(v) + jnp.asarray(tau, v.dtype))
+
+        return jax.tree.map(step, m, v), Moments(m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adam(
+    rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
+) -> optax.GradientTransformation:
+    """Builds FedAdam's server optimiser (Reddi et al., 2021, algorithm 2): ``v = beta_2 v + (1 - beta_2) g^2``.
+
+    Args:
+        rate: Step size.
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        tau: Degree of adaptivity.
+        initial: Second moment before the first round; None for tau^2.
+    """
+
+    def second(v: Array, squared: Array) -> Array:
+        return jnp.asarray(beta_2, v.dtype) * v + jnp.asarray(1 - beta_2, v.dtype) * squared
+
+    return _adaptive(rate, beta_1, tau, initial, second)
+
+
+def yogi(
+    rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
+) -> optax.GradientTransformation:
+    """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
+
+    It takes the arguments of ``adam``.
+    """
+
+    def second(v: Array, squared: Array) -> Array:
+        return v - jnp.asarray(1 - beta_2, v.dtype) * squared * jnp.sign(v - squared)
+
+    return _adaptive(rate, beta_1, tau, initial, second)
+
+
+def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
+    """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
+
+    It takes the arguments of ``adam`` except ``beta_2``.
+    """
+    return _adaptive(rate, beta_1, tau, initial, jnp.add)
+
+
+def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.GradientTransformation:
+    """Builds FedAvgM's server optimiser (Hsu et al., 2019, section 4.3): ``v = decay v + g``, with update ``-rate v``.
+
+    Args:
+        rate: Step size.
+        decay: Momentum.
+        nesterov: Whether the update is ``-rate (g + decay v)``.
+    """
+
+    def update(gradient: PyTree, v: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        v = pytrees.add(gradient, pytrees.scale(decay, v))
+        ahead = pytrees.add(gradient, pytrees.scale(decay, v)) if nesterov else v
+        return jax.tree.map(lambda leaf: jnp.asarray(-rate, leaf.dtype) * leaf, ahead), v
+
+    return optax.GradientTransformation(pytrees.zeros_like, update)
+
+
+# ---- the algorithms -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptivity:
+    """The numbers of a server with moments (Reddi et al., 2021, algorithm 2)."""
+
+    beta_1: Number = 0.9
+    """Decay of the server's first moment."""
+    beta_2: Number = 0.99
+    """Decay of the server's second moment."""
+    tau: Number = 1e-3
+    """Degree of adaptivity: the server divides by the root of the second moment plus this."""
+    initial_second_moment: Number | None = None
+    """Second moment before the first round (default: tau^2; the paper: at least that)."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive, or a negative initial moment."""
+        for name in ("beta_1", "beta_2"):
+            number(name, getattr(self, name), at_least=0, below=1)
+        check_rate("tau", self.tau)
+        if self.initial_second_moment is not None:
+            number("initial_second_moment", self.initial_second_moment, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerMomentum:
+    """The momentum of a server (Hsu et al., 2019, section 4.3)."""
+
+    momentum: Number = 0.9
+    """Momentum of the server, in [0, 1)."""
+    nesterov: bool = False
+    """The server's momentum looks ahead."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a momentum outside [0, 1)."""
+        number("momentum", self.momentum, at_least=0, below=1)
+
+
+ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+
+
+def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> AveragingParts:
+    """Returns a server that steps with the optimiser that ``make`` builds for its rate."""
+
+    def server(rate: Rate) -> Server:
+        return optax_server(at_rate(make, rate))
+
+    return AveragingParts(server)
+
+
+def _with_moments(make: Callable[..., optax.GradientTransformation], adaptivity: Adaptivity) -> AveragingParts:
+    """Returns a server that steps with Adam or Yogi, which have the same numbers."""
+    numbers = {"beta_1": adaptivity.beta_1, "beta_2": adaptivity.beta_2, "tau": adaptivity.tau}
+    return _stepping(partial(make, **numbers, initial=adaptivity.initial_second_moment))
+
+
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Adam as published",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
+def fed_adam(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedAdam: the server steps by ``-eta m / (sqrt(v) + tau)`` (Reddi et al., 2021, algorithm 2).
+
+    ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
+    without bias correction: it is not ``optax.adam``. ``averaging.server_learning_rate`` (eta) is 0.01 by default,
+    since steps are of its order and not of the pseudo-gradient's; the paper tunes it. Clients are weighted by examples
+    unless ``weighting="uniform"`` (the algorithm as printed).
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    averaging = averaging.filled(server_learning_rate=0.01)
+    return train_and_average("fed_adam", training, schedule, averaging, _with_moments(adam, adaptivity), ADAPTS)
+
+
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Yogi",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
+def fed_yogi(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedYogi: FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)`` (Reddi et al., 2021, algorithm 2).
+
+    Arguments, defaults and errors are those of ``fed_adam``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    averaging = averaging.filled(server_learning_rate=0.01)
+    return train_and_average("fed_yogi", training, schedule, averaging, _with_moments(yogi, adaptivity), ADAPTS)
+
+
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Adagrad",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
+def fed_adagrad(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(beta_1=0.0),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedAdagrad: FedAdam with ``v += d^2`` and no momentum (Reddi et al., 2021, algorithm 2).
+
+    ``averaging.server_learning_rate`` is 0.1 by default, and ``adaptivity.beta_2`` has no meaning.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    make = partial(adagrad, beta_1=adaptivity.beta_1, tau=adaptivity.tau, initial=adaptivity.initial_second_moment)
+    averaging = averaging.filled(server_learning_rate=0.1)
+    return train_and_average("fed_adagrad", training, schedule, averaging, _stepping(make), ADAPTS)
+
+
+@recipe(papers=("hsu2019",), parts="local SGD; mean; momentum", inside=True, unused=("server_optimizer",))
+def fed_avg_m(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    server_momentum: ServerMomentum = ServerMomentum(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedAvgM: the server moves by ``-eta v`` with ``v = momentum v + d`` (Hsu et al., 2019, section 4.3).
+
+    d is the clients' mean pseudo-gradient and eta ``averaging.server_learning_rate``, 1 by default as in the paper;
+    momentum 0 is FedAvg. With ``nesterov`` the server moves by ``-eta (d + momentum v)``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        server_momentum: Momentum of the server.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    momentum, nesterov = server_momentum.momentum, server_momentum.nesterov
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = _stepping(partial(heavy_ball, decay=momentum, nesterov=nesterov))
+    rule = {"server_momentum": momentum, "nesterov": nesterov}
+    return train_and_average("fed_avg_m", training, schedule, averaging, replaced, rule)

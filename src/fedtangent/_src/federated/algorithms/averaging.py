@@ -1,0 +1,120 @@
+"""Averages of locally trained models: FedAvg, FedSGD, and Fed-ensemble around any algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging, train_and_average, trained
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.local import Work
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate
+from fedtangent._src.types import Algorithm, Model, Recipe, Schedule, wrapped
+
+
+@recipe(papers=("mcmahan2017",), parts="local SGD; mean; SGD", inside=True)
+def fed_avg(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedAvg: local SGD from the broadcast model, weighted mean of the models.
+
+    Source: McMahan et al., 2017, algorithm 1.
+
+    With a ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent; its state does not outlive a
+            round.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, or an argument of the wrong type or range.
+
+    Example, 20 of 100 clients a round, each of which passes once over its data:
+
+        >>> import fedtangent as ft
+        >>> model = ft.models.mlp(784, 10, (100,), parameterization="standard")
+        >>> some = ft.schedules.uniform_sampling(100, clients_per_round=20)
+        >>> work = ft.Work(epochs=1, batch_size=10)
+        >>> algorithm = ft.fed_avg(model, some, client_learning_rate=0.1, work=work)
+        >>> algorithm.name, ft.cite(algorithm).splitlines()[0]
+        ('fed_avg', '@inproceedings{mcmahan2017,')
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("fed_avg", training, schedule, averaging, rule={})
+
+
+@recipe(papers=("mcmahan2017",), parts="one gradient; mean; SGD")
+def fed_sgd(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    loss: str | Loss | None = None,
+    optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedSGD: each client sends one full-batch gradient, the server steps (McMahan et al., 2017, section 2).
+
+    It is FedAvg with one local step of all of a client's examples.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        learning_rate: Step size of the mean gradient, a number or a schedule of the round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        optimizer: An optax optimiser of the clients, in place of a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    training = trained(model, learning_rate, optimizer, Work(steps=1, batch_size=None), loss, "")
+    return train_and_average("fed_sgd", training, schedule, averaging, rule={})
+
+
+def check_base(base: Any) -> None:
+    """Raises ``ValueError`` unless ``base`` is a recipe (a function, not the name of one)."""
+    if not callable(base):
+        raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
+
+
+@recipe(papers=("shi2024", "shi2021"), parts="those of --base, K models, permutations", schedule="permutations")
+def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
+    """Builds Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
+
+    FE-2024, algorithm 1 with ``schedule.per_client_permutations``; FE-2021, algorithm 1 with ``schedule.strata``.
+    Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
+    FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which of the K models in which round.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
+
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: As ``base`` raises.
+    """
+    check_base(base)
+    algorithm = base(model, schedule, **options)
+    return wrapped(algorithm, "fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")

@@ -1,0 +1,248 @@
+"""FedBE: the server samples models from a distribution fitted to the clients' models, and distils their ensemble."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import choice, instance, whole
+from fedtangent._src.federated.aggregate import Stacked, stack
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.distil import SOFT_LOSSES, Distillation, check_distillation, distil
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.algorithms.posterior import (
+    MEMBERS,
+    Clients,
+    Teacher,
+    check_teacher,
+    clients_of,
+    ensemble_outputs,
+    members_of,
+    no_clients,
+    weighted_mean_of,
+)
+from fedtangent._src.federated.compose import Parts, State, sequentially
+from fedtangent._src.federated.local import Work
+from fedtangent._src.losses import Loss, targets_of
+from fedtangent._src.optimizers import Optimizer, Rate
+from fedtangent._src.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
+
+DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
+SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleOfClients:
+    """The ensemble that FedBE draws from the clients' models."""
+
+    posterior: str = "gaussian"
+    """gaussian (diagonal) or dirichlet (random convex combinations)."""
+    num_samples: int = 10
+    """Models drawn from the posterior."""
+    concentration: float = 1.0
+    """Concentration of the symmetric Dirichlet distribution."""
+    members: tuple[str, ...] = MEMBERS
+    """Members of the ensemble, each model counting once: samples, clients, mean."""
+    slots_per_model: int | None = None
+    """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
+
+    def teacher(self) -> Teacher:
+        """Returns the ensemble's distribution and members; raises ``ValueError`` for options out of range."""
+        number = whole("num_samples", self.num_samples)
+        teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
+        check_teacher(teacher)
+        return teacher
+
+    def places(self, schedule: Schedule) -> int:
+        """Returns the number of clients whose messages one model keeps."""
+        instance("schedule", schedule, Schedule)
+        most = schedule.num_slots
+        return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistilledEnsemble(EnsembleOfClients):
+    """The ensemble that is drawn from the clients' models, and the student that learns from it at the server."""
+
+    server_data: Array | None = None
+    """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""
+    distillation: Distillation | None = None
+    """Rates, steps and cycles of the student (default: FedBE's, in proportion to ``server_data``)."""
+    temperature: float = 1.0
+    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it. With the
+    squared error, whose labels are mean outputs, only 1 is allowed."""
+
+
+def _fitting(examples: int) -> Distillation:
+    """Returns FedBE's distillation for ``examples`` examples; the paper's numbers are for ten thousand images."""
+    steps = 20 * -(-examples // min(128, examples))
+    return Distillation(start=steps // 6, cycle=max(1, steps // 60))
+
+
+SERVER = ("server_learning_rate", "server_optimizer")  # options of a server that steps
+
+
+@recipe(
+    papers=("chen2021",),
+    parts="local SGD; all messages; posterior, distillation",
+    unused=SERVER,
+    python_only=("concentration", "members", "slots_per_model", "temperature"),
+)
+def fed_be(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    ensemble: DistilledEnsemble = DistilledEnsemble(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedBE: distils a Bayesian ensemble of the round's models at the server.
+
+    Source: Chen and Chao, ICLR 2021, algorithm 1.
+
+    The server fits a distribution to the clients' models, draws models from it, takes the mean prediction of the
+    ensemble on its own data as soft labels, and trains a student on them that starts at the clients' weighted mean. The
+    student is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        ensemble: Members of the ensemble, the server's data, and how the student learns.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: No server data, a loss that is not in ``SOFT_LOSSES``, options out of range; and as ``fed_avg``.
+    """
+    server_data, distillation, temperature = ensemble.server_data, ensemble.distillation, ensemble.temperature
+    if server_data is None:
+        raise ValueError(
+            "server_data: got None; FedBE distils on examples without labels at the server, x [m, ...] "
+            "(fed_be_no_distillation needs none)"
+        )
+    unlabelled = jnp.asarray(server_data)
+    if unlabelled.ndim < 1 or unlabelled.shape[0] < 1:
+        raise ValueError(f"server_data: got shape {unlabelled.shape}, must be x [m, ...] of at least one example")
+    distillation = _fitting(unlabelled.shape[0]) if distillation is None else distillation
+    check_distillation(distillation, unlabelled.shape[0])
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    soft = choice("loss", training.loss, SOFT_LOSSES)
+    if not 0 < temperature < float("inf") or (soft != "cross_entropy" and temperature != 1):
+        raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {soft!r}")
+    teacher, places = ensemble.teacher(), ensemble.places(schedule)
+
+    def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        clients = clients_of(params, sent)
+        mean, (sample_key, student_key) = weighted_mean_of(clients), jax.random.split(info.key)
+        drawn = members_of(teacher, sample_key, mean, clients)
+        _, labels = ensemble_outputs(model, *drawn, unlabelled, soft == "cross_entropy")
+        if temperature != 1:
+            sharper = labels ** (1 / temperature)
+            labels = sharper / jnp.sum(sharper, axis=-1, keepdims=True)
+        student, seen = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
+        return student, {"distillation_loss": seen, "dropped": sent.beyond}
+
+    replaced = AveragingParts(
+        Server(lambda params: params, lambda state: state, lambda state: state, update, map_models=sequentially),
+        parts=Parts(
+            aggregate=stack(places),
+            ledger=lambda cost, data: cost._replace(uplink_once=unlabelled.size * unlabelled.dtype.itemsize),
+        ),
+    )
+    return train_and_average("fed_be", training, schedule, averaging, replaced, DISTILS)
+
+
+class Posterior(NamedTuple):
+    """A model, and the clients' models and key from which its ensemble is drawn for predictions."""
+
+    params: PyTree  # the clients' weighted mean, the next round's model
+    clients: Clients  # of the last round in which any client trained this model
+    key: Key
+
+
+@recipe(
+    papers=("chen2021",),
+    parts="local SGD; all messages; mean, posterior to predict",
+    unused=SERVER,
+    python_only=("concentration", "members", "slots_per_model", "temperature"),
+)
+def fed_be_no_distillation(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    ensemble: EnsembleOfClients = EnsembleOfClients(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
+
+    The next global model is the clients' weighted mean, so no data are needed at the server; a prediction is the
+    mean over the ensemble that FedBE would distil, drawn from the last round's models. The state therefore holds the
+    clients' models of a round, ``slots_per_model`` for each of the K models.
+
+    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
+    that probability. ``members`` of the prediction are those of all K ensembles, [K E, n, C]; where a place is empty
+    stands the ensemble's mean, which changes no mean over members.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        ensemble: Members of the ensemble.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Options out of range, and as ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    teacher, places = ensemble.teacher(), ensemble.places(schedule)
+    probabilities = targets_of(training.loss) == "classes"
+
+    def init(params: PyTree) -> Posterior:
+        return Posterior(params, no_clients(params, places), jax.random.key(0))
+
+    def update(state: Posterior, sent: Stacked, info: RoundInfo) -> tuple[Posterior, dict[str, Array]]:
+        clients = clients_of(state.params, sent)
+        return Posterior(weighted_mean_of(clients), clients, info.key), {"dropped": sent.beyond}
+
+    def predict(model: Model, state: State, x: Array) -> Prediction:
+        def one(row: Posterior) -> tuple[Array, Array]:
+            drawn, present = members_of(teacher, row.key, row.params, row.clients)
+            outputs, mean = ensemble_outputs(model, drawn, present, x, probabilities)
+            neutral = jnp.log(mean) if probabilities else mean
+            return jnp.where(present[:, None, None], outputs, neutral[None]), mean
+
+        outputs, means = jax.lax.map(one, state.server)  # with draws from the posterior
+        mean = jnp.mean(means, axis=0)
+        return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
+
+    replaced = AveragingParts(
+        Server(init, lambda state: state.params, lambda state: state.params, update),
+        parts=Parts(aggregate=stack(places), predict=predict),
+    )
+    return train_and_average("fed_be_no_distillation", training, schedule, averaging, replaced, SAMPLES)

@@ -1,0 +1,265 @@
+"""The shared parts of averaging algorithms: their options, and local training followed by an average.
+
+An option for all averaging algorithms is a field of ``Averaging`` and its use in ``train_and_average``: both are here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from fedtangent._src.checks import flag, instance
+from fedtangent._src.federated.aggregate import weighted_mean
+from fedtangent._src.federated.compose import Parts, compose
+from fedtangent._src.federated.local import Posed, Work, local_training
+from fedtangent._src.federated.predict import Personal, own_models
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.federated.wire.secure_aggregation import BITS, masked_numbers, secured
+from fedtangent._src.federated.wire.shuffler import shuffled
+from fedtangent._src.federated.wire.subsample import check_beta, subsampled
+from fedtangent._src.losses import check_targets, get_loss
+from fedtangent._src.optimizers import Optimizer, Rate, check_linear, check_optimizer, check_rate, heavy_ball, sgd
+from fedtangent._src.types import (
+    NO_RULE,
+    Accept,
+    Algorithm,
+    Channel,
+    Composition,
+    FederatedData,
+    Local,
+    Model,
+    Schedule,
+    Server,
+    Training,
+)
+
+DEFAULT_WORK = Work(epochs=5, batch_size=16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging:
+    """How the clients' messages travel, are weighted and move the server: options of every averaging algorithm."""
+
+    server_learning_rate: Rate | None = None
+    """Step size of the server (default: 1, or the algorithm's own)."""
+    server_optimizer: Optimizer | None = None
+    """An optax optimiser of the server, in place of gradient descent at ``server_learning_rate``."""
+    weighting: str | None = None
+    """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
+    channel: Channel | None = None
+    """How messages travel, such as ``channels.qsgd(4)`` (default: as they are)."""
+    accept: Accept | None = None
+    """Which messages the server counts, such as ``faults.finite()`` (default: all)."""
+    personal: Personal | None = None
+    """How a client predicts for itself (default: with the global models)."""
+    beta: float = 1.0
+    """Share of its examples that a client uses in a round."""
+    shuffle: bool = False
+    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+    secure_aggregation: int | None = None
+    """Bits of the masked numbers of which the server sees only the sum, 32 or 64 (default: not masked)."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for an option of the wrong type or range."""
+        for name, what in (
+            ("accept", "of a message, such as faults.finite()"),
+            ("personal", "such as predict.weighted_models(loss, gamma)"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ValueError(f"{name}: got {value!r}, must be a function ({what})")
+        if self.channel is not None and not isinstance(self.channel, Channel):
+            raise ValueError(f"channel: got {self.channel!r}, must be a channel such as channel.qsgd(4)")
+        if self.server_learning_rate is not None:
+            check_rate("server_learning_rate", self.server_learning_rate)
+            if self.server_optimizer is not None:
+                raise ValueError("server_optimizer: got it beside server_learning_rate, must be one of the two")
+        if self.server_optimizer is not None:
+            check_optimizer("server_optimizer", self.server_optimizer)
+        check_beta(self.beta)
+        flag("shuffle", self.shuffle)
+        if self.personal is own_models:
+            raise ValueError("personal: own_models is for algorithms whose clients keep models, which use it anyway")
+        bits = self.secure_aggregation
+        if bits is not None and (isinstance(bits, bool) or bits not in BITS):
+            raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
+
+    def filled(self, **defaults: Any) -> Averaging:
+        """Returns the options, with the algorithm's ``defaults`` for options that are not set."""
+        if self.server_optimizer is not None:
+            defaults.pop("server_learning_rate", None)
+        left_open = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **left_open)
+
+
+def local_descent(training: Training) -> Optimizer:
+    """Returns the clients' optimiser; without one, gradient descent at their learning rate."""
+    return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
+
+
+def trained(
+    model: Model,
+    client_learning_rate: Rate | None,
+    client_optimizer: Optimizer | None,
+    work: Work,
+    loss: Any,
+    name: str = "client",
+) -> Training:
+    """Checks the arguments of local training and returns them as one record.
+
+    Args:
+        model: Network that the clients train.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        client_optimizer: An optax optimiser, in place of gradient descent at a rate.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss or a function; None for the loss that the model is usually trained with.
+        name: Prefix of the two arguments' names in error messages; empty for ``learning_rate`` and ``optimizer``.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, a ``work`` that is no ``Work``,
+            or an unknown loss.
+    """
+    instance("model", model, Model)
+    rate, optimizer = (f"{name}_learning_rate", f"{name}_optimizer") if name else ("learning_rate", "optimizer")
+    if client_optimizer is None:
+        if client_learning_rate is None:
+            raise ValueError(f"{rate}: got none, must be given (or {optimizer})")
+        check_rate(rate, client_learning_rate)
+    elif client_learning_rate is not None:
+        raise ValueError(f"{optimizer}: got it beside {rate}, must be one of the two")
+    else:
+        check_optimizer(optimizer, client_optimizer)
+    if not isinstance(work, Work):
+        raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
+    loss = getattr(model, "loss", "squared_error") if loss is None else loss
+    get_loss(loss)
+    return Training(model, client_learning_rate, client_optimizer, work, loss)
+
+
+class AveragingParts(NamedTuple):
+    """The parts in which an averaging algorithm differs from FedAvg.
+
+    Attributes:
+        server: Another server, without a rate, or a function from the server's rate to one; None for a server that
+            steps with an optimiser.
+        local: The clients' local problem and message.
+        around: Wraps local training in further work of the client, such as a second model.
+        parts: Further parts of the composition, such as a channel.
+    """
+
+    server: Server | Callable[[Rate], Server] | None = None
+    local: Posed = Posed()
+    around: Callable[[Local], Local] = lambda train: train
+    parts: Parts = Parts()
+
+
+def train_and_average(
+    name: str,
+    training: Training,
+    schedule: Schedule,
+    averaging: Averaging,
+    replaced: AveragingParts = AveragingParts(),
+    rule: Mapping[str, Any] | str = NO_RULE,
+) -> Algorithm:
+    """Builds an algorithm whose clients train and whose server steps along the weighted mean of their messages.
+
+    Args:
+        name: Name of the algorithm.
+        training: The clients' model, loss, optimiser and local steps.
+        schedule: Which client trains which model in which round.
+        averaging: Weights, server step and channel.
+        replaced: Parts in which the algorithm differs from FedAvg.
+        rule: Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none.
+
+    Returns:
+        The composed algorithm.
+
+    Raises:
+        ValueError: A server rate or optimiser that the algorithm's special server would ignore, an impossible ``work``,
+            or options that exclude each other.
+    """
+    instance("averaging", averaging, Averaging)
+    server = _server(name, averaging, replaced.server)
+    loss, descent = get_loss(training.loss), local_descent(training)
+    train = local_training(training.model, loss, descent, training.work, **replaced.local)
+    train = subsampled(replaced.around(train), averaging.beta)
+    weighting = "examples" if averaging.weighting is None else averaging.weighting
+    parts = replaced.parts._replace(weighting=weighting)
+
+    def check(data: FederatedData) -> None:
+        check_data(training.loss, data)
+        if replaced.parts.check is not None:
+            replaced.parts.check(data)
+
+    parts = parts._replace(check=check)
+    for field in ("accept", "channel", "personal"):
+        if getattr(averaging, field) is not None:
+            parts = parts._replace(**{field: getattr(averaging, field)})
+    bits = averaging.secure_aggregation
+    if bits is not None:
+        _check_secure(name, averaging, parts)
+        aggregate, server = secured(server, schedule.num_slots, bits=bits)
+        parts = parts._replace(channel=masked_numbers(bits), aggregate=aggregate)
+    if averaging.shuffle:
+        aggregate, server = shuffled(parts.aggregate or weighted_mean(), server, schedule.num_slots)
+        parts = parts._replace(aggregate=aggregate)
+    composition = Composition(training, weighting, partial(_followed, training, averaging, rule))
+    return compose(name, training.model, train, server, schedule, parts, composition)
+
+
+def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+    """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has none."""
+    if isinstance(rule, str):
+        return rule
+    if averaging.channel is not None:
+        return "its channel may leave numbers out; nearest is one that is lossless"
+    if averaging.secure_aggregation is not None:
+        return "secure_aggregation rounds its messages; nearest is the same algorithm without"
+    if averaging.beta != 1:
+        return f"its clients use a share beta = {averaging.beta} of their examples; nearest is beta = 1"
+    if getattr(averaging.accept, "max_norm", math.inf if averaging.accept is None else 0) < math.inf:
+        return "its server may reject messages; nearest is one that accepts all finite ones, as faults.finite() does"
+    fields: dict[str, Any] = {"loss": training.loss, **rule}
+    try:
+        if training.optimizer is not None:
+            check_linear("its client_optimizer", training.optimizer)
+            fields["client_optimizer"] = training.optimizer
+        if averaging.server_optimizer is not None:
+            fields |= heavy_ball("its server_optimizer", averaging.server_optimizer)
+    except ValueError as error:
+        return str(error)
+    if averaging.server_learning_rate is not None:
+        fields["server_learning_rate"] = averaging.server_learning_rate
+    return fields
+
+
+def check_data(loss: Any, data: FederatedData) -> None:
+    """Raises ``ValueError`` for targets that the loss does not take."""
+    check_targets(loss, data.y, "data: targets")
+
+
+def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], Server] | None) -> Server:
+    """Returns the server; raises ``ValueError`` for a rate or an optimiser that it would ignore."""
+    rate, optimizer = averaging.server_learning_rate, averaging.server_optimizer
+    if server is None:
+        return optax_server(sgd(1.0 if rate is None else rate) if optimizer is None else optimizer)
+    refused = {"server_optimizer": optimizer} | ({"server_learning_rate": rate} if isinstance(server, Server) else {})
+    for option, value in refused.items():
+        if value is not None:
+            raise ValueError(f"{option}: got {value!r:.60}, but {name} has a server of its own: leave it out")
+    return server if isinstance(server, Server) else server(1.0 if rate is None else rate)
+
+
+def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
+    """Raises ``ValueError`` if the server needs single messages, which secure aggregation hides."""
+    if parts.aggregate is not None:
+        raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
+    if parts.accept is not None:
+        raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
+    if parts.channel is not None:
+        raise ValueError("channel: must be lossless with secure_aggregation, whose masks fill all of a message")
+    if averaging.shuffle:
+        raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

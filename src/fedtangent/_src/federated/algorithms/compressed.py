@@ -1,0 +1,115 @@
+"""FedAvg whose clients send compressed updates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.compose import Parts
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.wire.channel import qsgd, uniform_quantiser
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate
+from fedtangent._src.types import Algorithm, Model, Schedule
+
+ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantiser:
+    """The quantiser of FedPAQ."""
+
+    bits: int = 8
+    """Bits of a number, 2 to 16."""
+    bucket_size: int | None = None
+    """Numbers that share one norm (default: all of a message)."""
+
+
+@recipe(
+    papers=("haddadpour2021",),
+    parts="local SGD, uniform quantiser; mean; SGD",
+    unused=("channel", "secure_aggregation"),
+)
+def fed_com(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    bits: int = 8,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedCOM: local SGD, updates sent through an unbiased quantiser (Haddadpour et al., 2021, algorithm 1).
+
+    The quantiser is ``channel.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and multiplies
+    by eta at the server; the quantiser scales with what it is given, so that this is the same. ``server_learning_rate``
+    is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        bits: Bits of a number.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16, and as ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
+    return train_and_average("fed_com", training, schedule, averaging, replaced, ROUNDS)
+
+
+@recipe(
+    papers=("reisizadeh2020", "alistarh2017"),
+    parts="local SGD, QSGD; mean; SGD",
+    unused=("channel", "secure_aggregation"),
+)
+def fed_paq(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    quantiser: Quantiser = Quantiser(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedPAQ: local SGD, updates quantised as in QSGD, and their mean (Reisizadeh et al., 2020, algorithm 1).
+
+    The quantiser is ``channel.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
+    paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        quantiser: Bits of a number, and numbers that share one norm.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
+    return train_and_average("fed_paq", training, schedule, averaging, replaced, ROUNDS)

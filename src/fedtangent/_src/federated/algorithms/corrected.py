@@ -1,0 +1,367 @@
+"""Averages corrected for clients that drift: FedProx, FedDyn, SCAFFOLD, and Modified Local-GD's anchor.
+
+Messages are ``server - client``, so the mean message d is how far the server is from the clients' mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import MAX_INDEX, instance, number, whole
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.local import LocalProblem, Posed, Work, proximal
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate, check_rate, rate_at
+from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
+
+OWN_SERVER = ("server_optimizer",)  # a server with state of its own takes a rate, but no optimiser
+
+
+def _fraction(info: RoundInfo, num_clients: int) -> Array:
+    """Returns the share of all clients whose messages count, |S| / N, in floating point."""
+    return jnp.asarray(info.num_clients, float) / num_clients
+
+
+@recipe(papers=("li2020",), parts="local SGD, prox; mean; SGD", inside=True)
+def fed_prox(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mu: float | Array = 0.1,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedProx: FedAvg whose clients minimise ``F_i(w) + mu / 2 |w - w_server|^2``.
+
+    Source: Li et al., 2020, algorithm 2.
+
+    mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly;
+    here, as for FedAvg, the schedule draws and the mean is by examples by default.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mu: Strength of the proximal term, which holds clients near the model they got.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A negative mu, and as ``fed_avg`` raises.
+    """
+    number("mu", mu, at_least=0)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = AveragingParts(local=Posed(pose=proximal(mu)))
+    return train_and_average("fed_prox", training, schedule, averaging, replaced, rule={"mu": mu})
+
+
+class Dynamic(NamedTuple):
+    """The state of FedDyn's server: the model, and the mean over all clients of their corrections."""
+
+    params: PyTree
+    correction: PyTree  # h
+
+
+def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
+    """Builds FedDyn's server (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
+
+    With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
+
+    Args:
+        mu: Strength of the dynamic regulariser.
+        num_clients: Clients N.
+        rate: Step size of the server, a number or a schedule of the round.
+    """
+
+    def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
+        h = pytrees.add(state.correction, pytrees.scale(mu * _fraction(info, num_clients), d))
+        step = pytrees.add(d, pytrees.scale(1 / mu, h))
+        return Dynamic(pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), step)), h), {}
+
+    return Server(
+        init=lambda params: Dynamic(params, pytrees.zeros_like(params)),
+        broadcast=lambda state: state.params,
+        params=lambda state: state.params,
+        update=update,
+    )
+
+
+@recipe(papers=("acar2021",), parts="local SGD, tilt and prox; mean; mean less h / mu", inside=True, unused=OWN_SERVER)
+def fed_dyn(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mu: float | Array = 0.1,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedDyn: a dynamic regulariser aligns the clients' optima with the server's.
+
+    Source: Acar et al., 2021, algorithm 1.
+
+    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` (mu is the paper's alpha) by ``work``.
+    It then takes ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the
+    participants but divided by the number N of all clients, and the model is the participants' mean minus
+    ``h / mu``. Each model of an ensemble has its own h and h_i.
+
+    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it).
+    Behind a channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
+    ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mu: Strength of the dynamic regulariser (the paper's alpha).
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A mu that is not positive, and as ``fed_avg`` raises.
+    """
+    instance("schedule", schedule, Schedule)
+    check_rate("mu", mu)
+
+    def pose(broadcast: PyTree, h: PyTree) -> LocalProblem:
+        return LocalProblem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
+
+    def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
+        return pytrees.add(h, pytrees.scale(mu, sent))
+
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
+    replaced = AveragingParts(partial(dynamic_server, mu, schedule.num_clients), local)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("fed_dyn", training, schedule, averaging, replaced, {"algorithm": "fed_dyn", "mu": mu})
+
+
+class Controlled(NamedTuple):
+    """A model and a control variate: SCAFFOLD's state and broadcast, and (as differences) the clients' messages."""
+
+    params: PyTree
+    control: PyTree
+
+
+def controlled_server(num_clients: int, rate: Rate) -> Server:
+    """Builds SCAFFOLD's server: ``x -= rate d``, ``c += |S| / N mean(dc)``.
+
+    Source: Karimireddy et al., 2020, algorithm 1, lines 16 and 17.
+
+    Args:
+        num_clients: Clients N.
+        rate: Step size of the server, a number or a schedule of the round.
+    """
+
+    def update(state: Controlled, mean: Controlled, info: RoundInfo) -> tuple[Controlled, dict[str, Array]]:
+        step = pytrees.scale(rate_at(rate, info.round), mean.params)
+        change = pytrees.scale(_fraction(info, num_clients), mean.control)
+        return Controlled(pytrees.subtract(state.params, step), pytrees.add(state.control, change)), {}
+
+    return Server(
+        init=lambda params: Controlled(params, pytrees.zeros_like(params)),
+        broadcast=lambda state: state,
+        params=lambda state: state.params,
+        update=update,
+    )
+
+
+@recipe(
+    papers=("karimireddy2020",), parts="local SGD, tilt; mean; SGD, control variate", inside=True, unused=OWN_SERVER
+)
+def scaffold(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds SCAFFOLD with option II: control variates take the drift out of SGD.
+
+    Source: Karimireddy et al., 2020, algorithm 1.
+
+    A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with its own
+    number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
+    ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
+
+    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by what the
+    server received, so that c stays the mean of all c_i. In a round of rate 0 no control variate changes. The formula
+    of c_i+ assumes gradient descent, so that there is no choice of the clients' optimiser.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    instance("schedule", schedule, Schedule)
+
+    def pose(broadcast: Controlled, own: PyTree) -> LocalProblem:
+        return LocalProblem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
+
+    def answer(
+        broadcast: Controlled, own: PyTree, params: PyTree, steps: Array, client: Client
+    ) -> tuple[Controlled, PyTree]:
+        moved = pytrees.subtract(broadcast.params, params)
+        assert client_learning_rate is not None
+        rate = jnp.asarray(rate_at(client_learning_rate, client.round))
+        each = 1 / (jnp.maximum(steps, 1).astype(float) * jnp.where(rate > 0, rate, 1))
+        change = pytrees.subtract(pytrees.scale(each, moved), broadcast.control)
+        change = pytrees.where(rate > 0, change, pytrees.zeros_like(change))
+        return Controlled(moved, change), own
+
+    def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
+        return pytrees.add(own, sent.control)
+
+    message = lambda params: Controlled(params, params)  # noqa: E731
+    training = trained(model, client_learning_rate, None, work, loss)
+    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
+    replaced = AveragingParts(partial(controlled_server, schedule.num_clients), local)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("scaffold", training, schedule, averaging, replaced, {"algorithm": "scaffold"})
+
+
+def halpern(index: Array) -> Array:
+    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k (Local-GD paper, below eq. 16)."""
+    return 1 - 1 / (jnp.asarray(index, float) + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchoring:
+    """The pull of the server back to the start of the run: ``alpha(k + first_index)`` in round k, from 0."""
+
+    alpha: Callable[[Array], Array] = halpern
+    """From an index to alpha, the share of the clients' mean in the next model."""
+    first_index: int = 0
+    """Index of the first round: alpha is 1 - 1 / (k + this + 1), 0 as in algorithm 3, 1 as in eq. (16)."""
+    mu: float | Array = 0.0
+    """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for values out of range.
+
+        The check is not made in the constructor, because the default is built when this file is imported.
+        """
+        number("mu", self.mu, at_least=0)
+        whole("first_index", self.first_index, 0, MAX_INDEX // 2)
+        begin = self.alpha(jnp.int32(self.first_index))
+        if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
+            raise ValueError(f"anchoring: got {float(begin):g} at index {self.first_index}, must be from 0 to 1")
+
+
+class Anchored(NamedTuple):
+    """A model and its parameters at the start of the run."""
+
+    params: PyTree
+    anchor: PyTree
+
+
+def anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
+    """Builds the server of Modified Local-GD (algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
+
+    In round k (from 0) ``alpha`` is ``anchoring.alpha(k + anchoring.first_index)``.
+
+    Args:
+        anchoring: alpha of every round.
+        rate: Step size of the server, a number or a schedule of the round.
+    """
+
+    def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
+        share = anchoring.alpha(info.round + anchoring.first_index)
+        mean = pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), d))
+        params = pytrees.add(pytrees.scale(1 - share, state.anchor), pytrees.scale(share, mean))
+        return Anchored(params, state.anchor), {}
+
+    return Server(
+        init=lambda params: Anchored(
+            params, jax.tree.map(jnp.copy, params)
+        ),  # a run donates its state: no shared buffer
+        broadcast=lambda state: state.params,
+        params=lambda state: state.params,
+        update=update,
+    )
+
+
+@recipe(papers=("localgd",), parts="local SGD, prox; mean; anchored at the start", unused=OWN_SERVER)
+def modified_local_gd(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    anchoring: Anchoring = Anchoring(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds Modified Local-GD: the clients' mean, drawn back to where the run started (Local-GD paper, algorithm 3).
+
+    In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
+    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean by default.
+    ``server_learning_rate``, not in the paper, is how far from w^k to the mean the server goes first. With the default
+    ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63); ``Anchoring(first_index=1)`` is
+    eq. (16), whose first round has alpha 1/2.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside
+            [0, 1], and as ``fed_avg`` raises.
+    """
+    anchoring.check()
+    mu = anchoring.mu
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = AveragingParts(partial(anchored_server, anchoring), Posed(pose=proximal(mu)))
+    rule = {
+        "algorithm": "modified_local_gd",
+        "mu": mu,
+        "anchoring": lambda round_: anchoring.alpha(round_ + anchoring.first_index),
+    }
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("modified_local_gd", training, schedule, averaging, replaced, rule)

@@ -1,0 +1,245 @@
+"""Learning without a server: models that walk from client to client, and models that neighbours mix."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import choice, instance
+from fedtangent._src.federated.algorithms.averaging import check_base, fed_avg
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.compose import Parts
+from fedtangent._src.federated.graph import (
+    Graph,
+    check_doubly_stochastic,
+    metropolis_weights,
+    named_graph,
+    spectral_gap,
+)
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate, sgd
+from fedtangent._src.types import (
+    Algorithm,
+    Array,
+    Cost,
+    FederatedData,
+    Model,
+    PyTree,
+    Recipe,
+    RoundInfo,
+    Schedule,
+    wrapped,
+)
+
+ORDERS = ("train_then_mix", "mix_then_train")
+MIXES = "every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed"
+
+
+@recipe(papers=("shi2024",), parts="those of --base, K walks on a graph", schedule="random_walk")
+def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
+    """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
+
+    It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
+    ``schedule.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the mean
+    of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges one
+    message up for each model in each round and nothing down; a model that stays is charged as one that moves.
+
+    Args:
+        model: Network that the clients train.
+        schedule: A schedule under which one client at the most trains each model in a round.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
+
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: A schedule under which several clients train one model in a round, options that hide clients from a
+            server, and as ``base`` raises.
+    """
+    check_base(base)
+    _no_server("random_walk", options.get("averaging"))
+    if not _walks(schedule):
+        raise ValueError("schedule: must train each model on one client a round, as schedule.random_walk does")
+    algorithm = base(model, schedule, **options)
+    name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
+    return wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
+
+
+def _no_server(name: str, averaging: Averaging | None) -> None:
+    """Raises ``ValueError`` for options that hide clients from a server."""
+    for option in ("shuffle", "secure_aggregation"):
+        if averaging is not None and getattr(averaging, option):
+            raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
+
+
+def _walks(schedule: Schedule, own: bool = False) -> bool:
+    """Returns whether at most one client trains each model in a round; with ``own``, client k model k."""
+    instance("schedule", schedule, Schedule)
+    with jax.ensure_compile_time_eval():
+        key = jax.random.key(0)
+        client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])
+    return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixing:
+    """The graph and the order by which neighbours mix their models."""
+
+    graph: Graph | np.ndarray | str = "ring"
+    """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graph.metropolis_weights``; or a
+    matrix [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap."""
+    order: str = "train_then_mix"
+    """train_then_mix or mix_then_train."""
+    common_start: bool = True
+    """All models start alike, as the papers have it; otherwise each from its own initialisation."""
+    seed: int = 0
+    """Seed of a random graph."""
+
+
+@recipe(
+    papers=("lian2017",),
+    parts="local SGD; own model; mixing with neighbours",
+    schedule="own",
+    unused=("server_optimizer", "channel", "shuffle", "secure_aggregation"),
+)
+def gossip(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mixing: Mixing = Mixing(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds gossip averaging: every client trains its own model and mixes it with its neighbours' (decentralised SGD).
+
+    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` what local training takes off model k:
+    ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
+    ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
+    local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
+
+    A client that is not there (it drops out, or its message is rejected) neither trains nor exchanges: its model stays
+    as it is, and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly
+    stochastic matrix, and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
+    ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
+
+    The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
+    differ in neighbours, each is charged the mean number, rounded up to a byte. There is no channel: neighbours need
+    the model, of which a channel has the last change only.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mixing: Graph or matrix, order of mixing and training, and how models start.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A matrix that is none of the above, an unknown order, another schedule than
+            ``schedule.own_models(N)`` and, before a run, data of which a client has none: it could not take part, and
+            its neighbours would lose touch; and as ``fed_avg`` raises.
+    """
+    if not _walks(schedule, own=True):
+        raise ValueError("schedule: must train model k on client k, and on no other, as schedule.own_models does")
+    if averaging.channel is not None:
+        raise ValueError(
+            "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
+        )
+    graph, order = mixing.graph, mixing.order
+    named = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
+    matrix = np.asarray(metropolis_weights(named) if isinstance(named, Graph) else named, np.float64)
+    _check_mixing(matrix, schedule.num_models)
+    choice("order", order, ORDERS)
+
+    def map_models(update: Callable[..., Any]) -> Callable[..., Any]:
+        def updated(before: Any, aggregated: PyTree, info: RoundInfo) -> tuple[Any, dict[str, Array]]:
+            after, report = jax.vmap(update)(before, aggregated, info)
+            present = info.weight > 0
+            sent = after.params if order == "train_then_mix" else before.params
+            params = _mix(_among(matrix, present), present, sent)
+            if order == "mix_then_train":
+                params = pytrees.add(params, pytrees.subtract(after.params, before.params))
+            params = pytrees.where(present, params, before.params)
+            return after._replace(params=params), {**report, "consensus_distance": consensus_distance(params)}
+
+        return updated
+
+    neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
+    replaced = AveragingParts(
+        lambda rate: optax_server(sgd(rate))._replace(map_models=map_models),
+        parts=Parts(
+            common_start=mixing.common_start,
+            check=_everybody_trains,
+            ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
+        ),
+    )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("gossip", training, schedule, averaging, replaced, MIXES)
+
+
+def _everybody_trains(data: FederatedData) -> None:
+    empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
+    if len(empty):
+        raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
+
+
+def consensus_distance(params: PyTree) -> Array:
+    """Computes ``sqrt(1 / K sum_k |x_k - mean|^2)`` of models with leading axis K, a scalar."""
+    away = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), params)
+    return pytrees.norm(away) / jnp.sqrt(jax.tree.leaves(params)[0].shape[0])
+
+
+def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
+    if matrix.shape != (num_models, num_models):
+        raise ValueError(
+            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], the schedule's models"
+        )
+    check_doubly_stochastic("mixing", matrix)
+    if spectral_gap(matrix) < 1e-9:
+        raise ValueError("mixing: has no spectral gap, so that models would never agree; let each keep a share")
+
+
+def _among(matrix: np.ndarray, present: Array) -> Array:
+    """Returns the mixing matrix among the clients present, who keep the shares of their absent neighbours."""
+    pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
+    exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
+    return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))
+
+
+def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
+    """Computes ``sum_j W_kj x_j``; an absent model does not count, even if it is not finite."""
+
+    def leaf(x: Array) -> Array:
+        kept = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+        return jnp.tensordot(matrix.astype(x.dtype), kept, axes=(1, 0), precision="highest")
+
+    return jax.tree.map(leaf, params)
+
+
+def _between_clients(cost: Cost, messages: float) -> Cost:
+    """Returns the cost of clients that send ``messages`` messages to each other in each round, without a server."""
+    uplink, per_example = (int(np.ceil(messages * each)) for each in cost[:2])
+    return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -1,0 +1,581 @@
+"""Recipes: the functions that build algorithms, and the options of the command line that become their arguments.
+
+A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
+on the command line are its parameters: name, type, default and help are in its signature and docstring. Some
+parameters, such as a ``Work`` or a ``Channel``, cannot be written as one word on a command line; the options of their
+record in ``WRITTEN`` write them. For a parameter that is a frozen record of several options, each field is an option.
+Read this file to add a parameter of either kind, or to follow an option's value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from fedtangent._src import checks
+from fedtangent._src.checks import choice
+from fedtangent._src.entries import (
+    Entry,
+    NoOptions,
+    catalogue,
+    option,
+    options_of_record,
+    prefixed,
+    signature_options,
+    written_fields,
+)
+from fedtangent._src.federated import faults
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.wire.channel import named_channel
+from fedtangent._src.federated.wire.sparsify import check_sparsity
+from fedtangent._src.federated.wire.subsample import largest_sample
+from fedtangent._src.optimizers import Rate, at_rate, staircase_decay
+from fedtangent._src.types import Algorithm, Array, Model, Partition, Recipe, Schedule
+
+MOMENTUM = 0.9
+OPTIMIZERS = {
+    "momentum": functools.partial(optax.sgd, momentum=MOMENTUM),
+    "adam": optax.adam,
+}
+SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on without saying how many
+
+
+class Supplied(NamedTuple):
+    """The arguments that a described run supplies to a recipe, besides the user's options.
+
+    Attributes:
+        model: The network.
+        schedule: Which client trains which model in which round.
+        seed: Seed of the run, for random draws while the algorithm is built.
+        server_data: x [m, ...] without labels, held by the server.
+        shared: Indices of the examples that every client received.
+        validation: The server's examples: x [m, ...] and targets [m, C] or labels [m].
+        clients: The examples of each client.
+        expected_clients: Average number of clients in a round, if the schedule draws this number.
+    """
+
+    model: Model
+    schedule: Schedule
+    seed: int = 0
+    server_data: Array | None = None
+    shared: np.ndarray | None = None
+    validation: tuple[Array, Array] | None = None
+    clients: Partition | None = None
+    expected_clients: float | None = None
+
+
+class FinishedRun(NamedTuple):
+    """A finished run, as a recipe's ``remark`` receives it."""
+
+    schedule: Schedule
+    schedule_name: str
+    clients_per_round: int
+    only_first: bool  # whether rounds were closed before all clients had answered
+    num_rounds: int
+
+
+# ---- parameters that a command line writes by several options ----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RateOptions:
+    """Options of a rate of the clients, or of the server's evolution of a kernel."""
+
+    client_learning_rate: float = 1.0
+    """Step size of the clients, or of the server's evolution of a kernel."""
+    decay: float = 1.0
+    """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
+    decay_every: int = option(10, used_with="decay")
+    """Rounds between decays."""
+
+    def value(self) -> Rate:
+        """Returns the clients' rate; a schedule of the round if it decays."""
+        checks.number("client_learning_rate", self.client_learning_rate, above=0)
+        checks.number("decay", self.decay, above=0, at_most=1)
+        checks.whole("decay_every", self.decay_every)
+        rate = self.client_learning_rate
+        return rate if self.decay == 1 else staircase_decay(rate, self.decay, self.decay_every)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerOptions:
+    """Options of the clients' optimiser."""
+
+    client_optimizer: str = "sgd"
+    """sgd, momentum (0.9) or adam; its state does not outlive a round."""
+
+    def value(self) -> str:
+        """Returns the name of the optimiser, which stands beside the rate."""
+        return self.client_optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkOptions:
+    """Options of local training."""
+
+    local_steps: int | None = None
+    """Local steps T (give this or --local-epochs)."""
+    local_epochs: int | None = None
+    """Local epochs (default: 5, unless --local-steps is given)."""
+    batch_size: int = 16
+    """Minibatch size; 0 for full batches."""
+
+    def value(self) -> Work:
+        """Returns the local work; raises ``ValueError`` where both steps and epochs are given."""
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                f"local_steps: got {self.local_steps} beside local_epochs {self.local_epochs}, must be one of the two"
+            )
+        for name in ("local_steps", "local_epochs"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name))
+        checks.whole("batch_size", self.batch_size, 0)
+        epochs = DEFAULT_WORK.epochs if self.local_steps is None and self.local_epochs is None else self.local_epochs
+        return Work(self.local_steps, epochs, self.batch_size if self.batch_size > 0 else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelOptions:
+    """Options of how updates travel."""
+
+    channel: str = "lossless"
+    """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
+    error_feedback: bool = False
+    """A client adds to its next update what the channel left out."""
+    sparsity: float = 0.0
+    """Share of an update's numbers that is set to zero, the smallest."""
+
+    def value(self) -> Any:
+        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside a channel."""
+        check_sparsity(self.sparsity)
+        if self.sparsity > 0 and self.channel != "lossless":
+            raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
+        text = self.channel if self.sparsity == 0 else f"top_k:{1 - self.sparsity:.15f}"
+        return named_channel(text, self.error_feedback)
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptOptions:
+    """Options of which messages the server counts."""
+
+    max_update_norm: float | None = None
+    """Reject updates that are larger, or not finite (inf: only those)."""
+
+    def value(self) -> Any:
+        """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
+        if self.max_update_norm is None:
+            return None
+        if not self.max_update_norm > 0:
+            raise ValueError(f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf: of any size)")
+        return faults.finite(self.max_update_norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureOptions:
+    """Options of secure aggregation."""
+
+    secure_aggregation: bool = False
+    """Clients send masked numbers; the server learns the sum only."""
+
+    def value(self) -> int | None:
+        """Returns the bits of a masked number, None without secure aggregation."""
+        return SECURE_BITS if self.secure_aggregation else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerExamples:
+    """Options of examples that the server holds without labels."""
+
+    server_examples: int = 100
+    """Training examples, without labels, that only the server holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationOptions:
+    """Options of examples that the server chooses the time of a kernel's evolution by."""
+
+    ntk_choose: str = "training"
+    """The number of steps by the round's training examples, or by validation on --server-examples."""
+    server_examples: int = option(100, used_with="ntk_choose")
+    """Training examples that the server holds for validation, and no client does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedOptions:
+    """Options of examples that every client holds."""
+
+    shared_fraction: float = 0.1
+    """Share of all examples that every client holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """Options of the loss."""
+
+    loss: str = "squared_error"
+    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
+    one output against the rest); a mean over examples, with _sum behind its name their sum."""
+
+    def value(self) -> str:
+        """Returns the loss."""
+        return self.loss
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseOptions:
+    """Options of an algorithm around another one."""
+
+    base: str = "fed_avg"
+    """The algorithm inside, whose own options are given beside."""
+
+
+WRITTEN: Mapping[str, type[Any]] = {  # parameter of a recipe -> the options that write it
+    "client_learning_rate": RateOptions,
+    "learning_rate": RateOptions,
+    "client_optimizer": OptimizerOptions,
+    "optimizer": OptimizerOptions,
+    "work": WorkOptions,
+    "channel": ChannelOptions,
+    "accept": AcceptOptions,
+    "secure_aggregation": SecureOptions,
+    "server_data": ServerExamples,
+    "validation": ValidationOptions,
+    "shared": SharedOptions,
+    "loss": LossOptions,
+}
+OF_RUN = ("server_data", "validation", "shared", "expected_clients", "seed", "pool_size")  # a run supplies them
+PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the parameter that is the record
+
+
+# ---- entries ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """The entry of an algorithm; ``build`` takes an instance of ``options`` and the arguments that the run supplies."""
+
+    recipe: Recipe | None = None
+    """Function that builds the algorithm."""
+    parts: str = ""
+    """Client; aggregate; server, in a few words."""
+    schedule: str = "uniform"
+    """Name of the default schedule."""
+    personal: bool = False
+    """Whether each client predicts for itself, with the state that it kept."""
+    inside: bool = False
+    """Whether the algorithm may be the ``base`` of another one."""
+    sends: str = "updates"
+    """Kind of the clients' messages: "updates", "examples", "Jacobians" or "nothing"."""
+    remark: Callable[[Any, FinishedRun], str] | None = None
+    """Function from the options and the finished run to a line of text printed with the results; None for no remark."""
+
+    @property
+    def has_base(self) -> bool:
+        """Whether the algorithm is built around another one."""
+        return self.recipe is not None and "base" in inspect.signature(self.recipe).parameters
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the arguments that a run must supply."""
+        parameters = inspect.signature(self.recipe).parameters.values() if self.recipe is not None else ()
+        records = [p.default for p in parameters if dataclasses.is_dataclass(p.default)]
+        names = {p.name for p in parameters} | {f.name for record in records for f in dataclasses.fields(record)}
+        return tuple(name for name in OF_RUN if name in names)
+
+
+def recipe(
+    function: Recipe | None = None,
+    *,
+    unused: Sequence[str] = (),
+    python_only: Sequence[str] = (),
+    options: type[Any] = NoOptions,
+    **about: Any,
+) -> Any:
+    """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
+
+    The algorithm that a marked function returns can be built for another model (``algorithm.on``), as ``compare`` does
+    to train other widths. Use it bare, ``@fedtangent.recipe``, on your own recipe.
+
+    Args:
+        function: The function; its first two parameters are the model and the schedule.
+        unused: Fields of ``Averaging`` that have no meaning for the algorithm and are refused.
+        python_only: Parameters, or fields of records, that are no options of the command line.
+        options: A frozen dataclass, with a ``check()``, of further options of the command line.
+        about: Fields of ``AlgorithmEntry`` of a built-in recipe, such as ``papers``.
+
+    Returns:
+        The function, marked.
+
+    Raises:
+        ValueError: When the function is called: an unused option, or a result that is no ``Algorithm``.
+
+    Example:
+        >>> import fedtangent as ft
+        >>> @ft.recipe
+        ... def half_way(model, schedule, client_learning_rate):
+        ...     averaging = ft.Averaging(server_learning_rate=0.5)
+        ...     return ft.fed_avg(model, schedule, client_learning_rate, averaging=averaging)
+    """
+    if function is None:
+        return functools.partial(recipe, unused=unused, python_only=python_only, options=options, **about)
+    name, signature = getattr(function, "__name__", "recipe"), inspect.signature(function)
+
+    @functools.wraps(function)
+    def marked(model: Model, schedule: Schedule, *arguments: Any, **named: Any) -> Algorithm:
+        if unused:
+            bound = signature.bind(model, schedule, *arguments, **named)
+            _refuse_unused(name, unused, bound.arguments.get("averaging"))
+        algorithm = function(model, schedule, *arguments, **named)
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"{name}: returned a {type(algorithm).__name__}, must return an Algorithm")
+        made = algorithm.composition._replace(rebuild=lambda other: marked(other, schedule, *arguments, **named))
+        return algorithm._replace(composition=made)
+
+    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
+    return marked
+
+
+def _refuse_unused(name: str, unused: Sequence[str], averaging: Any) -> None:
+    """Raises ``ValueError`` for a field of ``averaging`` that has no meaning for the algorithm."""
+    for field in dataclasses.fields(averaging) if averaging is not None else ():
+        value = getattr(averaging, field.name)
+        if field.name in unused and value != field.default:
+            raise ValueError(f"{field.name}: got {value!r:.60}, but {name} does not use it: leave it out")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The correspondence between the parameters of a recipe and the options of the command line."""
+
+    unused: tuple[str, ...] = ()
+    python_only: tuple[str, ...] = ()
+    extra: type[Any] = NoOptions
+
+    def groups(self, function: Any) -> list[type[Any]]:
+        """Returns the records of the options that write the recipe's parameters."""
+        takes_base = "base" in _parameters_of(function)
+        groups: list[type[Any]] = [BaseOptions] if takes_base else []
+        for name, record in self._parameters(function):
+            if record is None:
+                groups += [WRITTEN[name]] if name in WRITTEN else []
+                continue
+            groups += [WRITTEN[field] for field in self._fields(function, record) if field in WRITTEN]
+            groups.append(_plain_options(record, self._plain(function, record), PREFIXES.get(name, "")))
+        return [*groups, self.extra]
+
+    def plain(self, function: Any) -> list[str]:
+        """Returns the names of the parameters that are one option each."""
+        names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
+        return [name for name in names if name not in OF_RUN]
+
+    def arguments(self, function: Any, o: Any, supplied: Supplied) -> dict[str, Any]:
+        """Returns the recipe's arguments by name.
+
+        Args:
+            function: The recipe.
+            o: The options.
+            supplied: The arguments that the run supplies.
+        """
+        arguments: dict[str, Any] = {}
+        for name, record in self._parameters(function):
+            if record is not None:
+                fields = {field: _value(field, o, supplied) for field in self._fields(function, record)}
+                prefix, plain = PREFIXES.get(name, ""), self._plain(function, record)
+                fields |= {field: getattr(o, prefix + field) for field in plain}
+                both = (
+                    {field.name for field in dataclasses.fields(record)}
+                    & _parameters_of(function).keys()
+                    & WRITTEN.keys()
+                )
+                fields |= {field: _value(field, o, supplied) for field in both}  # such as the loss
+                arguments[name] = dataclasses.replace(record, **fields)
+            elif name in WRITTEN or name in OF_RUN:
+                arguments[name] = _value(name, o, supplied)
+            elif hasattr(o, name):
+                arguments[name] = getattr(o, name)
+        for name in arguments.keys() & {"client_optimizer", "optimizer"}:
+            _take_optimizer(name, arguments)
+        return arguments
+
+    def by_option(self, function: Any, message: str) -> str:
+        """Returns an error message with the option's name in place of the record's field."""
+        for name, record in self._parameters(function):
+            if record is not None and name in PREFIXES:
+                message = prefixed(message, self._plain(function, record), PREFIXES[name])
+        return message
+
+    def _parameters(self, function: Any) -> list[tuple[str, Any]]:
+        """Returns the name of each parameter, and its default if that is a record of several options, else None."""
+        parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
+        return [
+            (p.name, p.default if dataclasses.is_dataclass(p.default) else None)
+            for p in parameters
+            if p.kind is not p.VAR_KEYWORD and p.name not in (*self.python_only, "base")
+        ]
+
+    def _fields(self, function: Any, record: Any) -> list[str]:
+        """Returns the fields of a record that take several options, or that the run supplies."""
+        taken = _parameters_of(function)
+        names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in taken]
+        return [name for name in names if name in WRITTEN or name in OF_RUN]
+
+    def _plain(self, function: Any, record: Any) -> tuple[str, ...]:
+        """Returns the fields of a record that are one option each."""
+        taken = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
+        return tuple(name for name in written_fields(type(record)) if name not in taken)
+
+
+def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a recipe; ``**options`` of a recipe without ``base`` stand for FedAvg's parameters."""
+    parameters = dict(inspect.signature(function).parameters)
+    collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not collects or "base" in parameters:
+        return parameters
+    more = dict(inspect.signature(catalogue("algorithms")["fed_avg"].recipe).parameters)
+    if "client_learning_rate" in parameters:  # by name: the recipe makes its own use of the rate
+        del more["client_optimizer"]
+    return {**{name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}, **more, **parameters}
+
+
+@functools.cache
+def _plain_options(record: Any, names: tuple[str, ...], prefix: str) -> type[Any]:
+    """Returns the options that are plain fields of a record, with the record's values as defaults."""
+    return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
+
+
+def _value(name: str, o: Any, supplied: Supplied) -> Any:
+    """Returns the value of a parameter that takes several options, or that the run supplies."""
+    if name == "pool_size":
+        return _pool_size(o, supplied)
+    if name in OF_RUN:
+        return getattr(supplied, name)
+    group = WRITTEN[name]
+    return group(**{field.name: getattr(o, field.name) for field in dataclasses.fields(group)}).value()
+
+
+def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
+
+    For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
+    ``averaging=Averaging(weighting="uniform")``.
+
+    Args:
+        function: The recipe.
+        flat: Values by the names of parameters, or of fields of records.
+    """
+    arguments = dict(flat)
+    for parameter in _parameters_of(function).values():
+        record = arguments.get(parameter.name, parameter.default)
+        if dataclasses.is_dataclass(record):
+            names = {field.name for field in dataclasses.fields(record)} - {parameter.name}
+            fields = {name: arguments.pop(name) for name in names & arguments.keys()}
+            if fields:
+                arguments[parameter.name] = dataclasses.replace(record, **fields)  # type: ignore[type-var]
+    return arguments
+
+
+def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
+    """Returns the entry of a marked recipe.
+
+    Args:
+        function: The recipe.
+        name: Name of a user's recipe, ``package.module:function``; None for a built-in one.
+
+    Raises:
+        ValueError: A user's recipe has a parameter without a default that cannot be written on a command line.
+    """
+    about = dict(function.about)
+    layout: _Layout = about.pop("layout")
+    title, extra = name or function.__name__, layout.extra
+    groups = tuple(reversed(layout.groups(function)))  # so that the options of the first group come first
+    options = signature_options(title, function, layout.plain(function), groups, strict=name is not None)
+    summary = (inspect.getdoc(function) or "an algorithm of your own").splitlines()[0]
+    summary = summary.removeprefix("Builds ").rstrip(".")
+
+    def build(o: Any, supplied: Supplied) -> Algorithm:
+        if getattr(o, "max_update_norm", None) is not None and getattr(o, "secure_aggregation", False):
+            raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
+        if extra is not NoOptions:
+            extra(**{field.name: getattr(o, field.name) for field in dataclasses.fields(extra)}).check()
+        try:
+            return built(o, supplied)
+        except ValueError as error:  # which names a field of a record: the option is called otherwise
+            raise ValueError(layout.by_option(function, str(error))) from error
+
+    def built(o: Any, supplied: Supplied) -> Algorithm:
+        arguments = layout.arguments(function, o, supplied)
+        if "base" in _parameters_of(function):
+            inner = inside(o.base).recipe
+            arguments |= {"base": inner, **inner.about["layout"].arguments(inner, o, supplied)}  # type: ignore[union-attr]
+        algorithm: Algorithm = function(supplied.model, supplied.schedule, **arguments)
+        return algorithm
+
+    return AlgorithmEntry(title, summary, build, options, recipe=function, **about)
+
+
+def entry_of_function(name: str, function: Any) -> AlgorithmEntry:
+    """Returns the entry of a user's recipe.
+
+    Args:
+        name: Name of the recipe, ``package.module:function``.
+        function: The recipe, marked or not.
+
+    Raises:
+        ValueError: The recipe lacks ``client_learning_rate`` or ``loss``, or as ``entry_of`` raises.
+    """
+    entry = entry_of(function if hasattr(function, "about") else recipe(function), name)
+    if not {"client_learning_rate", "loss"} <= {field.name for field in dataclasses.fields(entry.options)}:
+        raise ValueError(f"algorithm: got {name!r}, must take client_learning_rate and loss, or **options")
+    return entry
+
+
+def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
+    """Replaces the rate among the arguments by an optimiser at that rate, unless SGD is chosen."""
+    optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
+    if optimizer == "sgd":
+        return
+    make = OPTIMIZERS[optimizer]
+    rate = arguments.pop("client_learning_rate" if name == "client_optimizer" else "learning_rate")
+    arguments[name] = at_rate(make, rate)
+
+
+def _pool_size(o: Any, supplied: Supplied) -> int | None:
+    """Returns the most examples that one model pools in a round."""
+    if supplied.clients is None:
+        return None
+    slots = min(supplied.schedule.num_slots, supplied.schedule.num_clients)
+    return largest_sample(supplied.clients, slots, getattr(o, "beta", 1.0))
+
+
+def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
+    """Returns the class of an algorithm's options; for one around another, joined with the options of its ``base``.
+
+    Args:
+        entry: Entry of the algorithm.
+        base: Name of the algorithm inside; None for ``fed_avg``.
+
+    Raises:
+        ValueError: A base that cannot be inside another algorithm.
+    """
+    return _joined((entry.options, inside(base or "fed_avg").options)) if entry.has_base else entry.options
+
+
+@functools.cache
+def _joined(classes: Any) -> type[Any]:
+    """Returns a dataclass with the fields of all classes, made once, so that equal options are equal."""
+    joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
+    return dataclasses.dataclass(frozen=True)(joined)
+
+
+def inside(base: str) -> AlgorithmEntry:
+    """Returns the entry of an algorithm that may be inside another; raises ``ValueError`` for any other name."""
+    bases: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
+    choice("base", base, bases)
+    return bases[base]

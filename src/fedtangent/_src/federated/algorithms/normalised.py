@@ -1,0 +1,164 @@
+"""FedNova: clients with more local steps do not pull the mean towards them.
+
+It needs local optimisers that are linear in the gradients: after T steps with gradients g_1 .. g_T the optimiser has
+moved by ``-rate sum_t a_t g_t``, with numbers a_t that do not depend on the gradients (Wang et al., 2020, eq. 4 and 5:
+SGD, momentum, proximal SGD).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import number
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    local_descent,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.local import Posed, Work, is_zero, proximal
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_linear, check_rate, rate_at, unit_response
+from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
+
+
+class Normalised(NamedTuple):
+    """A FedNova message: the client's update divided by its normaliser, and the normaliser."""
+
+    direction: PyTree
+    normaliser: Array  # []
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalisation:
+    """The numbers of FedNova; raises ``ValueError`` for numbers out of range."""
+
+    mu: float | Array = 0.0
+    """Strength of the proximal term."""
+    tau_eff: Rate | None = None
+    """Effective number of local steps, possibly a schedule of the round (default: ``sum_i p_i a_i``)."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a negative mu or a tau_eff that is not positive."""
+        number("mu", self.mu, at_least=0)
+        if self.tau_eff is not None:
+            check_rate("tau_eff", self.tau_eff)
+
+
+class Plain(NamedTuple):
+    """The state of a server that remembers only its model."""
+
+    params: PyTree
+
+
+def normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
+    """Builds FedNova's server (Wang et al., 2020, eq. 6): ``x -= rate tau_eff sum_i p_i d_i``.
+
+    ``info["tau_eff"]`` reports ``tau_eff``.
+
+    Args:
+        tau_eff: Effective number of local steps, a number or a schedule of the round; None for the mean normaliser
+            ``sum_i p_i a_i`` (section 4 of the paper).
+        rate: Step size of the server, a number or a schedule of the round.
+    """
+
+    def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:
+        steps = mean.normaliser if tau_eff is None else jnp.asarray(rate_at(tau_eff, info.round), mean.normaliser.dtype)
+        step = pytrees.scale(rate_at(rate, info.round) * steps, mean.direction)
+        return Plain(pytrees.subtract(state.params, step)), {"tau_eff": steps}
+
+    return Server(init=Plain, broadcast=lambda state: state.params, params=lambda state: state.params, update=update)
+
+
+@recipe(
+    papers=("wang2020",),
+    parts="local SGD, normalised; mean; effective steps",
+    inside=True,
+    unused=("server_optimizer",),
+)
+def fed_nova(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    normalisation: Normalisation = Normalisation(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedNova: clients with more local steps do not pull the mean towards them (Wang et al., 2020, eq. 6 and 7).
+
+    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i, which is how far, in units of its first step, its
+    own optimiser moves on unit gradients in its own number of steps. That is the paper's ``|a_i|_1`` (the number of
+    steps for SGD; its sections 3 and 4 for momentum and the proximal term), as long as no gradient counts negatively.
+    The server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` [K] reports ``tau_eff``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        normalisation: Strength of the proximal term, and effective number of local steps.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a
+            ``mu * client_learning_rate`` from 1 on, and as ``fed_avg`` raises.
+    """
+    mu, tau_eff = normalisation.mu, normalisation.tau_eff
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    if client_optimizer is None:
+        assert client_learning_rate is not None
+        number("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), at_least=0, below=1)
+    else:
+        check_linear("client_optimizer", client_optimizer)
+    descent = local_descent(training)
+
+    def normaliser(steps: Array, client: Client, dtype: jnp.dtype) -> Array:
+        if client_optimizer is None and is_zero(mu):
+            return jnp.maximum(steps, 1).astype(dtype)
+        most = most_steps(work, client.rows.shape[0]) if work.differentiable else None
+        optimizer = at_round(descent, client.round)
+        moved = unit_response(optimizer, mu, jnp.maximum(steps, 1), most, dtype)
+        return moved / unit_response(optimizer, 0.0, jnp.int32(1), 1, dtype)
+
+    def answer(
+        broadcast: PyTree, state: PyTree, params: PyTree, steps: Array, client: Client
+    ) -> tuple[Normalised, PyTree]:
+        scale = normaliser(steps, client, _precision(params))
+        return Normalised(pytrees.scale(1 / scale, pytrees.subtract(broadcast, params)), scale), state
+
+    message = lambda params: Normalised(params, jnp.zeros((), _precision(params)))  # noqa: E731
+    local = Posed(pose=proximal(mu), answer=answer, message=message)
+    replaced = AveragingParts(partial(normalised_server, tau_eff), local)
+    return train_and_average("fed_nova", training, schedule, averaging, replaced, {"algorithm": "fed_nova", "mu": mu})
+
+
+def _precision(params: PyTree) -> jnp.dtype:
+    return jnp.result_type(*jax.tree.leaves(params), jnp.float32)
+
+
+def most_steps(work: Work, max_size: int) -> int:
+    """Returns the most local steps of any client.
+
+    Args:
+        work: Local steps and minibatches.
+        max_size: Number of examples of the largest client.
+    """
+    if work.steps is not None:
+        return work.steps
+    return (work.epochs or 0) * (1 if work.batch_size is None else -(-max_size // min(work.batch_size, max_size)))

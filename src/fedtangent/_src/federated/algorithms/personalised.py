@@ -1,0 +1,364 @@
+"""Algorithms whose clients keep separate models, or parts of models."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees, streams
+from fedtangent._src.checks import instance, number
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    local_descent,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.compose import Parts, State
+from fedtangent._src.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
+from fedtangent._src.federated.predict import mean_of_models, own_models
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.losses import Loss, get_loss
+from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
+from fedtangent._src.types import (
+    Algorithm,
+    Array,
+    Client,
+    Key,
+    Local,
+    Model,
+    Prediction,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
+
+ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client"
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalTraining:
+    """The training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
+
+    mu: float | Array = 0.1
+    """How strongly a personal model is held near the global one (the paper's lambda): 0 leaves it alone."""
+    personal_learning_rate: Rate | None = None
+    """Step size, a number or a schedule of the round (default: that of the global model)."""
+    personal_work: Work | None = None
+    """Local steps and minibatches, drawn apart from those of the global model (default: as those)."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a negative mu."""
+        number("mu", self.mu, at_least=0)
+
+
+@recipe(
+    papers=("li2021",),
+    parts="local SGD, and a personal model with prox; mean; SGD",
+    python_only=("personal_learning_rate",),
+    personal=True,
+)
+def ditto(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    personal_training: PersonalTraining = PersonalTraining(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds Ditto: FedAvg, and a personal model v_i beside it for every client (Li et al., 2021, algorithm 1).
+
+    A client that takes part trains the broadcast model w as in FedAvg, and takes steps
+    ``v_i <- v_i - rate * (grad F_i(v_i) + mu (v_i - w))`` on its own, w being the model as broadcast. v_i starts from
+    the initial model and never travels; ``algorithm.personal`` predicts with it (the mean over the K models' v_i). The
+    server averages as in FedAvg (by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``) and gets the same
+    global model.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        personal_training: Rate and steps of the personal model, and how strongly it is held at w.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
+    """
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    steps = work if personal_training.personal_work is None else personal_training.personal_work
+    validate_work(steps)
+    rate = personal_training.personal_learning_rate
+    if rate is not None:
+        check_rate("personal_learning_rate", rate)
+    descent = local_descent(training) if rate is None else sgd(rate)
+
+    def around(train: Local) -> Local:
+        return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
+
+    replaced = AveragingParts(around=around, parts=Parts(personal=own_models))
+    rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
+    return train_and_average("ditto", training, schedule, averaging, replaced, rule)
+
+
+def _with_personal_model(
+    train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
+) -> Local:
+    """Returns ``train`` followed by steps on a personal model that is kept near the broadcast model."""
+
+    def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        message, _, info = train.update(key, broadcast, (), client)
+        problem = LocalProblem(start=own, anchor=broadcast, prox=mu)
+        personal_key, descent = streams.apart(key, streams.PERSONAL), at_round(optimizer, client.round)
+        own, aside = minimise(personal_key, model, loss, descent, work, problem, client)
+        return message, own, {**info, "personal_loss": aside["loss"], "personal_steps": aside["steps"]}
+
+    return Local(lambda params: params, update, train.message)
+
+
+# ---- which parameters stay with a client: a part has None for the leaves of the other part, so that only what a part
+# holds is broadcast, averaged, sent and counted in bytes
+
+
+def private_mask(model: Model, private: PyTree | str) -> PyTree:
+    """Builds the mask of a model's private parameters: True for parameters that stay with the client, else False.
+
+    Args:
+        model: Model whose parameters are masked.
+        private: A tree of bools with the structure of the parameters, or a regular expression that is searched for in
+            each parameter's path, such as ``"dense/kernel"`` or ``"0/1"``.
+
+    Returns:
+        A tree of bools with the structure of the parameters.
+
+    Raises:
+        ValueError: The tree has another structure or holds other values than bools, the expression is invalid, or the
+            mask selects no parameter or all of them.
+    """
+    instance("model", model, Model)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    structure: Any = jax.tree.structure(params)
+    leaves = jax.tree.leaves(private)
+    named = jax.tree.leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+    if isinstance(private, str):
+        try:
+            pattern = re.compile(private)
+        except re.error as error:
+            raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
+        leaves = [pattern.search(path) is not None for path in paths]
+    elif structure != jax.tree.structure(private):
+        given = jax.tree.structure(private)
+        raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
+    elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
+        raise ValueError(f"private: got {leaves}, a mask must hold True or False only")
+    if any(leaves) == all(leaves):
+        what = "all parameters, which leaves nothing to share" if all(leaves) else "no parameter"
+        raise ValueError(f"private: got {private!r}, which matches {what}; the parameters are {', '.join(paths)}")
+    return jax.tree.unflatten(structure, [bool(leaf) for leaf in leaves])
+
+
+def shared_part(mask: PyTree, params: PyTree) -> PyTree:
+    """Returns the parameters that travel, with None for the private ones."""
+    return jax.tree.map(lambda private, leaf: None if private else leaf, mask, params)
+
+
+def private_part(mask: PyTree, params: PyTree) -> PyTree:
+    """Returns the parameters that stay with the client, with None for the shared ones."""
+    return jax.tree.map(lambda private, leaf: leaf if private else None, mask, params)
+
+
+def joined(shared: PyTree, private: PyTree) -> PyTree:
+    """Merges the shared and the private part of a model's parameters; inverts ``shared_part`` and ``private_part``."""
+    return jax.tree.map(lambda s, p: p if s is None else s, shared, private, is_leaf=lambda leaf: leaf is None)
+
+
+class _Shared(NamedTuple):
+    server: PyTree  # state of the inner server, for the shared parameters
+    private: PyTree  # the initial private parameters
+
+
+@recipe(
+    papers=("liang2020",),
+    parts="local SGD; mean of the shared parameters; SGD",
+    personal=True,
+    unused=("server_optimizer",),
+)
+def lg_fed_avg(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    private: PyTree | str = "^0/",
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds LG-FedAvg: some parameters stay with the client, the others are averaged.
+
+    Source: Liang et al., 2020, algorithm 1.
+
+    Local training is joint over both parts. Only the shared ones are broadcast, sent and charged; a client's private
+    ones start from the initial model and are its own for each of the K models.
+
+    ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
+    somebody without a private part, uses the shared part with the *initial* private part, which it was not trained
+    with.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        private: Regular expression searched for in a parameter's path: those that match stay with their client. Or a
+            tree of bools like the parameters (``private_mask``). The paper's are the lower layers, a client's own
+            representation.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A ``private`` that matches no parameter, or all of them, and as ``fed_avg`` raises.
+    """
+    mask = private_mask(model, private)
+
+    def pose(broadcast: PyTree, own: PyTree) -> LocalProblem:
+        return LocalProblem(start=joined(broadcast, own))
+
+    def answer(broadcast: PyTree, own: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
+        return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
+
+    def personal(model: Model, params: PyTree, states: PyTree, client: Client, x: Array) -> Prediction:
+        return mean_of_models(model, joined(shared_part(mask, params), states), x)
+
+    def server(rate: Rate) -> Server:
+        return _of_shared_part(optax_server(sgd(rate)), mask)
+
+    def predict(model: Model, state: State, x: Array) -> Prediction:
+        nobodys = joined(state.server.server.params, state.server.private)
+        return mean_of_models(model, nobodys, x)
+
+    posed = Posed(
+        pose=pose,
+        answer=answer,
+        init=lambda params: private_part(mask, params),
+        message=lambda params: shared_part(mask, params),
+    )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
+    rule = "some parameters stay with their client; nearest is fed_avg, where all are shared"
+    return train_and_average("lg_fed_avg", training, schedule, averaging, replaced, rule)
+
+
+def _of_shared_part(server: Server, mask: PyTree) -> Server:
+    """Returns ``server`` restricted to the shared parameters."""
+
+    def update(state: _Shared, aggregated: PyTree, info: RoundInfo) -> tuple[_Shared, dict[str, Array]]:
+        updated, report = server.update(state.server, aggregated, info)
+        return state._replace(server=updated), report
+
+    return Server(
+        init=lambda params: _Shared(server.init(shared_part(mask, params)), private_part(mask, params)),
+        broadcast=lambda state: server.broadcast(state.server),
+        params=lambda state: joined(server.params(state.server), state.private),
+        update=update,
+    )
+
+
+@recipe(
+    papers=("mcmahan2017",),
+    parts="local SGD; nothing; nothing",
+    personal=True,
+    sends="nothing",
+    unused=("server_learning_rate", "server_optimizer", "channel", "accept", "shuffle", "secure_aggregation"),
+)
+def local_only(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds purely local training: every client trains models of its own, from the initial ones, without any average.
+
+    Charged are the K initial models, sent to every client before the first round, and nothing after that.
+    ``algorithm.personal`` predicts with the client's own models; ``algorithm.predict`` is the mean over all N clients
+    of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.
+    """
+    instance("model", model, Model)
+    initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    posed = Posed(
+        pose=lambda broadcast, own: LocalProblem(start=own),
+        answer=lambda broadcast, own, params, steps, client: ((), params),
+        init=lambda params: params,
+        message=no_state,
+    )
+
+    def predict(model: Model, state: State, x: Array) -> Prediction:
+        members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
+        return Prediction(jnp.mean(members, axis=0), members)
+
+    server = Server(
+        init=lambda params: params,
+        broadcast=no_state,
+        params=lambda state: state,
+        update=lambda state, aggregated, info: (state, {}),
+    )
+    once = schedule.num_models * schedule.num_clients * initial
+    replaced = AveragingParts(
+        server,
+        posed,
+        parts=Parts(
+            personal=own_models,
+            predict=predict,  # the server's models never move
+            ledger=lambda cost, data: cost._replace(downlink_once=once),
+        ),
+    )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("local_only", training, schedule, averaging, replaced, ALONE)
+
+
+def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
+    """Returns the mean of the N clients' outputs, [n, C], computed one client at a time; ``models`` is [N, ...]."""
+    num_clients = jax.tree.leaves(models)[0].shape[0]
+    shape = jax.eval_shape(model.apply, pytrees.take(models, 0), x)
+
+    def add(total: Array, params: PyTree) -> tuple[Array, None]:
+        return total + model.apply(params, x), None
+
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)[0] / num_clients

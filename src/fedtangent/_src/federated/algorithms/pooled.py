@@ -1,0 +1,209 @@
+"""Baselines that move data: training at the server on the cohort's examples, and examples that all clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import instance, whole
+from fedtangent._src.data.sharing import number_given
+from fedtangent._src.federated.aggregate import Stacked, stack
+from fedtangent._src.federated.algorithms.averaging import check_base, fed_avg
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, check_data, local_descent, trained
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.compose import Parts, compose, sequentially
+from fedtangent._src.federated.local import LocalProblem, Work, minimise, validate_work
+from fedtangent._src.federated.ntk_fl import send_examples
+from fedtangent._src.federated.wire import ledger
+from fedtangent._src.federated.wire.channel import as_is
+from fedtangent._src.losses import Loss, get_loss
+from fedtangent._src.optimizers import Optimizer, Rate, at_round
+from fedtangent._src.types import (
+    Accept,
+    Algorithm,
+    Array,
+    Client,
+    Composition,
+    Cost,
+    FederatedData,
+    Model,
+    PyTree,
+    Recipe,
+    RoundInfo,
+    Schedule,
+    Server,
+    wrapped,
+)
+
+
+@recipe(papers=("yue2022",), parts="its examples; pool; SGD on the pool", sends="examples")
+def centralised(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    optimizer: Optimizer | None = None,
+    slots_per_model: int | None = None,
+    accept: Accept | None = None,
+) -> Algorithm:
+    """Builds centralised training: SGD at the server on the cohort's data (NTK-FL, section 6, (iii): the upper bound).
+
+    The clients of a round hand over their examples; the server trains each model on the pooled examples of its
+    clients: ``work`` counts its steps, or its epochs over the pool, and its minibatches are drawn from all pooled rows.
+    Every example counts alike. The ledger charges each example's x and y, every time that its client is in a cohort,
+    and nothing downwards.
+
+    Args:
+        model: Network that the server trains.
+        schedule: Which client hands its examples to which model in which round.
+        learning_rate: Step size of the server, a number or a schedule of the round.
+        work: Steps, or epochs over the pool, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
+        slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
+            counts, per model, those beyond it.
+        accept: Which messages count (default: all).
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, an impossible ``work``, an unknown loss, or
+            ``slots_per_model`` outside 1 .. S.
+    """
+    training = trained(model, learning_rate, optimizer, work, loss, "")
+    instance("schedule", schedule, Schedule)
+    slots = schedule.num_slots if slots_per_model is None else slots_per_model
+    whole("slots_per_model", slots, 1, schedule.num_slots)
+    parts = Parts(
+        aggregate=stack(slots),
+        channel=as_is(lambda message, broadcast: (0, ledger.example_bytes(message.x, message.y))),
+        accept=accept,
+        check=partial(check_data, training.loss),
+    )
+    server = pool_server(model, get_loss(training.loss), local_descent(training), work)
+    rule = "its server trains on the pooled examples; nearest is fed_avg with one client, who holds them all"
+    return compose(
+        "centralised", model, send_examples(), server, schedule, parts, Composition(training, "examples", rule)
+    )
+
+
+def _pooled_client(received: Stacked, round_: Array) -> Client:
+    """Returns the examples of M clients as one client's: real rows first, client after client in order of their ids.
+
+    So the order of a cohort does not matter. Messages have leading axis M; empty places (without a real row) go last.
+    """
+    held = jnp.any(received.messages.mask, axis=1)
+    order = jnp.argsort(jnp.where(held, received.client, jnp.iinfo(jnp.int32).max), stable=True)
+    flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
+    rows = jnp.argsort(~flat.mask, stable=True).astype(jnp.int32)
+    size = jnp.sum(flat.mask, dtype=jnp.int32)
+    data = FederatedData(flat.x, flat.y, rows, jnp.stack([jnp.zeros_like(size), size]))
+    return Client(jnp.int32(0), size, rows, data, round_)
+
+
+def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Server:
+    """Builds the server's part of centralised training: ``work`` on the pooled examples of a model's clients.
+
+    Training starts from the current model. The server broadcasts nothing, because clients need no model to send their
+    data.
+
+    Args:
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser, or a function from the round to one.
+        work: Steps, or epochs over the pool, and minibatches of a round.
+
+    Raises:
+        ValueError: An impossible ``work``.
+    """
+    validate_work(work)
+
+    def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        pool = _pooled_client(aggregated, info.round)
+        trained, report = minimise(
+            info.key, model, loss, at_round(optimizer, info.round), work, LocalProblem(params), pool
+        )
+        return trained, {
+            "server_loss": report["loss"],
+            "server_steps": report["steps"],
+            "pooled": pool.size,
+            "dropped": aggregated.beyond,  # clients beyond the slots of the pool were not heard: reported
+        }
+
+    return Server(
+        init=lambda params: params,
+        broadcast=lambda params: (),
+        params=lambda params: params,
+        update=update,
+        map_models=sequentially,
+    )
+
+
+@recipe(papers=("zhao2018",), parts="those of --base, on shared examples too", python_only=("fraction",))
+def data_sharing(
+    model: Model,
+    schedule: Schedule,
+    *,
+    shared: Sequence[int] | np.ndarray,
+    fraction: float = 1.0,
+    base: Recipe = fed_avg,
+    **options: Any,
+) -> Algorithm:
+    """Builds data sharing: clients also train on a global set (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)).
+
+    It is ``base`` on data that ``sharing.with_shared(partition, shared, fraction)`` made, charged once, before the
+    first round, for the x and y of the shared examples that every client is sent. A client's weight counts all that it
+    holds.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
+            10 % as many examples as all clients together.
+        fraction: Share of the global set that each client gets, the paper's alpha; NTK-FL's clients get all of it.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
+
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside
+            (0, 1], and, before a run, data of which some client that has examples was not given its shared ones.
+    """
+    each = number_given(shared, fraction)
+    chosen = np.asarray(shared, np.int64)
+    check_base(base)
+    algorithm = base(model, schedule, **options)
+
+    def charged(found: Cost, data: FederatedData) -> Cost:
+        shared_bytes = _sharing_clients(data, chosen, each) * each * ledger.example_bytes(data.x, data.y)
+        return found._replace(downlink_once=found.downlink_once + shared_bytes)
+
+    name = "data_sharing" if base is fed_avg else f"{algorithm.name}_data_sharing"
+    return wrapped(algorithm, name, charged)
+
+
+def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
+    """Returns how many clients hold ``each`` shared examples; raises ``ValueError`` if any with examples does not."""
+    num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
+    if shared.max() >= num_examples:
+        raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")
+    is_shared = np.zeros(num_examples, bool)
+    is_shared[shared] = True
+    before = np.concatenate([[0], np.cumsum(is_shared[np.asarray(data.indices)])])
+    holds, sizes = before[offsets[1:]] - before[offsets[:-1]], np.diff(offsets)
+    short = np.flatnonzero((sizes > 0) & (holds < each))
+    if short.size:
+        raise ValueError(
+            f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {each} "
+            f"({short.size} such): make the partition with sharing.with_shared"
+        )
+    return int(np.sum(sizes > 0))

@@ -1,0 +1,176 @@
+"""Distributions over global models that FedBE fits to the clients' models of a round (Chen and Chao, ICLR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import choice
+from fedtangent._src.federated.aggregate import Stacked
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+POSTERIORS = ("gaussian", "dirichlet")
+MEMBERS = ("samples", "clients", "mean")
+
+
+class Clients(NamedTuple):
+    """The models that clients trained from one global model in a round, in order of client ids, empty places last."""
+
+    params: PyTree  # [M, ...]
+    weight: Array  # [M] float, 0 where a place is empty
+    client: Array  # [M] int32, -1 where a place is empty
+
+
+class Teacher(NamedTuple):
+    """The distribution and the members of an ensemble."""
+
+    posterior: str  # one of POSTERIORS
+    num_samples: int
+    concentration: float  # concentration of the Dirichlet distribution
+    members: tuple[str, ...]  # names in MEMBERS
+
+
+def clients_of(params: PyTree, sent: Stacked) -> Clients:
+    """Returns the clients' models of one global model, in order of ids, so that the cohort's order does not matter.
+
+    Args:
+        params: The broadcast parameters.
+        sent: Messages ``server - client``, [M, ...].
+    """
+    filled = sent.weight > 0
+    order = jnp.argsort(jnp.where(filled, sent.client, jnp.iinfo(jnp.int32).max), stable=True)
+    models = jax.tree.map(lambda p, m: p[None] - m[order], params, sent.messages)
+    return Clients(models, sent.weight[order], jnp.where(filled, sent.client, -1)[order])
+
+
+def no_clients(params: PyTree, places: int) -> Clients:
+    """Returns the ``Clients`` before the first round: ``places`` empty places."""
+    dtype = jnp.result_type(*jax.tree.leaves(params), jnp.float32)
+    models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
+    return Clients(models, jnp.zeros((places,), dtype), jnp.full((places,), -1, jnp.int32))
+
+
+def _combined(clients: Clients, share: Array) -> PyTree:
+    """Returns the sum of the clients' models times ``share`` [M]; an empty place does not count, finite or not."""
+
+    def leaf(models: Array) -> Array:
+        kept = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
+        return jnp.tensordot(share.astype(models.dtype), kept, axes=(0, 0), precision="highest")
+
+    return jax.tree.map(leaf, clients.params)
+
+
+def _shares(clients: Clients) -> Array:
+    total = jnp.sum(clients.weight)
+    return clients.weight / jnp.where(total > 0, total, 1)
+
+
+def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
+    """Fits ``N(mean, diag(variance))`` to the clients' models; returns the function from a key to one draw.
+
+    ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, with ``p_i = n_i / n`` (Chen and
+    Chao, 2021, section 3.2).
+    """
+    share = _shares(clients)
+    mean = _combined(clients, share)
+    squares = jax.tree.map(lambda models, m: (models - m[None]) ** 2, clients.params, mean)
+    deviation = jax.tree.map(jnp.sqrt, _combined(clients._replace(params=squares), share))
+
+    def draw(key: Key) -> PyTree:
+        leaves, tree = jax.tree.flatten(mean)
+        noise = [jax.random.normal(jax.random.fold_in(key, i), p.shape, p.dtype) for i, p in enumerate(leaves)]
+        return jax.tree.map(lambda m, s, z: m + s * z, mean, deviation, jax.tree.unflatten(tree, noise))
+
+    return draw
+
+
+def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]:
+    """Builds the distribution of random convex combinations; returns the function from a key to one draw.
+
+    A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i`` with ``g`` from a symmetric Dirichlet distribution (Chen and Chao,
+    2021, section 3.2). A client's g comes from the key ``fold_in(key, client id)``, so it does not depend on the other
+    clients.
+
+    Args:
+        clients: The clients' models.
+        concentration: Concentration of the Dirichlet distribution.
+    """
+
+    def draw(key: Key) -> PyTree:
+        def log_gamma(client: Array) -> Array:
+            own = jax.random.fold_in(key, client)
+            return jax.random.loggamma(own, jnp.asarray(concentration, clients.weight.dtype), (), clients.weight.dtype)
+
+        present = clients.weight > 0
+        log_weight = jnp.log(jnp.where(present, clients.weight, 1))
+        logits = jnp.where(present, jax.vmap(log_gamma)(clients.client) + log_weight, -jnp.inf)
+        largest = jnp.where(jnp.any(present), jnp.max(logits), 0)
+        share = jnp.exp(logits - largest)
+        return _combined(clients, share / jnp.maximum(jnp.sum(share), jnp.finfo(share.dtype).tiny))
+
+    return draw
+
+
+def check_teacher(teacher: Teacher) -> None:
+    """Raises ``ValueError`` for an unknown posterior or member, or a concentration that is not positive."""
+    choice("posterior", teacher.posterior, POSTERIORS)
+    unknown = [name for name in teacher.members if name not in MEMBERS]
+    if unknown or not teacher.members or len(set(teacher.members)) != len(teacher.members):
+        raise ValueError(f"members: got {teacher.members}, must be one or more of {', '.join(MEMBERS)}, each once")
+    if not 0 < teacher.concentration < float("inf"):
+        raise ValueError(f"concentration: got {teacher.concentration}, must be positive and finite")
+
+
+def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tuple[PyTree, Array]:
+    """Returns the members of the ensemble, [E, ...], and whether each member is present, [E] bool.
+
+    Members are draws, the clients' models, and the mean. Draw m has the key ``fold_in(key, m)``. Without any client
+    (before the first round) only the mean is present.
+
+    Args:
+        teacher: The distribution and the members.
+        key: Key of the draws.
+        mean: The clients' weighted mean.
+        clients: The clients' models.
+    """
+    anyone = jnp.any(clients.weight > 0)
+    parts, present = [], []
+    if "samples" in teacher.members:
+        fitted = gaussian(clients) if teacher.posterior == "gaussian" else dirichlet(clients, teacher.concentration)
+        draw_keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(jnp.arange(teacher.num_samples))
+        parts.append(jax.vmap(fitted)(draw_keys))
+        present.append(jnp.broadcast_to(anyone, (teacher.num_samples,)))
+    if "clients" in teacher.members:
+        parts.append(clients.params)
+        present.append(clients.weight > 0)
+    parts.append(jax.tree.map(lambda p: p[None], mean))
+    present.append(jnp.bool_("mean" in teacher.members) | ~anyone[None])
+    together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    return together, jnp.concatenate(present)
+
+
+def ensemble_outputs(
+    model: Model, members: PyTree, present: Array, x: Array, probabilities: bool
+) -> tuple[Array, Array]:
+    """Returns the outputs of each member [E, n, C] and the mean over the members present [n, C].
+
+    Args:
+        model: The network.
+        members: Parameters [E, ...].
+        present: Whether each member is present, [E] bool.
+        x: Inputs [n, ...].
+        probabilities: Whether the mean is over softmax probabilities, and not over outputs.
+    """
+    outputs = jax.lax.map(lambda p: model.apply(p, x), members)
+    values = jax.nn.softmax(outputs, axis=-1) if probabilities else outputs
+    there = present.reshape((-1, 1, 1))
+    count = jnp.maximum(jnp.sum(present), 1).astype(values.dtype)
+    return outputs, jnp.sum(jnp.where(there, values, 0), axis=0) / count
+
+
+def weighted_mean_of(clients: Clients) -> PyTree:
+    """Returns the weighted mean of the clients' models, which is FedAvg's next model."""
+    return _combined(clients, _shares(clients))

@@ -1,0 +1,202 @@
+"""Federated averaging under differential privacy of whole clients; ``measures.privacy`` computes its epsilon."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import instance, number
+from fedtangent._src.federated.aggregate import weighted_mean
+from fedtangent._src.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    train_and_average,
+    trained,
+)
+from fedtangent._src.federated.algorithms.entry import FinishedRun, recipe
+from fedtangent._src.federated.compose import Parts
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.server import optax_server
+from fedtangent._src.federated.wire.channel import clip, lossless
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Rate, sgd
+from fedtangent._src.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    Channel,
+    Key,
+    Model,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
+
+NOISY = "it clips updates and adds noise to them; nearest is fed_avg --weighting uniform, which does neither"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """The options of the report on a private run."""
+
+    delta: float = 1e-5
+    """Delta that the final epsilon is told for."""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for a delta outside (0, 1)."""
+        number("delta", self.delta, above=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientPrivacy:
+    """The differential privacy of whole clients; raises ``ValueError`` for numbers out of range."""
+
+    clip_norm: float = 1.0
+    """Bound on the norm of an update."""
+    noise_multiplier: float = 1.0
+    """Noise on the sum of the updates, in units of the bound."""
+    expected_clients: float | None = None
+    """The fixed number m that the sum is divided by (default: the schedule's slots a model)."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a bound that is not positive or a noise below 0."""
+        number("clip_norm", self.clip_norm, above=0)
+        number("noise_multiplier", self.noise_multiplier, at_least=0)
+
+
+def _remark(o: Any, ran: FinishedRun) -> str:
+    """Returns the privacy guarantee of a run as text, or the reason why it is not known."""
+    from fedtangent._src.measures.privacy import epsilon
+
+    if ran.schedule_name == "poisson" and ran.only_first:
+        return "epsilon is not known: with keep_first a client more pushes another one out of the round"
+    if ran.schedule_name not in ("uniform", "poisson", "all") or ran.schedule.num_models != 1:
+        return f"epsilon is not known for the schedule {ran.schedule_name} of {ran.schedule.num_models} models"
+    sampling = "poisson" if ran.schedule_name == "poisson" else "without_replacement"
+    found = epsilon(
+        num_clients=ran.schedule.num_clients,
+        clients_per_round=ran.clients_per_round,
+        num_rounds=ran.num_rounds,
+        noise_multiplier=o.noise_multiplier,
+        delta=o.delta,
+        sampling=sampling,
+    )
+    neighbours = "a client more or less" if sampling == "poisson" else "the data of one client"
+    return f"privacy: epsilon {found:.4g} at delta {o.delta:g}, for {neighbours}"
+
+
+@recipe(
+    papers=("mcmahan2018",),
+    parts="local SGD, clipping; sum over m; SGD, noise",
+    options=PrivacyReport,
+    remark=_remark,
+    unused=("server_optimizer",),
+)
+def dp_fed_avg(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    privacy: ClientPrivacy = ClientPrivacy(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds central DP-FedAvg: clipped updates, and Gaussian noise at the server (McMahan et al., 2018, algorithm 1).
+
+    Each client's whole update is clipped to length ``clip_norm``; the server moves by ``(sum of the updates) / m`` plus
+    Gaussian noise of standard deviation ``noise_multiplier * clip_norm / m`` in every coordinate (flat clipping, the
+    fixed-denominator estimator), all clients weighing the same. The noise is drawn at the server, for every model in
+    every round, also where no client took part.
+
+    ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
+    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds, and the model moves less.
+    Which clients took part is not hidden from the server, which is trusted. A channel compresses; the server then clips
+    what it receives, so that compression cannot lengthen an update.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        privacy: Clipping bound, noise and m. Under ``schedule.poisson_sampling`` m is ``rate * num_clients``.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that
+            are not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
+    """
+    clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
+    if averaging.weighting not in (None, "uniform"):
+        raise ValueError(f"weighting: got {averaging.weighting!r}, but dp_fed_avg bounds each client alike: uniform")
+    instance("schedule", schedule, Schedule)
+    m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
+    number("expected_clients", m, above=0)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    channel = _received_clipped(averaging.channel or lossless(), clip_norm)
+    averaging = dataclasses.replace(averaging, weighting="uniform", channel=channel)
+
+    def server(rate: Rate) -> Server:
+        stepping = noisy(optax_server(sgd(rate)), privacy.noise_multiplier * clip_norm / m)
+
+        def unheard(state: PyTree, info: RoundInfo) -> PyTree:
+            # That such a model did not move would tell that nobody took part: it gets its noise all the same.
+            return stepping.update(state, pytrees.zeros_like(state.params), info)[0]
+
+        return stepping._replace(unheard=unheard)
+
+    replaced = AveragingParts(server, parts=Parts(aggregate=fixed_mean(m)))
+    return train_and_average("dp_fed_avg", training, schedule, averaging, replaced, NOISY)
+
+
+def _received_clipped(channel: Channel, norm: float) -> Channel:
+    """Returns ``channel`` with clipping at the receiver, which costs no bytes."""
+    shorten = clip(norm).send
+
+    def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        received, memory = channel.send(key, message, memory)
+        return shorten(key, received, ())[0], memory
+
+    return channel._replace(send=send)
+
+
+def noisy(server: Server, deviation: float | Array) -> Server:
+    """Returns ``server`` with Gaussian noise added to every coordinate of the aggregate.
+
+    Leaf j (in the order of ``jax.tree.leaves``) draws from ``fold_in(info.key, j)``, in its dtype.
+
+    Args:
+        server: The server's part of an algorithm.
+        deviation: Standard deviation of the noise.
+    """
+
+    def update(state: PyTree, aggregated: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        leaves, structure = jax.tree.flatten(aggregated)
+        drawn = [jax.random.normal(jax.random.fold_in(info.key, j), v.shape, v.dtype) for j, v in enumerate(leaves)]
+        with_noise = [v + jnp.asarray(deviation, v.dtype) * z for v, z in zip(leaves, drawn, strict=True)]
+        return server.update(state, jax.tree.unflatten(structure, with_noise), info)
+
+    return server._replace(update=update)
+
+
+def fixed_mean(count: float | Array) -> Aggregate:
+    """Builds the aggregate that divides each model's weighted sum of messages by a fixed ``count``.
+
+    Source: McMahan et al., 2018, the estimator f_f. Without messages it is 0.
+    """
+
+    def finish(acc: Any) -> PyTree:
+        return pytrees.scale(1 / count, acc.total)
+
+    return weighted_mean()._replace(finish=finish)

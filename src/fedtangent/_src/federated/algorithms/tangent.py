@@ -1,0 +1,184 @@
+"""NTK-FL: the server evolves the tangent kernel of the cohort's examples."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import instance, whole
+from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.algorithms.entry import recipe
+from fedtangent._src.federated.compose import Parts, compose, sequentially
+from fedtangent._src.federated.ntk_fl import Evolution, ntk_server, send_examples, sparse_linearise
+from fedtangent._src.federated.ntk_fl.options import probabilities
+from fedtangent._src.federated.wire.channel import jacobians
+from fedtangent._src.federated.wire.sparsify import check_sparsity
+from fedtangent._src.federated.wire.subsample import subsampled
+from fedtangent._src.optimizers import Rate, check_rate
+from fedtangent._src.types import Accept, Algorithm, Array, Composition, FederatedData, Model, Schedule, Training
+
+EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooling:
+    """The sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
+
+    validation: tuple[Array, Array] | None = None
+    """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
+    pool_size: int | None = None
+    """The most examples that one model pools in a round, which is the size of the kernel (default: no bound).
+    ``info["examples_dropped"]`` counts those beyond."""
+    slots_per_model: int | None = None
+    """The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts those beyond."""
+    accept: Accept | None = None
+    """Which messages the server counts (default: all)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """The switches of CP-NTK-FL; each works without the others, and all are off by default."""
+
+    beta: float = 1.0
+    """Share of its examples that a client uses in a round."""
+    sparsity: float = 0.0
+    """Share of the numbers of each example's Jacobian that is set to zero, the smallest."""
+    value_bits: int | None = None
+    """Bits of a Jacobian's number on the wire, 10 to 32 (default: those of the parameters)."""
+    shuffle: bool = False
+    """A shuffling server permutes the rows of all clients' Jacobians, outputs and targets together."""
+
+
+@recipe(
+    papers=("yue2022",),
+    parts="its Jacobians; pool; kernel evolution",
+    sends="Jacobians",
+    python_only=("kernel_bytes", "slots_per_model", "value_bits"),
+)
+def ntk_fl(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    loss: str | None = None,
+    evolution: Evolution = Evolution(),
+    pooling: Pooling = Pooling(),
+) -> Algorithm:
+    """Builds NTK-FL: clients send Jacobians, the server evolves the kernel (Yue et al., ICML 2022, section 4.1).
+
+    A round whose learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status
+    (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
+
+    Args:
+        model: Network whose kernel is evolved.
+        schedule: Which client sends its Jacobians to which model in which round.
+        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
+            entropy, on class labels; a number or a schedule of the round.
+        loss: squared_error or cross_entropy (default: the loss of ``evolution``).
+        evolution: Times, kernel and method of the evolution.
+        pooling: Sizes of the pool, and the examples that choose the time.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: No rate, or an argument of the wrong type or range.
+    """
+    return _evolving("ntk_fl", model, schedule, learning_rate, _of_loss(evolution, loss), pooling, Compression())
+
+
+@recipe(
+    papers=("yue2022",),
+    parts="its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
+    sends="Jacobians",
+    python_only=("kernel_bytes", "slots_per_model", "value_bits"),
+)
+def cp_ntk_fl(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    loss: str | None = None,
+    evolution: Evolution = Evolution(),
+    pooling: Pooling = Pooling(),
+    compression: Compression = Compression(),
+) -> Algorithm:
+    """Builds CP-NTK-FL: NTK-FL with less on the wire, and less to be read from it (Yue et al., ICML 2022, section 4.2).
+
+    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is the data's
+    (``data.projection.projected``, with the seed that ``wire.key_server`` hands out): the model takes d1' inputs. The
+    ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
+    smaller), the outputs and the targets.
+
+    Args:
+        model: Network whose kernel is evolved.
+        schedule: Which client sends its Jacobians to which model in which round.
+        learning_rate: As of ``ntk_fl``.
+        loss: squared_error or cross_entropy (default: the loss of ``evolution``).
+        evolution: Times, kernel and method of the evolution, without a ``linearise``, which sparsity decides.
+        pooling: Sizes of the pool, and the examples that choose the time.
+        compression: Share of examples, sparsity, bits and shuffling.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A beta outside (0, 1], a sparsity outside [0, 1), value_bits outside 10 .. 32, an ``evolution`` with
+            a ``linearise``, and as ``ntk_fl`` raises.
+    """
+    if evolution.linearise is not None:
+        raise ValueError("linearise: is decided by sparsity in cp_ntk_fl: leave it out")
+    return _evolving("cp_ntk_fl", model, schedule, learning_rate, _of_loss(evolution, loss), pooling, compression)
+
+
+def _of_loss(evolution: Evolution, loss: str | None) -> Evolution:
+    return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
+
+
+def _evolving(
+    name: str,
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None,
+    evolution: Evolution,
+    pooling: Pooling,
+    compression: Compression,
+) -> Algorithm:
+    """Builds an algorithm whose server pools the Jacobians of the clients' examples and evolves their kernel."""
+    instance("model", model, Model)
+    instance("schedule", schedule, Schedule)
+    if learning_rate is None:
+        raise ValueError("learning_rate: got none, must be given")
+    check_rate("learning_rate", learning_rate)
+    check_sparsity(compression.sparsity)
+    if compression.sparsity > 0 or compression.value_bits is not None:
+        dtype = jnp.result_type(*jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+        linearise = sparse_linearise(compression.sparsity, value_bits=compression.value_bits, dtype=dtype)
+        evolution = dataclasses.replace(evolution, linearise=linearise)
+    most, slots = schedule.num_slots, pooling.slots_per_model
+    slots = min(most, schedule.num_clients) if slots is None else whole("slots_per_model", slots, 1, most)
+
+    def check(data: FederatedData) -> None:
+        probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced
+
+    server = ntk_server(
+        model,
+        learning_rate,
+        evolution,
+        validation=pooling.validation,
+        pool_size=pooling.pool_size,
+        shuffle=compression.shuffle,
+    )
+    once = sum(np.asarray(leaf).nbytes for leaf in pooling.validation or ())
+    parts = Parts(
+        aggregate=stack(slots),
+        channel=jacobians(model.output_size, compression.sparsity, compression.value_bits),
+        accept=pooling.accept,
+        check=check if evolution.loss == "cross_entropy" else None,
+        ledger=lambda cost, data: cost._replace(uplink_once=once),
+    )
+    training = Training(model, learning_rate, None, None, evolution.loss)
+    local = subsampled(send_examples(), compression.beta)
+    server = server._replace(map_models=sequentially)
+    return compose(name, model, local, server, schedule, parts, Composition(training, "examples", EVOLVES))

@@ -1,0 +1,413 @@
+"""The one federated loop: an algorithm is a composition of a local problem, a channel, an aggregate and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees, streams
+from fedtangent._src.checks import choice, instance
+from fedtangent._src.federated.aggregate import slots_of, weighted_mean
+from fedtangent._src.federated.faults import num_contacted
+from fedtangent._src.federated.local import client_view
+from fedtangent._src.federated.predict import Personal, mean_of_models
+from fedtangent._src.federated.schedule import unroll
+from fedtangent._src.federated.wire.channel import lossless
+from fedtangent._src.types import (
+    Accept,
+    Aggregate,
+    Algorithm,
+    Array,
+    Channel,
+    Client,
+    Cohort,
+    Composition,
+    Cost,
+    Engine,
+    FederatedData,
+    Key,
+    Local,
+    Model,
+    Partition,
+    Prediction,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+    Slots,
+)
+
+WEIGHTINGS = ("examples", "uniform")
+
+
+class State(NamedTuple):
+    """The state that a run carries from round to round."""
+
+    round: Array  # [] int32
+    key: Key  # training key, see ``streams``
+    schedule_key: Key
+    schedule: PyTree
+    server: PyTree  # [K, ...]
+    client: PyTree  # [K, N, ...]
+    channel: PyTree  # [K, N, ...], the channel's memory of each client (error feedback)
+
+
+class Parts(NamedTuple):
+    """The parts of an algorithm that have a default.
+
+    Attributes:
+        aggregate: Reduction of a round's messages to one value per model; None for their weighted mean.
+        channel: Transport of a message; None for lossless.
+        weighting: "examples" weighs a client by its number of examples, "uniform" equally.
+        accept: Decides which messages the server counts (``faults.finite``); None for all. A rejected message counts as
+            absent: ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had
+            no clients.
+        common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
+            separately.
+        predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
+            prediction, ``Algorithm.params`` is None.
+        personal: Predicts for one client; None for the global models.
+        check: Raises ``ValueError`` for data that the algorithm cannot run on.
+        ledger: Corrects the cost, for algorithms that do not send one model down and one message up, or that send
+            something before the first round.
+    """
+
+    aggregate: Aggregate | None = None
+    channel: Channel | None = None
+    weighting: str = "examples"
+    accept: Accept | None = None
+    common_start: bool = False
+    predict: Callable[[Model, State, Array], Prediction] | None = None
+    personal: Personal | None = None
+    check: Callable[[FederatedData], None] | None = None
+    ledger: Callable[[Cost, FederatedData], Cost] | None = None
+
+
+class _Composed(NamedTuple):
+    """All parts of an algorithm."""
+
+    model: Model
+    local: Local
+    server: Server
+    schedule: Schedule
+    parts: Parts
+    aggregate: Aggregate
+    channel: Channel
+
+
+class TrainedSlots(NamedTuple):
+    """The results of local training in each slot, with leading axis S; the messages are aggregated already."""
+
+    kept: PyTree  # each client's state, and the channel's memory of the client
+    weight: Array  # weight of the message in its model's average; 0 if the server rejects it
+    info: dict[str, Array]
+
+
+def compose(
+    name: str,
+    model: Model,
+    local: Local,
+    server: Server,
+    schedule: Schedule,
+    parts: Parts = Parts(),
+    composition: Composition | None = None,
+) -> Algorithm:
+    """Composes an algorithm from its parts in the one federated loop.
+
+    Args:
+        name: Name of the algorithm.
+        model: The network.
+        local: A client's training of one model in a round, and its message.
+        server: The server's step of one model along the aggregated messages.
+        schedule: Which client trains which model in which round.
+        parts: Further parts, such as the channel, with their defaults.
+        composition: The clients' training and the rule for theory; None if theory has no rule.
+
+    Returns:
+        The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.
+
+    Raises:
+        ValueError: A model or schedule of another type, or an unknown ``weighting``.
+    """
+    instance("model", model, Model)
+    instance("schedule", schedule, Schedule)
+    instance("parts", parts, Parts)
+    choice("weighting", parts.weighting, WEIGHTINGS)
+    # jitted so that the shape of a message and the round itself share one trace
+    local = local._replace(update=jax.jit(local.update, inline=True))
+    aggregate = weighted_mean() if parts.aggregate is None else parts.aggregate
+    made = _Composed(
+        model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
+    )
+    initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
+
+    def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
+        return _init(made, initialise, streams.keys(key), num_clients, start)
+
+    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+        return _step(made, state, data, engine)
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        return _cost(made, data, engine)
+
+    def params(state: State) -> PyTree:
+        return jax.vmap(server.params)(state.server)
+
+    def predict_state(state: State, x: Array) -> Prediction:
+        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
+
+    def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
+        client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
+        client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
+        assert parts.personal is not None
+        return parts.personal(model, params(state), client_states, client, x)
+
+    return Algorithm(
+        name,
+        init,
+        step,
+        predict_state,
+        cost,
+        schedule,
+        None if parts.personal is None else predict_personal,
+        params if parts.predict is None else None,
+        Composition(weighting=parts.weighting) if composition is None else composition,
+    )
+
+
+def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Maps a server's update over the K models one at a time, so that only one model's work is in memory."""
+    return lambda *args: jax.lax.map(lambda row: update(*row), args)
+
+
+# ---- before the first round ---------------------------------------------------------------------------------------
+
+
+def _init(
+    made: _Composed,
+    initialise: Callable[[Array], PyTree],
+    run: streams.Keys,
+    num_clients: int,
+    start: Key | PyTree | None,
+) -> State:
+    schedule, num_models = made.schedule, made.schedule.num_models
+    if num_clients != schedule.num_clients:
+        raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
+    key = start if isinstance(start, jax.Array) and pytrees.is_key(start) else None
+    model_keys = streams.model_keys(run.init if key is None else key, num_models)
+    if start is None or key is not None:
+        params = initialise(model_keys[:1] if made.parts.common_start else model_keys)
+    else:
+        params = pytrees.each_model("start", start, jax.eval_shape(initialise, model_keys))
+    if made.parts.common_start:
+        params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_models, *leaf.shape[1:])), params)
+    client = _for_each_client(made.local.init, params, num_clients)
+    memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
+    init_schedule, sample_key = streams.schedule_keys(run.schedule)
+    server_state = jax.vmap(made.server.init)(params)
+    return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
+
+
+def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clients: int) -> PyTree:
+    """Applies ``init`` to each model's parameters [K, ...] and copies the result for each of N clients, [K, N, ...]."""
+    shape = jax.eval_shape(jax.vmap(init), params)
+    if not jax.tree.leaves(shape):
+        return shape
+    return jax.tree.map(
+        lambda p: jnp.broadcast_to(p[:, None], (p.shape[0], num_clients, *p.shape[1:])), jax.vmap(init)(params)
+    )
+
+
+def _cost(made: _Composed, data: FederatedData, engine: Engine) -> Cost:
+    _check_labels(made.model, data)
+    if made.parts.check is not None:
+        made.parts.check(data)
+    message, broadcast = _message_shape(made, data, engine)
+    uplink, per_example = made.channel.uplink(message, broadcast)
+    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
+    return cost if made.parts.ledger is None else made.parts.ledger(cost, data)
+
+
+def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
+    """Returns the shapes of a message and of a broadcast."""
+
+    def one() -> tuple[PyTree, PyTree]:
+        params = made.model.init(jax.random.key(0))
+        broadcast = made.server.broadcast(made.server.init(params))
+        client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
+        return made.local.update(jax.random.key(0), broadcast, made.local.init(params), client)[0], broadcast
+
+    return jax.eval_shape(one)
+
+
+def _check_labels(model: Model, data: FederatedData) -> None:
+    """Raises ``ValueError`` for class labels that are too large for the model's number of outputs."""
+    if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
+        return
+    largest = int(jnp.max(data.y))
+    if largest >= model.output_size:
+        raise ValueError(f"data: has the label {largest}, but the model {model.name} has {model.output_size} outputs")
+
+
+# ---- a round ------------------------------------------------------------------------------------------------------
+
+
+def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+    """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
+    cohort, drawn = _draw(made, state, data)
+    acc, trained = _train(made, state, data, engine, cohort)
+    client, memory = _settle(made, state, cohort, trained)
+    heard, refused = _heard(made, state, cohort, trained)
+    server, server_info = _update(made, state, acc, heard)
+    after = State(state.round + 1, state.key, state.schedule_key, drawn, server, client, memory)
+    report: dict[str, PyTree] = {
+        "cohort": cohort,
+        "contacted": num_contacted(made.schedule, cohort, drawn),
+        "model_weight": heard.weight,
+        "rejected": jnp.zeros((made.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
+    }
+    return after, report | trained.info | server_info
+
+
+def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
+    """Returns the round's cohort, with its weights, and the schedule's next state."""
+    cohort, drawn = made.schedule.sample(state.schedule_key, state.schedule, state.round)
+    chex.assert_shape(cohort, (made.schedule.num_slots,))
+    chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
+    return _weigh(cohort, data.offsets, made.parts.weighting), drawn
+
+
+def _train(
+    made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
+) -> tuple[PyTree, TrainedSlots]:
+    """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
+    broadcasts = jax.vmap(made.server.broadcast)(state.server)
+    message = _message_shape(made, data, engine)[0]
+    acc = made.aggregate.init(message, made.schedule.num_models)
+    slots = slots_of(cohort, made.schedule.num_models, data.offsets)
+    slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))
+    train = _train_slot(made, message, engine)
+    return engine.map_clients(train, (data, state, broadcasts), made.aggregate, acc, slots)
+
+
+def _train_slot(
+    made: _Composed, expected: PyTree, engine: Engine
+) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
+    """Returns the pure function of one slot that the engine maps: ``(held, row) -> (row, message, trained)``.
+
+    ``held`` is common to all slots: data, state and broadcasts. The returned row is meant for the aggregate: its weight
+    is 0 if the server does not accept the message.
+    """
+
+    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
+        data, state, broadcasts = held
+        update_key, send_key = streams.slot_keys(state.key, state.round, row.client)
+        if row.block is None:
+            client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
+        else:
+            client, row = _own_view(row, row.block, state.round), row._replace(block=None)
+        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
+        broadcast = pytrees.take(broadcasts, row.model)
+        message, own, info = made.local.update(update_key, broadcast, before[0], client)
+        message, memory = made.channel.send(send_key, message, before[1])
+        chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
+        own = made.local.settle(before[0], own, message)
+        if made.parts.accept is not None:
+            row = row._replace(weight=jnp.where(made.parts.accept(message), row.weight, 0))
+        return row, message, TrainedSlots((own, memory), row.weight, {"examples": client.size, **info})
+
+    return train
+
+
+def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
+    """Returns the examples of every slot, [S, max_client_size, ...], copied once a round; None if that does not pay.
+
+    A minibatch is then gathered from its client's few rows. Gathering from the whole data set costs a CPU several
+    microseconds more in every local step, because XLA divides an operation with a large operand between threads. It
+    does not pay if the cohort holds much of the data, or if clients differ so much in size that most of the copy would
+    be padding.
+    """
+    padded, held = max_client_size * data.num_clients, data.indices.shape[0]
+    most = min(held, data.x.shape[0])  # examples that many clients share stand in the data once
+    if padded > 4 * held or 4 * max_client_size * cohort.client.shape[0] > most:
+        return None
+    rows = jax.vmap(lambda i: client_view(data, i, jnp.bool_(True), max_client_size).rows)(cohort.client)
+    return data.x[rows], data.y[rows]
+
+
+def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
+    """Returns ``client_view`` of a data set that consists of this client's examples only."""
+    own = jnp.arange(block[0].shape[0], dtype=jnp.int32)
+    data = FederatedData(*block, own, jnp.stack([jnp.zeros_like(row.size), row.size]))
+    return Client(row.client, row.size, own, data, round_)
+
+
+def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
+    """Returns the cohort with weights times the clients' sizes; "uniform": times 1, or 0 for a client without any."""
+    size = offsets[cohort.client + 1] - offsets[cohort.client]
+    factor = size > 0 if weighting == "uniform" else size
+    return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
+
+
+def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
+    """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
+    # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
+    # that really trains it.
+    at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)
+    before = (state.client, state.channel)
+    client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)
+    return client, memory
+
+
+def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
+    """Returns the server's view of the round, [K], and whether each slot's message was refused, [S] int32."""
+    num_models = made.schedule.num_models
+    weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
+    count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))
+    refused = ((cohort.weight > 0) & (trained.weight == 0)).astype(jnp.int32)
+    round_ = jnp.broadcast_to(state.round, weight.shape)
+    return RoundInfo(round_, weight, count, streams.server_keys(state.key, state.round, num_models)), refused
+
+
+def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+    """Returns the server's states after the round, and its report."""
+    updated, report = made.server.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
+    still = state.server
+    if made.server.unheard is not None:
+        own = streams.server_keys(state.key, state.round, made.schedule.num_models, streams.EMPTY)
+        nothing = RoundInfo(heard.round, jnp.zeros_like(heard.weight), jnp.zeros_like(heard.num_clients), own)
+        still = jax.vmap(made.server.unheard)(state.server, nothing)
+    return pytrees.where(heard.weight > 0, updated, still), report
+
+
+# ---- the cohorts of a run -----------------------------------------------------------------------------------------
+
+
+def drawn_cohorts(
+    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
+) -> Cohort:
+    """Returns the cohorts that ``simulate`` will draw, with its weights, as NumPy arrays [R, S]; theory follows them.
+
+    Args:
+        schedule: The schedule.
+        partition: The clients' examples, whose numbers decide the weights.
+        num_rounds: Rounds R.
+        seed: Seed or key of the run.
+        weighting: The algorithm's weighting, "examples" or "uniform".
+
+    Raises:
+        ValueError: Another weighting, or a partition whose number of clients is not the schedule's.
+    """
+    choice("weighting", weighting, WEIGHTINGS)
+    if partition.num_clients != schedule.num_clients:
+        raise ValueError(
+            f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
+        )
+    drawn = jax.tree.map(np.asarray, unroll(schedule, streams.keys(seed).schedule, num_rounds))
+    return _weigh(drawn, np.asarray(partition.offsets), weighting)

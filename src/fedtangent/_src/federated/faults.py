@@ -1,0 +1,196 @@
+"""Faults of a round: clients that drop out, clients that are late, and clients that send invalid messages.
+
+``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts includes the
+faults. The cohorts of the inner schedule are drawn as they would be without faults (common random numbers). ``finite``
+decides which messages the server accepts. A client at fault counts as absent: its message is ignored, and its state
+stays as it was.
+
+The wire ledger charges a model down for every client that the server contacted, even if the client then drops out or is
+late, and a message up for every client that answered in time, even if the message is then rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import pytrees, streams
+from fedtangent._src.checks import choice
+from fedtangent._src.types import Accept, Array, Cohort, Key, PyTree, Schedule
+
+DISTRIBUTIONS = ("lognormal", "exponential")
+
+
+class Contacted(NamedTuple):
+    """The state of a faulty schedule: the inner schedule's state, and the last round's contacts and waiting time."""
+
+    inner: PyTree
+    contacted: Array  # [] int32
+    waited: Array  # [] float32, 0 where no completion times are drawn
+
+
+def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
+    """Returns ``schedule`` with dropout: in each round each client drops out independently, and its slots are empty.
+
+    A client drops out of all models that it would train in the round.
+
+    Args:
+        schedule: The schedule.
+        probability: Probability of dropping out, one for all clients or [N].
+
+    Raises:
+        ValueError: A probability outside [0, 1) (1 would leave no client) or another shape.
+    """
+    chance = np.asarray(probability, np.float32)
+    if chance.shape not in ((), (schedule.num_clients,)):
+        raise ValueError(f"probability: got shape {chance.shape}, must be one number or [{schedule.num_clients}]")
+    if not np.all((chance >= 0) & (chance < 1)):
+        raise ValueError(f"probability: got {probability}, must be at least 0 and below 1")
+    of_client = jnp.asarray(np.broadcast_to(chance, (schedule.num_clients,)))
+
+    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(cohort.client)
+        return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight)), waited
+
+    return _wrapped(schedule, schedule.num_slots, streams.DROPOUT, pick)
+
+
+def stragglers(
+    schedule: Schedule,
+    keep: int,
+    mean_time: Any = 1.0,
+    distribution: str = "lognormal",
+    spread: float = 1.0,
+) -> Schedule:
+    """Returns a schedule that contacts the clients of ``schedule`` and closes a round after the first answers.
+
+    With ``uniform_sampling(N, 130)`` and ``keep=100`` the first 100 of 130 clients make the round. Late clients' work
+    is lost and not sent. The cohort has ``keep`` slots, in order of completion.
+
+    Args:
+        schedule: The schedule.
+        keep: Answers after which the server closes the round.
+        mean_time: Expected completion time, one for all clients or [N] (for instance in proportion to their examples).
+        distribution: "lognormal", ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or "exponential"
+            with mean ``mean_time``. A client draws one time in a round, the same for all models.
+        spread: Standard deviation of the log of a lognormal time.
+
+    Raises:
+        ValueError: ``keep`` outside 1 .. S, times or a spread that are not positive, or an unknown distribution.
+    """
+    if not 1 <= keep <= schedule.num_slots:
+        raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
+    choice("distribution", distribution, DISTRIBUTIONS)
+    if not 0 < spread < math.inf:
+        raise ValueError(f"spread: got {spread}, must be positive and finite")
+    mean = np.asarray(mean_time, np.float32)
+    if mean.shape not in ((), (schedule.num_clients,)) or not np.all((mean > 0) & np.isfinite(mean)):
+        raise ValueError(
+            f"mean_time: must be positive and finite, one number or [{schedule.num_clients}]; got shape {mean.shape}"
+        )
+    of_client = jnp.asarray(np.log(np.broadcast_to(mean, (schedule.num_clients,))))
+
+    def log_time(key: Key, client: Array) -> Array:  # times of a large spread are 0 in float32, and nobody first
+        mine = jax.random.fold_in(key, client)
+        if distribution == "exponential":
+            return of_client[client] + jnp.log(jax.random.exponential(mine, (), jnp.float32))
+        return of_client[client] + spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2
+
+    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
+        taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
+        first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
+        kept: Cohort = pytrees.take(cohort, first)
+        return kept, jnp.max(jnp.where(kept.weight > 0, jnp.exp(taken[first]), waited))
+
+    return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
+
+
+def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
+    """Returns how long the server waits in each of the first rounds, [R] float32, in the unit of ``mean_time``.
+
+    Args:
+        schedule: A schedule of ``stragglers``.
+        key: Key of the schedule, as for ``schedule.unroll``.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: A schedule without completion times.
+    """
+    init_key, sample_key = streams.schedule_keys(key)
+    start = schedule.init(init_key)
+    if not isinstance(start, Contacted):
+        raise ValueError("schedule: got one without completion times, must be one of faults.stragglers")
+
+    def one(state: Contacted, round_: Array) -> tuple[Contacted, Array]:
+        state = schedule.sample(sample_key, state, round_)[1]
+        return state, state.waited
+
+    return jax.lax.scan(one, start, jnp.arange(num_rounds))[1]
+
+
+def _wrapped(
+    schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
+) -> Schedule:
+    """Returns ``schedule`` with its cohorts changed by ``pick``, which gets a separate key for each round.
+
+    ``pick`` also receives the waiting time of a fault inside, and returns the waiting time of the round.
+    """
+
+    def init(key: Key) -> Contacted:
+        return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
+
+    def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
+        cohort, inner = schedule.sample(key, state.inner, round_)
+        own = jax.random.fold_in(streams.apart(key, stream), round_)
+        before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
+        picked, waited = pick(jax.random.fold_in(own, _depth(inner)), cohort, before)
+        return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
+
+    return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+
+
+def _depth(state: PyTree) -> int:
+    """Returns how many faults a schedule has already; each fault needs separate random draws."""
+    return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
+
+
+def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Array:
+    """Returns the number of clients that received a model in a round, [] int32.
+
+    Args:
+        schedule: The schedule that drew the round.
+        cohort: The round's cohort.
+        state: State of the schedule after the draw.
+    """
+    if schedule.contacted is not None:
+        return schedule.contacted(state)
+    return jnp.sum(cohort.weight > 0, dtype=jnp.int32)
+
+
+def finite(max_norm: float = math.inf) -> Accept:
+    """Builds the test that accepts finite messages whose Euclidean norm is at most ``max_norm``.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm: got {max_norm}, must be positive")
+
+    def accept(message: PyTree) -> Array:
+        numbers = [leaf for leaf in jax.tree.leaves(message) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        good = jnp.bool_(True)
+        for leaf in numbers:
+            good &= jnp.all(jnp.isfinite(leaf))
+        if max_norm < math.inf:
+            # A square that overflows float32 is infinite, and so above the bound.
+            squares = [jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) for leaf in numbers]
+            good &= jnp.sqrt(sum(squares)) <= max_norm
+        return good
+
+    accept.max_norm = max_norm  # type: ignore[attr-defined]  # theory follows a server that rejects nothing finite
+    return accept

@@ -1,0 +1,216 @@
+"""Connected graphs of clients, and the matrices by which models walk over them or are mixed along them.
+
+Matrices are NumPy arrays in float64, made once before anything is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
+from fedtangent._src import checks
+from fedtangent._src.checks import real_array, whole
+from fedtangent._src.entries import WrittenEntry, build_written
+
+TOLERANCE = 1e-9  # how far a row's sum may be from 1, and two entries of a symmetric matrix from each other
+
+
+class Graph(NamedTuple):
+    """An undirected connected graph without loops: its nodes are clients, its edges the pairs that can communicate."""
+
+    name: str
+    adjacency: np.ndarray  # [N, N] bool, symmetric, diagonal False
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return len(self.adjacency)
+
+    @property
+    def degrees(self) -> np.ndarray:
+        """Number of neighbours of each node, [N] int64."""
+        return self.adjacency.sum(axis=1)
+
+
+def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
+    """Returns the graph with an edge wherever ``matrix`` is not 0.
+
+    Args:
+        matrix: Matrix [N, N].
+        name: Name of the graph.
+
+    Raises:
+        ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or its graph is not
+            connected, so that a model could not reach every client.
+    """
+    given = np.asarray(matrix)
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
+        raise ValueError(f"adjacency: got shape {given.shape}, must be square with at least one node")
+    if not np.all(np.isfinite(given)):
+        raise ValueError("adjacency: got entries that are not finite")
+    adjacency = given != 0
+    if not np.array_equal(adjacency, adjacency.T):
+        i, j = np.argwhere(adjacency != adjacency.T)[0]
+        raise ValueError(
+            f"adjacency: must be symmetric, but the nodes {i} and {j} are neighbours in one direction only"
+        )
+    if adjacency.diagonal().any():
+        node = int(np.flatnonzero(adjacency.diagonal())[0])
+        raise ValueError(f"adjacency: the node {node} is its own neighbour, the diagonal must be 0")
+    parts, _ = connected_components(adjacency, directed=False)
+    if parts > 1:
+        raise ValueError(f"{name}: is not connected, its {len(adjacency)} nodes fall into {parts} components")
+    return Graph(name, adjacency)
+
+
+def ring(num_nodes: int) -> Graph:
+    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 (FE-2024, figure 5)."""
+    return torus(1, whole("num_nodes", num_nodes))._replace(name=f"ring({num_nodes})")
+
+
+def torus(rows: int, cols: int) -> Graph:
+    """Returns a grid of ``rows`` x ``cols`` nodes whose edges wrap around.
+
+    Node ``r * cols + c`` neighbours the four nodes around it.
+    """
+    rows, cols = whole("rows", rows), whole("cols", cols)
+    node = np.arange(rows * cols).reshape(rows, cols)
+    adjacency = np.zeros((rows * cols, rows * cols), bool)
+    for axis in (0, 1):
+        adjacency[node, np.roll(node, 1, axis)] = True
+    adjacency |= adjacency.T
+    np.fill_diagonal(adjacency, False)  # a single row is beside itself
+    return from_adjacency(adjacency, f"torus({rows}, {cols})")
+
+
+def complete(num_nodes: int) -> Graph:
+    """Returns the graph in which every node neighbours every other."""
+    number = whole("num_nodes", num_nodes)
+    return from_adjacency(~np.eye(number, dtype=bool), f"complete({number})")
+
+
+def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
+    """Draws a graph in which each pair of nodes is an edge with a given probability, independently (G(n, p)).
+
+    Args:
+        num_nodes: Nodes N.
+        probability: Probability of an edge.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: A probability outside [0, 1], or a drawn graph that is not connected: the draw is not repeated,
+            because that would be another distribution.
+    """
+    number = whole("num_nodes", num_nodes)
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability: got {probability}, must be from 0 to 1")
+    upper = np.triu(np.random.default_rng(checks.seed(seed)).random((number, number)) < probability, 1)
+    parts, _ = connected_components(upper | upper.T, directed=False)
+    if parts > 1:
+        raise ValueError(
+            f"erdos_renyi({number}, {probability}): seed {seed} draws a graph that is not connected, of {parts} "
+            f"components; take another seed or a larger probability"
+        )
+    return from_adjacency(upper | upper.T, f"erdos_renyi({number}, {probability}, seed {seed})")
+
+
+def metropolis_hastings(graph: Graph) -> np.ndarray:
+    """Returns the transition matrix [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
+
+    A neighbour is proposed uniformly and accepted with probability ``min(1, d_i / d_j)``: ``P_ij = 1 / max(d_i, d_j)``
+    along edges, and the rest is the probability to stay. Rows sum to 1 and P is symmetric.
+    """
+    return _from_edges(graph, _largest_degree(graph))
+
+
+def metropolis_weights(graph: Graph) -> np.ndarray:
+    """Returns the mixing matrix ``W_ij = 1 / (1 + max(d_i, d_j))`` along edges, [N, N] (Xiao, Boyd and Kim, 2007).
+
+    W is symmetric and its rows sum to 1. Unlike ``metropolis_hastings``, W has a positive diagonal, so that all
+    eigenvalues except one lie inside (-1, 1), and models come to agree even on a bipartite graph, such as an even ring.
+    """
+    return _from_edges(graph, 1 + _largest_degree(graph))
+
+
+def spectral_gap(matrix: np.ndarray) -> float:
+    """Returns ``1 - max(|lambda_2|, |lambda_N|)`` of a symmetric stochastic matrix, a number in [0, 1].
+
+    The larger the gap, the faster walks or models mix. It is 0 if they never mix (bipartite graphs with a zero
+    diagonal), and 1 for a single node.
+
+    Raises:
+        ValueError: The matrix is not symmetric and doubly stochastic.
+    """
+    check_doubly_stochastic("matrix", matrix)
+    moduli = np.sort(np.abs(np.linalg.eigvalsh(np.asarray(matrix, np.float64))))
+    return float(1 - moduli[-2]) if len(moduli) > 1 else 1.0
+
+
+def check_stochastic(name: str, matrix: np.ndarray) -> None:
+    """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
+    given = real_array(name, matrix)
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
+        raise ValueError(f"{name}: got shape {given.shape}, must be square")
+    if not np.all(given >= 0):  # also what is not a number
+        raise ValueError(f"{name}: has the entry {given[~(given >= 0)][0]}, must be at least 0")
+    sums = given.sum(axis=1)
+    if not np.all(np.abs(sums - 1) <= TOLERANCE):
+        row = int(np.argmax(np.abs(sums - 1)))
+        raise ValueError(f"{name}: row {row} sums to {sums[row]}, must sum to 1")
+
+
+def check_doubly_stochastic(name: str, matrix: np.ndarray) -> None:
+    """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic)."""
+    check_stochastic(name, matrix)
+    given = np.asarray(matrix, np.float64)
+    if not np.all(np.abs(given - given.T) <= TOLERANCE):
+        i, j = np.unravel_index(int(np.argmax(np.abs(given - given.T))), given.shape)
+        raise ValueError(f"{name}: must be symmetric, but [{i}, {j}] is {given[i, j]} and [{j}, {i}] is {given[j, i]}")
+
+
+def _largest_degree(graph: Graph) -> np.ndarray:
+    """Returns the larger degree of each pair of nodes, at least 1, [N, N]."""
+    return np.maximum(np.maximum.outer(graph.degrees, graph.degrees), 1)
+
+
+def _from_edges(graph: Graph, denominator: np.ndarray) -> np.ndarray:
+    """Returns the matrix ``1 / denominator`` along edges, with the diagonal that makes each row sum to 1."""
+    matrix = np.where(graph.adjacency, 1 / denominator, 0.0)
+    np.fill_diagonal(matrix, np.maximum(1 - matrix.sum(axis=1), 0.0))
+    return matrix
+
+
+def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
+    """Returns the graph written as ``text``, such as ``erdos_renyi:0.3``.
+
+    Args:
+        text: Name of a graph, with a colon and a number if the graph needs one.
+        num_nodes: Nodes N.
+        seed: Seed of a random graph.
+
+    Raises:
+        ValueError: ``text`` does not describe a graph.
+    """
+    found: Graph = build_written("graphs", text, num_nodes, seed)
+    return found
+
+
+def _square(num_nodes: int, seed: int) -> Graph:
+    """Returns the torus of ``num_nodes`` nodes that is nearest to a square."""
+    rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
+    return torus(rows, num_nodes // rows)
+
+
+ENTRIES = (
+    WrittenEntry("ring", "each client beside two others, in a circle", lambda num_nodes, seed: ring(num_nodes)),
+    WrittenEntry("torus", "a grid whose edges wrap around, as square as can be", _square),
+    WrittenEntry("complete", "each client beside every other", lambda num_nodes, seed: complete(num_nodes)),
+    WrittenEntry(
+        "erdos_renyi",
+        "each pair of clients with a probability",
+        lambda probability, num_nodes, seed: erdos_renyi(num_nodes, probability, seed),
+        number="probability",
+    ),
+)

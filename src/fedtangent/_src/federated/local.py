@@ -1,0 +1,360 @@
+"""A client's local training: it minimises an objective, starting from parameters that depend on the broadcast.
+
+One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from ``start``.
+Algorithms differ in (start, anchor, tilt, prox), and in the client's message and state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import whole
+from fedtangent._src.losses import Loss
+from fedtangent._src.optimizers import Optimizer, Sgd, at_round
+from fedtangent._src.types import Array, Client, FederatedData, Key, Local, Model, OfParameters, PyTree, Settle
+
+
+class Work(NamedTuple):
+    """The amount of a client's local training, and its batches.
+
+    Exactly one of ``steps`` (local steps T) and ``epochs`` is set. ``batch_size=None`` is full batch, for which an
+    epoch is one step. A client's last, partial batch is masked: its gradient is the mean over its real examples.
+
+    Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced: one program
+    for many numbers of steps. Reverse-mode differentiation needs static trip counts, which ``differentiable`` gives:
+    every client loops as often as the largest client and skips the superfluous steps, and ``steps`` cannot be traced.
+    The results are the same; minibatches take longer, most of all under ``vmap``, where no step is really skipped.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    differentiable: bool = False
+
+
+def client_view(
+    data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
+) -> Client:
+    """Returns one client's rows of ``data``, padded to ``max_client_size``.
+
+    Args:
+        data: Training examples of all clients.
+        client_id: Id of the client, [] int32.
+        active: Whether the slot is filled, [] bool; in an inactive slot the client has size 0.
+        max_client_size: Number of examples of the largest client.
+        round_: Number of the round.
+    """
+    start, stop = data.offsets[client_id], data.offsets[client_id + 1]
+    # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
+    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
+    return Client(client_id, jnp.where(active, stop - start, 0), index, data, jnp.asarray(round_, jnp.int32))
+
+
+def validate_work(work: Work) -> None:
+    """Raises ``ValueError`` unless exactly one of ``steps`` and ``epochs`` is set, and all numbers are at least 1."""
+    if (work.steps is None) == (work.epochs is None):
+        raise ValueError(f"local work: exactly one of steps and epochs, got steps={work.steps}, epochs={work.epochs}")
+    for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
+        if name == "local steps" and isinstance(value, jax.core.Tracer):
+            continue  # type: ignore[unreachable]  # of a sweep: it has no value to look at
+        if value is not None:
+            whole(name, value)
+
+
+class LocalProblem(NamedTuple):
+    """A client's objective ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; without a tilt or anchor the term is 0."""
+
+    start: PyTree  # parameters before the first step
+    anchor: PyTree | None = None
+    tilt: PyTree | None = None
+    prox: Array | float = 0.0
+
+
+def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., tuple[Array, PyTree]]:
+    def objective(params: PyTree, x: Array, y: Array, mask: Array) -> Array:
+        return loss(model.apply(params, x), y, mask)
+
+    def gradient(params: PyTree, x: Array, y: Array, mask: Array) -> tuple[Array, PyTree]:
+        value, grad = jax.value_and_grad(objective)(params, x, y, mask)
+        if problem.tilt is not None:
+            grad = pytrees.add(grad, problem.tilt)
+        if problem.anchor is not None:
+            grad = pytrees.add(grad, pytrees.scale(problem.prox, pytrees.subtract(params, problem.anchor)))
+        return value, grad
+
+    return gradient
+
+
+def _shuffled(key: Key, client: Client) -> Array:
+    """Returns a fresh order of the client's real examples, padding last, [max_size]."""
+    padded = client.rows.shape[0]
+    draws = jax.random.uniform(key, (padded,), jnp.float32)
+    return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
+
+
+def _of_batch(order: Array, t: Array, batch: int, size: Array) -> tuple[Array, Array]:
+    """Returns the entries of ``order`` in batch number ``t`` of an epoch, [batch], and whether each entry counts."""
+    position = t * batch + jnp.arange(batch)
+    return order[jnp.minimum(position, order.shape[0] - 1)], position < size
+
+
+def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) -> Array:
+    """Returns the batches of a client's local steps, as ``minimise`` draws them with ``key``; theory follows them.
+
+    Args:
+        work: Local steps and minibatches.
+        key: Key of the client's update.
+        size: Number of the client's examples, [] int32.
+        largest: Number of examples of the largest client.
+        most: Number of local steps to return.
+
+    Returns:
+        Positions among the client's examples, [most, B] int32; -1 for padding and after the client's last step.
+    """
+    places = jnp.arange(largest, dtype=jnp.int32)
+    client = Client(jnp.int32(0), size, places, FederatedData(places, places, places, places), jnp.int32(0))
+    batch = min(work.batch_size or largest, largest)
+    per_epoch = jnp.maximum(-(-size // batch), 1)
+    total = per_epoch * (work.epochs or 0) if work.steps is None else work.steps
+
+    def one(t: Array) -> Array:
+        order = _shuffled(jax.random.fold_in(key, t // per_epoch), client)
+        rows, counts = _of_batch(order, t % per_epoch, batch, size)
+        return jnp.where(counts & (t < total), rows, -1)
+
+    return jax.vmap(one)(jnp.arange(most, dtype=jnp.int32))
+
+
+def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
+    """Returns a client's inputs, targets and mask; the steps of ``work``, maybe traced; its steps (0 if empty)."""
+    mask = jnp.arange(client.rows.shape[0]) < client.size
+    most = (work.epochs or 0) if work.steps is None else work.steps
+    total = jnp.where(client.size > 0, most, 0)
+    return (client.data.x[client.rows], client.data.y[client.rows], mask), most, total
+
+
+def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
+    examples, most, total = _all_examples(work, client)
+    if work.differentiable:
+        return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
+    return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
+
+
+def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
+    """Applies ``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
+
+    def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
+        return jax.lax.cond(t < total, lambda c: body(t, c), lambda c: c, carry), None
+
+    return jax.lax.scan(one, carry, jnp.arange(most))[0]
+
+
+def _minibatches(
+    work: Work, key: Key, client: Client, step: Callable[..., PyTree], carry: PyTree
+) -> tuple[PyTree, Array]:
+    batch = min(work.batch_size or 1, client.rows.shape[0])
+    per_epoch = -(-client.size // batch)
+    total = per_epoch * (work.epochs or 0) if work.steps is None else jnp.where(client.size > 0, work.steps, 0)
+    num_epochs = -(-total // jnp.maximum(per_epoch, 1))
+
+    def one(order: Array, t: Array, carry: PyTree) -> PyTree:
+        rows, counts = _of_batch(order, t, batch, client.size)
+        # a partition's indices are checked when the data is made: no need to clamp them again in every step
+        x, y = (values.at[rows].get(mode="promise_in_bounds") for values in (client.data.x, client.data.y))
+        return step(carry, x, y, counts)
+
+    def epoch(e: Array, carry: PyTree) -> PyTree:
+        order = _shuffled(jax.random.fold_in(key, e), client)
+        steps = jnp.minimum(per_epoch, total - e * per_epoch)
+        return jax.lax.fori_loop(0, steps, lambda t, carry: one(order, t, carry), carry)
+
+    def flat(t: Array, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        e, b = t // jnp.maximum(per_epoch, 1), t % jnp.maximum(per_epoch, 1)
+        order = jax.lax.cond(
+            b == 0, lambda order: _shuffled(jax.random.fold_in(key, e), client), lambda order: order, carry[0]
+        )
+        return order, one(order, b, carry[1])
+
+    if work.differentiable:
+        most = (work.epochs or 0) * -(-client.rows.shape[0] // batch) if work.steps is None else work.steps
+        return _static_loop(most, total, flat, (client.rows, carry))[1], total
+    return jax.lax.fori_loop(0, num_epochs, epoch, carry), total
+
+
+def minimise(
+    key: Key,
+    model: Model,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    work: Work,
+    problem: LocalProblem,
+    client: Client,
+) -> tuple[PyTree, dict[str, Array]]:
+    """Runs a client's local steps on ``problem``.
+
+    Trip counts are dynamic, so that a small client takes little time.
+
+    Args:
+        key: Key of the client's update.
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser.
+        work: Local steps and minibatches.
+        problem: Start, anchor, tilt and proximal strength of the objective.
+        client: The client's examples.
+
+    Returns:
+        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float) and
+        ``steps`` (int32). A client of size 0 returns ``start`` unchanged.
+    """
+    full_batch = _is_full_batch(work, client.rows.shape[0])
+    if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
+        return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
+    gradient = _gradient(model, loss, problem)
+
+    def step(carry: PyTree, x: Array, y: Array, mask: Array) -> PyTree:
+        params, opt_state, total_loss = carry
+        value, grad = gradient(params, x, y, mask)
+        updates, opt_state = optimizer.update(grad, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, total_loss + value.astype(total_loss.dtype)
+
+    carry = (problem.start, optimizer.init(problem.start), jnp.zeros((), jnp.float32))
+    if full_batch:
+        (params, _, total_loss), steps = _full_batch(work, client, step, carry)
+    else:
+        (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
+    return params, _info(total_loss, steps)
+
+
+def _info(total_loss: Array, steps: Array) -> dict[str, Array]:
+    return {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
+
+
+def _is_full_batch(work: Work, largest: int) -> bool:
+    """Returns whether every batch holds all of a client's examples, so that no batch needs to be drawn."""
+    return work.batch_size is None or work.batch_size >= largest
+
+
+def _is_plain(work: Work, problem: LocalProblem) -> bool:
+    """Returns whether local training follows only the gradient of the client's loss."""
+    return not work.differentiable and problem.anchor is None and problem.tilt is None
+
+
+def _descended(
+    descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
+    client: Client,
+) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
+    """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
+    (x, y, mask), most, total = _all_examples(work, client)
+    params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
+    return params, _info(total_loss, total)
+
+
+def no_state(params: PyTree) -> tuple[()]:
+    """Returns the empty state, for clients that keep nothing."""
+    return ()
+
+
+def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
+    """Returns the plain problem: the client's loss, starting from the broadcast parameters."""
+    return LocalProblem(start=broadcast)
+
+
+def is_zero(mu: float | Array) -> bool:
+    """Returns whether mu is known to be 0, so that its term can be left out."""
+    return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
+
+
+class Pose(Protocol):
+    """A function that poses the problem that a client minimises."""
+
+    def __call__(self, broadcast: PyTree, client_state: PyTree, /) -> LocalProblem:
+        """Returns the problem.
+
+        Args:
+            broadcast: The server's broadcast.
+            client_state: The client's state for this model.
+        """
+
+
+class Answer(Protocol):
+    """A function that makes a client's message."""
+
+    def __call__(
+        self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client, /
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the message, and the client's new state.
+
+        Args:
+            broadcast: The server's broadcast.
+            client_state: The client's state for this model.
+            params: Parameters after the last local step.
+            steps: Number of local steps, [] int32.
+            client: The client.
+        """
+
+
+def proximal(mu: float | Array) -> Pose:
+    """Builds the pose ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
+    if is_zero(mu):
+        return lambda broadcast, client_state: LocalProblem(broadcast)
+    return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
+
+
+def difference(
+    broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client
+) -> tuple[PyTree, PyTree]:
+    """Returns the message ``server - client``, and the client's state unchanged; takes the arguments of ``Answer``."""
+    return pytrees.subtract(broadcast, params), client_state
+
+
+class Posed(TypedDict, total=False):
+    """The parts of local training in which an algorithm differs from plain gradient descent from the broadcast.
+
+    Attributes:
+        pose: Poses the problem that a client minimises; by default its loss, starting from the broadcast.
+        answer: Makes the client's message; by default ``server - client``.
+        init: Makes the state that a client keeps from parameters; by default an empty state.
+        message: Makes a tree with the shapes of a message from parameters; by default the parameters.
+        settle: Corrects the client's state, for states that the server mirrors; by default no correction.
+    """
+
+    pose: Pose
+    answer: Answer
+    init: OfParameters
+    message: OfParameters
+    settle: Settle
+
+
+def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:
+    """Builds local training on the problem that an algorithm poses; by default FedAvg's SGD from the broadcast.
+
+    Args:
+        model: The network.
+        loss: The loss.
+        optimizer: An optax optimiser, or a function from the round to one (``optimizers.sgd`` of a schedule); its state
+            does not outlive a round.
+        work: Local steps and minibatches.
+        posed: Fields of ``Posed`` in which the algorithm differs.
+
+    Raises:
+        ValueError: An impossible ``work``.
+    """
+    validate_work(work)
+    pose, answer = posed.get("pose", from_broadcast), posed.get("answer", difference)
+
+    def update(
+        key: Key, broadcast: PyTree, client_state: PyTree, client: Client
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        descent = at_round(optimizer, client.round)
+        params, info = minimise(key, model, loss, descent, work, pose(broadcast, client_state), client)
+        return *answer(broadcast, client_state, params, info["steps"], client), info
+
+    local = Local(posed.get("init", no_state), update)
+    return local._replace(message=posed.get("message", local.message), settle=posed.get("settle", local.settle))

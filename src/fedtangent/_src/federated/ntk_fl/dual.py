@@ -1,0 +1,397 @@
+"""The result of gradient descent on a linearised network, for many numbers of steps at once.
+
+With kernel ``K`` over examples, outputs ``f`` and targets ``y``, gradient descent on the linearised network moves
+``f_{t+1} = f_t - s K (f_t - y)`` and reaches the weights ``w_0 + J' R_t``, where
+
+    R_t = s sum_{u < t} (I - s K)^u (y - f_0) = K^-1 [I - (I - s K)^t] (y - f_0)
+
+(NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is computed by one
+eigendecomposition (``spectral_dual``), by a Chebyshev series in products with the kernel (``chebyshev_dual``), or by
+taking the steps (``descend_dual``). For a loss whose derivative is not linear, the methods are the steps, and the steps
+with fewer products (``multirate``). ``dynamics_of`` chooses the method.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.fft import dct
+
+from fedtangent._src import pytrees
+from fedtangent._src.federated.ntk_fl.multirate import (
+    TYPICAL_PRODUCTS,
+    Product,
+    leading_factor,
+    multirate_dual,
+    rank_of,
+)
+from fedtangent._src.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution
+from fedtangent._src.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, signs
+from fedtangent._src.types import Array, PyTree
+
+LANCZOS_STEPS = 24
+CUT = 1e-13  # what the terms left out of a series may add up to, relative to the largest value t of the polynomial
+GROWTH = 1 + 1e-6  # of |T_k r|: more than rounding, so an eigenvalue lies outside of the interval
+MARGIN = 1.1  # of the Chebyshev interval over Lanczos' largest eigenvalue, which comes from below
+LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
+
+# Measured in float64 on 2 cores: seconds per m^3 of an eigendecomposition, per matrix entry of a product with a few
+# columns (memory bound), and per multiplication of a pass through the network.
+EIGH_SECONDS, PRODUCT_SECONDS, PASS_SECONDS = 1e-9, 4e-10, 2e-11
+
+Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R [Psi, n, C], products [] int32)
+
+
+# ---- by the spectrum ----------------------------------------------------------------------------------------------
+
+
+def spectral_dual(
+    eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
+) -> Array:
+    """Returns the dual [Psi, m, C] after each number of steps, from the eigendecomposition of the kernel.
+
+    Eigenvalues below zero are rounding errors and count as zero. Steps beyond ``2 / lambda_max`` diverge and may
+    overflow to non-finite values, as the descent would.
+
+    Args:
+        eigenvalues: Eigenvalues of the kernel, [m].
+        vectors: Its eigenvectors, [m, m].
+        residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
+        step: s, which is ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``.
+        times: The Psi numbers of steps.
+    """
+    coefficients = vectors.T @ residual
+    responses = jnp.stack([step * geometric_sum(step * jnp.maximum(eigenvalues, 0), t) for t in times], axis=1)
+    scaled = responses[:, :, None] * coefficients[:, None, :]  # [m, Psi, C]
+    dual = vectors @ scaled.reshape((scaled.shape[0], -1))
+    return dual.reshape(scaled.shape).transpose(1, 0, 2)
+
+
+def geometric_sum(z: Array, t: int) -> Array:
+    """Computes ``sum_{u < t} (1 - z)^u`` elementwise for ``z >= 0``, to full relative precision even for tiny z."""
+    near_zero = z < 1e-200
+    small = z < 0.5
+    inside = jnp.where(small & ~near_zero, z, 0.25)
+    close = -jnp.expm1(t * jnp.log1p(-inside)) / inside
+    outside = jnp.where(small, 1.0, z)
+    power = jnp.exp(t * jnp.log(jnp.abs(1 - outside)))
+    power = jnp.where(outside > 1, (-1.0) ** t * power, power)
+    return jnp.where(near_zero, float(t), jnp.where(small, close, (1 - power) / outside))
+
+
+# ---- by the steps -------------------------------------------------------------------------------------------------
+
+
+def descend_dual(
+    product: Product,
+    force: Callable[[Array], Array],
+    like: Array,
+    step: Array | float,
+    times: tuple[int, ...],
+    active: Array | bool = True,
+) -> Array:
+    """Returns the dual [Psi, n, C] after each number of steps, by taking the steps.
+
+    ``R_{t+1} = R_t + step force(K R_t)``, from zero, with ``max(times)`` products.
+
+    Args:
+        product: ``g -> K g`` for g [n, C].
+        force: Function from the change of the outputs [n, C] to minus the derivative of the loss there, up to the
+            constant in ``step``; for the squared error ``moved -> residual - moved``.
+        like: An array with the shape and dtype of the dual.
+        step: s, the step in function space.
+        times: The Psi numbers of steps, increasing.
+        active: If False, no step is taken, and the result is zero.
+    """
+    gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
+    gaps = jnp.where(active, gaps, 0)
+
+    def advance(dual: Array, gap: Array) -> tuple[Array, Array]:
+        dual = jax.lax.fori_loop(0, gap, lambda _, now: now + step * force(product(now)), dual)
+        return dual, dual
+
+    return jax.lax.scan(advance, jnp.zeros_like(like), gaps)[1]
+
+
+# ---- by a Chebyshev series ----------------------------------------------------------------------------------------
+
+# The dual after t steps is a polynomial of degree t - 1 in the kernel, R_t = s p_t(s K) (y - f_0) with
+# p_t(z) = sum_{u < t} (1 - z)^u. Where no step overshoots twice, z in [0, 2], it is within 2 t exp(-d^2 / (2 t)) of a
+# polynomial of degree d (Newman and Rivlin, 1976: so many terms of the Chebyshev series of z^t are enough), that is
+# within rounding of one of degree sqrt(2 t ln(2 / eps)). Every t of a grid is a sum of the same vectors T_k r.
+
+
+def chebyshev_degree(time: int) -> int:
+    """Returns the degree that suffices for ``time`` steps of any stable size, to a tenth of ``CUT`` or better."""
+    return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
+
+
+def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
+    """Returns Chebyshev coefficients [Psi, D + 1] of ``p_t`` on [0, top], for x = 1 - 2 z / top, and a degree [].
+
+    D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree add up to at most ``CUT`` of t for
+    every t. They are found by interpolation at Chebyshev nodes: terms beyond D fold into the others.
+
+    Args:
+        top: End of the interval, 0 < top <= 2; may be traced.
+        times: The Psi numbers of steps t.
+    """
+    size = chebyshev_degree(max(times)) + 1
+    nodes = jnp.asarray(top, float) * jnp.sin((jnp.arange(size) + 0.5) * (math.pi / (2 * size))) ** 2
+    values = jnp.stack([geometric_sum(nodes, t) for t in times])
+    coefficients = dct(values, type=2, axis=1) / size
+    coefficients = coefficients.at[:, 0].multiply(0.5)
+    relative = jnp.max(jnp.abs(coefficients) / jnp.asarray(times, float)[:, None], axis=0)
+    beyond = jnp.cumsum(relative[::-1])[::-1]  # of term k and all after it
+    return coefficients, jnp.sum(beyond > CUT, dtype=jnp.int32) - 1
+
+
+def chebyshev_dual(
+    product: Product,
+    residual: Array,
+    step: Array | float,
+    times: tuple[int, ...],
+    largest: Array | float,
+    active: Array | bool = True,
+    degree: Array | int | None = None,
+) -> tuple[Array, Array, Array]:
+    """Returns the dual [Psi, n, C] after each number of steps, by a Chebyshev series in products with the kernel.
+
+    Args:
+        product: ``g -> K g`` for g [n, C].
+        residual: ``y - f_0`` [n, C] float64.
+        step: s, the step in function space; may be traced.
+        times: The Psi numbers of steps.
+        largest: Upper bound of the eigenvalues of K that matter to the residual; ``step * largest`` is at most 2.
+        active: If False, nothing is computed, and the result is zero.
+        degree: Number of terms of the series beyond the first; by default as many as ``CUT`` needs.
+
+    Returns:
+        The dual, the number of products [] taken, and ``inside`` [] bool: whether no ``T_k r`` has outgrown r. One
+        outgrows r exactly if the residual has a part at an eigenvalue beyond ``largest``; then the dual is useless, and
+        the steps must be taken instead.
+    """
+    largest = jnp.where(largest > 0, largest, 1.0)
+    coefficients, enough = chebyshev_series(jnp.minimum(step * largest, 2.0), times)
+    last = jnp.where(active, enough if degree is None else degree, -1)
+    norm = jnp.linalg.norm(residual.ravel())
+
+    def mapped(g: Array) -> Array:
+        return g - (2 / largest) * product(g)
+
+    def add(total: Array, k: Array, vector: Array) -> Array:
+        return total + coefficients[:, k][:, None, None] * vector[None, :, :]
+
+    def more(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
+        k, _, _, _, inside = carry
+        return (k <= last) & inside
+
+    def one(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
+        k, before, current, total, _ = carry
+        following = jnp.where(k == 1, 1, 2) * mapped(current) - jnp.where(k == 1, 0, 1) * before
+        inside = jnp.linalg.norm(following.ravel()) <= GROWTH * norm
+        return k + 1, current, following, add(total, k, following), inside
+
+    first = add(jnp.zeros((len(times), *residual.shape), residual.dtype), jnp.int32(0), residual)
+    carry = (jnp.int32(1), jnp.zeros_like(residual), residual, first, jnp.isfinite(norm))
+    k, _, _, total, inside = jax.lax.while_loop(more, one, carry)
+    return jnp.where(active, step * total, 0.0), k - 1, inside
+
+
+# ---- what is taken ------------------------------------------------------------------------------------------------
+
+
+def largest_eigenvalue(product: Product, start: Array) -> Array:
+    """Returns the largest eigenvalue of a symmetric positive semi-definite operator, from below, by Lanczos' iteration.
+
+    It takes 24 products. The result is a scalar, 0 if ``start`` is 0.
+
+    Args:
+        product: Function from an array of ``start``'s shape to its image.
+        start: First vector of the iteration.
+    """
+    steps = min(LANCZOS_STEPS, start.size)
+    tiny = jnp.finfo(start.dtype).tiny
+
+    def one(carry: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
+        previous, current, beta = carry
+        image = product(current) - beta * previous
+        alpha = jnp.vdot(image, current)
+        image = image - alpha * current
+        beta = jnp.linalg.norm(image.ravel())
+        return (current, image / jnp.maximum(beta, tiny), beta), (alpha, beta)
+
+    first = start / jnp.maximum(jnp.linalg.norm(start.ravel()), tiny)
+    zero = jnp.zeros((), start.dtype)
+    _, (alphas, betas) = jax.lax.scan(one, (jnp.zeros_like(start), first, zero), None, length=steps)
+    off_diagonal = betas[:-1]
+    tridiagonal = jnp.diag(alphas) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
+    return jnp.linalg.eigvalsh(tridiagonal)[-1]
+
+
+def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
+    """Returns the estimated seconds of each possible method, by its name, from measured costs.
+
+    The kernel, which every method needs, does not count, but the whole kernel [n C, n C] does.
+
+    Args:
+        evolution: Options of the evolution.
+        params: Number of parameters P.
+        examples: Number of pooled examples n, padding included.
+        outputs: Number of outputs C.
+    """
+    passes = 4 * examples * params * PASS_SECONDS  # of one derivative forward and one backward
+    held = 8 * examples**2 <= evolution.kernel_bytes
+    if evolution.kernel == "averaged":
+        size, product = examples, PRODUCT_SECONDS * examples**2 if held else outputs**2 * passes
+    else:
+        size, product = examples * outputs, passes
+        held = _holds_whole(size, evolution)
+    steps = {"chebyshev": chebyshev_degree(max(evolution.times)), "iterate": max(evolution.times)}
+    seconds = {name: (LANCZOS_STEPS + count) * product for name, count in steps.items()}
+    rank, columns = rank_of(size), examples * outputs // size
+    whole = LANCZOS_STEPS + 2 * -(-rank // columns) + min(TYPICAL_PRODUCTS, steps["iterate"])
+    seconds["multirate"] = whole * product + steps["iterate"] * PRODUCT_SECONDS * 2 * size * rank
+    if held:
+        seconds["eigh"] = EIGH_SECONDS * size**3
+    return {name: seconds[name] for name in OUTPUT_LOSSES[evolution.loss].methods if name in seconds}
+
+
+def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> str:
+    """Returns the method of the evolution; for "auto", the cheapest that the loss allows.
+
+    Args:
+        evolution: Options of the evolution.
+        params: Parameters of the network.
+        shape: The shape (n, C) of the targets.
+    """
+    if evolution.method != "auto":
+        return evolution.method
+    seconds = method_seconds(evolution, pytrees.size(params), shape[0], shape[1])
+    return min(seconds, key=lambda name: seconds[name])
+
+
+class Dynamics(NamedTuple):
+    """The evolution of the linearised network under its kernel."""
+
+    product: Product
+    lambda_max: Array  # [] largest eigenvalue
+    dual: Dual
+    matrix: Array | None  # H [n, n]; None if it is not in memory
+
+
+def dynamics_of(pool: Pool, tangent: Tangent, s: Evolution, method: str) -> Dynamics:
+    """Returns the kernel in use as a product, its largest eigenvalue, and the evolution under it.
+
+    Args:
+        pool: The pooled examples.
+        tangent: The linearised network.
+        s: Options of the evolution.
+        method: Name of the method.
+    """
+    residual = pool.y - tangent.outputs
+    n = residual.shape[0]
+    matrix = tangent.gram() if s.kernel == "averaged" and 8 * n * n <= s.kernel_bytes else None
+    if s.kernel == "exact":
+        product, start = lambda g: tangent.push(tangent.pull(g)), pool.mask * signs(residual.shape)
+    elif matrix is None:
+        product, start = averaged_product(tangent, residual.shape), jnp.broadcast_to(pool.mask, residual.shape)
+    else:
+        product, start = lambda g: matrix @ g, pool.mask
+    dual: Dual
+    if s.loss == "cross_entropy":
+        if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
+            product = _flat_product(tangent.whole())  # else every step makes all entries twice
+        lambda_max = largest_eigenvalue(product, start)
+        dual = functools.partial(_by_descent, product, lambda_max, pool, tangent.outputs, s, method)
+    elif method == "eigh":
+        held = tangent.whole() if s.kernel == "exact" else matrix
+        lambda_max, dual = _by_eigh(held, residual, s.times)
+    else:
+        lambda_max = largest_eigenvalue(product, start)
+        dual = functools.partial(by_products, product, residual, lambda_max, s.times, method)
+
+    def masked(step: Array, active: Array) -> tuple[Array, Array]:
+        found, products = dual(step, active)
+        return found * pool.mask[None, :, :], products
+
+    return Dynamics(product, lambda_max, masked, matrix)
+
+
+def _holds_whole(size: int, s: Evolution) -> bool:
+    return size <= LARGEST_FULL_KERNEL and 8 * size**2 <= s.kernel_bytes
+
+
+def _flat_product(kernel: Array) -> Product:
+    """Returns ``g -> K g`` for g [n, C] and the whole kernel K [n C, n C]."""
+    return lambda g: (kernel @ g.ravel()).reshape(g.shape)
+
+
+def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
+    """Returns the largest eigenvalue of H [n, n] or of the whole kernel [n C, n C], and the evolution under it."""
+    assert kernel is not None
+    eigenvalues, vectors = jnp.linalg.eigh(kernel)
+
+    def dual(step: Array, active: Array) -> tuple[Array, Array]:
+        found = spectral_dual(eigenvalues, vectors, residual.reshape((kernel.shape[0], -1)), step, times)
+        return jnp.where(active, found, 0).reshape((len(times), *residual.shape)), jnp.int32(0)
+
+    return eigenvalues[-1], dual
+
+
+def by_products(
+    product: Product, residual: Array, lambda_max: Array, times: tuple[int, ...], method: str,
+    step: Array, active: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Returns the dual [Psi, n, C] by a Chebyshev series, and the number of products [] taken.
+
+    If the step is unstable, or the series breaks down, the steps are taken one by one.
+
+    Args:
+        product: ``g -> K g`` for g [n, C].
+        residual: ``y - f_0`` [n, C].
+        lambda_max: Largest eigenvalue of K, [].
+        times: The Psi numbers of steps.
+        method: "chebyshev", or "iterate" to take the steps in any case.
+        step: s, the step in function space, [].
+        active: If False, the result is zero, [] bool.
+    """
+
+    def steps(needed: Array) -> tuple[Array, Array]:
+        found = descend_dual(product, lambda moved: residual - moved, residual, step, times, needed)
+        return found, jnp.where(needed, times[-1], 0).astype(jnp.int32)
+
+    if method == "iterate":
+        return steps(active)
+    is_stable = step * lambda_max <= 2
+    largest = jnp.minimum(MARGIN * lambda_max, 2 / step)
+    series, products, inside = chebyshev_dual(product, residual, step, times, largest, active & is_stable)
+    otherwise = active & ~(inside & is_stable)
+    taken, more = steps(otherwise)
+    return jnp.where(otherwise, taken, series), products + more
+
+
+def _by_descent(
+    product: Product, lambda_max: Array, pool: Pool, outputs: Array, s: Evolution, method: str,
+    step: Array, active: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Returns the dual of a loss whose derivative is not linear; unstable steps are taken one by one."""
+    loss = OUTPUT_LOSSES[s.loss]
+
+    def force(moved: Array) -> Array:
+        return pool.mask * (pool.y - loss.predict(outputs + moved))
+
+    multirate = active & (method == "multirate") & (step * lambda_max * loss.curvature <= 2)
+    found = descend_dual(product, force, outputs, step, s.times, active & ~multirate)
+    products = jnp.where(active & ~multirate, s.times[-1], 0).astype(jnp.int32)
+    if method == "iterate":
+        return found, products
+    rows = outputs.shape[0] if s.kernel == "averaged" else outputs.size
+    factor, more = leading_factor(product, outputs.shape, rows)
+    faster, taken = multirate_dual(product, force, outputs, step, s.times, factor, multirate)
+    return jnp.where(multirate, faster, found), products + jnp.where(multirate, more + taken, 0)

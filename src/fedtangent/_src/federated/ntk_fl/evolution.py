@@ -1,0 +1,256 @@
+"""The server's evolution of NTK-FL: from pooled examples to new weights without a Jacobian in memory.
+
+Conventions, consistent between function and weights: with the squared error the loss is ``1/(2 N C) sum |f - y|^2``
+over the N real examples, and ``Theta`` sums over parameters. So a step of gradient descent with learning rate eta moves
+the function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, print eta
+/ N with the kernel H in (9a) and eta / (N C) in (10); only the latter in both makes weights and function agree.)
+Targets are used unchanged, one-hot with or without their mean (``data.classification_targets``): the paper does not say
+which.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of
+from fedtangent._src.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, check_examples, held_out, probabilities
+from fedtangent._src.federated.ntk_fl.tangent import (
+    Examples,
+    Pool,
+    Tangent,
+    linearise_network,
+    num_together,
+    pool_examples,
+    signs,
+)
+from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK, REFUSED, Array, Model, PyTree
+
+LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
+PROBES = 16
+SAFETY = 0.9  # of the largest stable learning rate that "clip" takes
+
+
+def ntk_evolve(
+    model: Model,
+    params: PyTree,
+    examples: Examples,
+    learning_rate: Array | float,
+    evolution: Evolution,
+    validation: tuple[Array, Array] | None = None,
+) -> tuple[PyTree, dict[str, Array]]:
+    """Computes one round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
+
+    It evolves the network linearised at ``params`` by t steps of full-batch gradient descent on the pooled examples for
+    every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss. The evolution
+    is in float64.
+
+    Args:
+        model: The network.
+        params: Its parameters before the round.
+        examples: Pooled examples; rows of padding have no effect. With the cross entropy, targets are class labels [n],
+            or probabilities [n, C].
+        learning_rate: eta of the descent, positive; may be traced.
+        evolution: Times, kernel, method and loss of the evolution.
+        validation: Examples x [m, ...] and y [m, C] (or labels as above) that the server holds, for instance of
+            held-out clients. The time is chosen by the loss on them; without them, by the loss on the pooled examples
+            (11a).
+
+    Returns:
+        The new parameters in their dtype, and ``info``: ``time`` [] int32 chosen (0 if none), ``losses`` [Psi] of the
+        real network at every candidate (infinite if not finite, NaN after the end of the search), ``loss_before`` [],
+        ``status`` (0 fine, 1 every candidate diverged, 2 no examples, 3 refused; except with 0 the parameters are
+        kept), ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C /
+        lambda_max (for the cross entropy 4 N / lambda_max), ``learning_rate`` [] taken, ``products`` [] int32 with the
+        kernel that the evolution took, ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated
+        by 16 fixed random probes if n C > 1024), and ``function_gap`` [], the relative difference on the pooled
+        examples between the linearised network at the chosen weights and the function that the kernel in use predicts.
+        The last two are 0 in exact mode.
+
+    Raises:
+        ValueError: No 64-bit mode, or a bad argument, which the message names.
+    """
+    validation = held_out(validation, evolution.loss, model, examples.x)
+    if evolution.loss == "cross_entropy":
+        examples = examples._replace(y=probabilities("y", examples.y, model.output_size, examples.mask))
+    check_examples(evolution, model, examples, learning_rate)
+    new, info = _evolve(model, params, examples, learning_rate, validation, evolution)
+    refused = evolution.unstable == "stop" and not isinstance(info["refused"], jax.core.Tracer)
+    if refused and jnp.any(info["refused"]):
+        raise ValueError(
+            f"learning_rate: got {float(info['learning_rate']):.6g}, must be at most "
+            f"{float(info['stable_learning_rate']):.6g}, {OUTPUT_LOSSES[evolution.loss].stable} / lambda_max of the "
+            f"{evolution.kernel} kernel of these {int(jnp.sum(examples.mask))} examples"
+        )
+    return new, info
+
+
+@functools.partial(jax.jit, static_argnames=("model", "evolution"))
+def _evolve(
+    model: Model,
+    params: PyTree,
+    given: Examples,
+    learning_rate: Array | float,
+    validation: tuple[Array, Array] | None,
+    evolution: Evolution,
+) -> tuple[PyTree, dict[str, Array]]:
+    pool = pool_examples(*given)
+    weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+    tangent = (evolution.linearise or linearise_network)(model, weights, pool)
+    dynamics = dynamics_of(pool, tangent, evolution, method_of(evolution, params, given.y.shape))
+    loss = OUTPUT_LOSSES[evolution.loss]
+    number = loss.divisor(pool.num_examples, given.y.shape[1])  # eta over it is the step in function space
+    stable = 2 / loss.curvature * number / dynamics.lambda_max
+    rate = jnp.asarray(learning_rate, jnp.float64)
+    rate = jnp.minimum(rate, SAFETY * stable) if evolution.unstable == "clip" else rate
+    some = jnp.any(given.mask)
+    refused = some & (rate > stable) if evolution.unstable == "stop" else jnp.bool_(False)
+    dual, products = dynamics.dual(rate / number, ~refused)
+    examples = pool if validation is None else pool_examples(*validation, jnp.ones(validation[0].shape[0], bool))
+    together = 0 if evolution.kernel == "exact" else num_together(tangent, params, PROBES, 4)
+    at_once = num_together(tangent, params, len(evolution.times)) == len(evolution.times) > 1
+    found = choose_time(model, params, tangent.pull, dual, examples, evolution, at_once)
+    status = jnp.where(found.best < 0, DIVERGED, OK)
+    status = jnp.where(some, jnp.where(refused, REFUSED, status), NO_EXAMPLES)
+    kept = jax.tree.map(lambda new, old: jnp.where(refused, old, new), found.params, params)
+    info = {
+        "time": jnp.where(status == OK, jnp.asarray(evolution.times, jnp.int32)[found.best], 0),
+        "losses": jnp.where(refused, jnp.inf, found.losses),
+        "loss_before": network_loss(model, params, examples, evolution),
+        "status": status.astype(jnp.int32),
+        "refused": refused,
+        "lambda_max": dynamics.lambda_max,
+        "stable_learning_rate": stable,
+        "learning_rate": rate,
+        "products": products,
+        **_errors(pool, tangent, dynamics, dual[found.best], together),
+    }
+    return kept, info
+
+
+# ---- the choice of the time ---------------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """The candidate that was kept, and the losses of all candidates."""
+
+    params: PyTree  # parameters of the best candidate; without one, the parameters before the round
+    best: Array  # [] int32, number of the best candidate, -1 if all diverged
+    losses: Array  # [Psi] loss of every candidate, infinite if not finite, NaN after the end of the search
+
+
+def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
+    """Computes the loss of the real network at the parameters in the dtype in which they will be sent, a scalar.
+
+    It is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the
+    criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
+
+    Args:
+        model: The network.
+        params: Its parameters.
+        examples: The pooled examples.
+        evolution: Options with the loss and the criterion.
+    """
+    dtype = jax.tree.leaves(params)[0].dtype
+    x = examples.x.astype(dtype) if jnp.issubdtype(examples.x.dtype, jnp.floating) else examples.x
+    outputs = model.apply(params, x)
+    if evolution.criterion == "accuracy":
+        wrong = jnp.argmax(outputs, axis=1) != jnp.argmax(examples.y, axis=1)
+        finite = jnp.all(jnp.isfinite(outputs) | (examples.mask == 0))
+        return jnp.where(finite, jnp.sum(examples.mask[:, 0] * wrong) / examples.num_examples, jnp.inf)
+    of = OUTPUT_LOSSES[evolution.loss]
+    each = jnp.where(examples.mask[:, 0] > 0, of.examples(outputs.astype(jnp.float64), examples.y), 0)
+    return jnp.sum(each) / of.divisor(examples.num_examples, examples.y.shape[1])
+
+
+def choose_time(
+    model: Model,
+    params: PyTree,
+    pull: Callable[[Array], PyTree],
+    dual: Array,
+    examples: Pool,
+    evolution: Evolution,
+    at_once: bool = False,
+) -> Choice:
+    """Returns the candidate weights ``params + J' R_t`` with the smallest finite loss; the first of equals.
+
+    Args:
+        model: The network.
+        params: Its parameters before the round.
+        pull: J', from [n, C] to a change of weights.
+        dual: R_t [Psi, n, C] of every candidate, in order of time.
+        examples: The examples on which the loss is computed.
+        evolution: Options with ``criterion``, ``loss`` and ``patience``. If the loss falls and then rises, a search
+            with ``patience`` finds the same candidate as the whole search.
+        at_once: Whether to apply ``pull`` to all candidates together, if that takes little longer than for one.
+    """
+    number = dual.shape[0]
+    changes = jax.vmap(pull)(dual) if at_once else None
+    limit = number if evolution.patience is None else evolution.patience
+
+    def more(carry: tuple[Any, ...]) -> Array:
+        i, rises = carry[:2]
+        return (i < number) & (rises < limit)
+
+    def consider(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        i, rises, last, least, best, losses = carry
+        change = pull(dual[i]) if changes is None else pytrees.take(changes, i)
+        evolved = jax.tree.map(lambda leaf, c: (leaf + c).astype(leaf.dtype), params, change)
+        value = network_loss(model, evolved, examples, evolution)
+        value = jnp.where(jnp.isfinite(value), value, jnp.inf)
+        better = value < least
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), evolved, best[0])
+        rises = jnp.where((value > last) | jnp.isinf(value), rises + 1, 0)
+        best = (kept, jnp.where(better, i, best[1]))
+        return i + 1, rises, value, jnp.minimum(value, least), best, losses.at[i].set(value)
+
+    infinite = jnp.asarray(jnp.inf, jnp.float64)
+    start = (jnp.int32(0), jnp.int32(0), infinite, infinite, (params, jnp.int32(-1)), jnp.full(number, jnp.nan))
+    *_, (chosen, index), losses = jax.lax.while_loop(more, consider, start)
+    return Choice(chosen, index, losses)
+
+
+# ---- how far the averaged kernel is from the whole one ------------------------------------------------------------
+
+
+def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
+    """Returns the error of the averaged kernel, and of the function that it predicts.
+
+    ``together`` probes are taken at once; 0: the kernel is the whole one, and both errors are 0.
+    """
+    if together == 0:
+        return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
+    predicted = dynamics.product(chosen)
+    scale = jnp.linalg.norm(predicted)
+    gap = jnp.linalg.norm(tangent.push(tangent.pull(chosen)) - predicted) / jnp.where(scale == 0, 1, scale)
+    return {"kernel_error": _kernel_error(pool, tangent, dynamics, together), "function_gap": gap}
+
+
+def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
+    """Returns ``|Theta - H (x) I| / |Theta|``.
+
+    H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``.
+    """
+    n, outputs = pool.y.shape
+    matrix = dynamics.matrix
+    if outputs == 1:
+        return jnp.zeros(())
+    if n * outputs <= LARGEST_EXACT_ERROR and matrix is not None:
+        whole = tangent.whole().reshape((n, outputs, n, outputs))
+        difference = whole - matrix[:, None, :, None] * jnp.eye(outputs)[None, :, None, :]
+        squared, rest = jnp.sum(difference**2), outputs * jnp.sum(matrix**2)
+    else:
+
+        def probe(i: Array) -> tuple[Array, Array]:
+            z = pool.mask * signs(pool.y.shape, i)
+            averaged = dynamics.product(z)
+            return jnp.sum((tangent.push(tangent.pull(z)) - averaged) ** 2), jnp.sum(averaged**2)
+
+        squared, rest = jax.tree.map(jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=together))
+        rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
+    return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))

@@ -1,0 +1,223 @@
+"""Options of NTK-FL's evolution of the kernel, the losses that it descends, and checks of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import MAX_INDEX, choice, class_labels, number, whole
+from fedtangent._src.federated.ntk_fl.tangent import Examples, Linearise
+from fedtangent._src.types import Array, Model
+
+KERNELS = ("averaged", "exact")
+METHODS = ("auto", "eigh", "chebyshev", "iterate", "multirate")
+CRITERIA = ("loss", "accuracy")
+UNSTABLE = ("stop", "clip", "allow")
+
+
+class OutputLoss(NamedTuple):
+    """A loss of outputs f [n, C] and targets y [n, C], whose derivative is ``predict(f) - y`` over a constant."""
+
+    predict: Callable[[Array], Array]  # f -> the prediction that is compared with y, [n, C]
+    examples: Callable[[Array, Array], Array]  # (f, y) -> the loss of every example, [n], before averaging
+    averages_outputs: bool  # whether the mean is over examples and outputs (n C), or over examples only (n)
+    curvature: float  # largest second derivative of an example's loss by its outputs
+    stable: str  # largest stable learning rate times lambda_max of the kernel, as text
+    labels: str  # how to pass class labels, as text for errors
+    methods: tuple[str, ...]  # the METHODS that can evolve it
+
+    def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
+        """Returns the number by which the loss, and the learning rate with it, is divided."""
+        return num_examples * (num_outputs if self.averages_outputs else 1)
+
+
+def _cross_entropy(outputs: Array, y: Array) -> Array:
+    # A probability that came out 0 where the target is 0 counts 0, not NaN.
+    return -jnp.sum(jnp.where(y > 0, y * jax.nn.log_softmax(outputs, axis=1), 0), axis=1)
+
+
+OUTPUT_LOSSES = {
+    "squared_error": OutputLoss(
+        predict=lambda outputs: outputs,
+        examples=lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=1) / 2,
+        averages_outputs=True,
+        curvature=1.0,
+        stable="2 N C",
+        labels="class labels: one-hot, as data.classification_targets makes them, or loss cross_entropy",
+        methods=("auto", "eigh", "chebyshev", "iterate"),
+    ),
+    "cross_entropy": OutputLoss(
+        predict=lambda outputs: jax.nn.softmax(outputs, axis=1),
+        examples=_cross_entropy,
+        averages_outputs=False,
+        curvature=0.5,
+        stable="4 N",
+        labels="class labels: whole numbers [n]",
+        methods=("auto", "iterate", "multirate"),
+    ),
+}
+LOSSES = tuple(OUTPUT_LOSSES)
+
+
+def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
+    """Returns the targets of the cross entropy as probabilities [n, C], from probabilities or from class labels [n].
+
+    Targets of another shape are returned unchanged.
+
+    Args:
+        name: Name of the argument, for the error message.
+        y: The targets.
+        num_classes: Number of classes C.
+        mask: Whether a row is a real example, [n]; None for all.
+
+    Raises:
+        ValueError: Fewer than two classes or, unless the values are traced, rows that are not probabilities or labels
+            that are not classes.
+    """
+    if num_classes < 2:
+        raise ValueError(f"loss: got 'cross_entropy' for {num_classes} outputs, must be for at least two")
+    known = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
+    fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
+    rows = np.asarray(y)[slice(None) if mask is None else np.asarray(mask) != 0] if known and fits else np.empty(0)
+    if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
+        if rows.size:
+            class_labels(name, rows, num_classes)
+        return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
+    if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
+        raise ValueError(
+            f"{name}: got rows that are no probabilities, must be (one-hot targets without their mean), or class "
+            "labels [n], for the loss cross_entropy"
+        )
+    return y
+
+
+@dataclasses.dataclass(frozen=True)
+class Evolution:
+    """The static options of ``ntk_evolve``; raises ``ValueError`` for values that are not allowed."""
+
+    times: tuple[int, ...] = tuple(range(100, 2001, 100))
+    """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
+    kernel: str = "averaged"
+    """averaged (the paper's H for all outputs) or exact. "averaged" evolves every output with the paper's
+    ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel, that is exactly the linearised network's gradient
+    descent."""
+    method: str = "auto"
+    """auto (the cheapest), eigh, chebyshev, iterate or multirate; all give the same.
+
+    "eigh" is one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev" a series of about
+    ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
+    the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
+    kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
+    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-9 of the dual (1e-8 of a
+    unit of the outputs). The cross entropy has no "eigh" and no "chebyshev"."""
+    linearise: Linearise | None = None
+    """What stands for the network's Jacobian (a function, made once); the whole network's by default."""
+    criterion: str = "loss"
+    """Choose the number of steps by loss or accuracy. Ties of accuracies go to the earlier time."""
+    patience: int | None = None
+    """Stop looking once the loss rose so many candidates in a row (default: look at all)."""
+    unstable: str = "stop"
+    """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
+
+    That is ``2 N C / lambda_max`` of the kernel in use (of the cross entropy ``4 N / lambda_max``). "stop" raises, or
+    where the values are traced keeps the parameters, with status 3; what is allowed diverges at large times. The
+    averaged kernel's lambda_max is below the whole one's."""
+    loss: str = "squared_error"
+    """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f
+    moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form. It diverges for no step of up to
+    ``4 N / lambda_max``."""
+    kernel_bytes: int = 4 * 2**30
+    """The most that the averaged kernel [n, n] may take; beyond it products are taken by C^2 passes through the network
+    each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", _times(self.times))
+        for name, allowed in (
+            ("kernel", KERNELS), ("method", METHODS), ("criterion", CRITERIA), ("unstable", UNSTABLE), ("loss", LOSSES),
+        ):  # fmt: skip
+            choice(name, getattr(self, name), allowed)
+        methods = OUTPUT_LOSSES[self.loss].methods
+        if self.method not in methods:
+            raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(methods)} with the loss {self.loss}")
+        if self.patience is not None:
+            whole("patience", self.patience)
+        whole("kernel_bytes", self.kernel_bytes, 0, 2**63 - 1)
+
+
+def _times(times: Any) -> tuple[int, ...]:
+    """Returns the candidate numbers of steps; raises ``ValueError`` unless they increase from at least 1."""
+    given = tuple(times) if np.ndim(times) == 1 else ()
+    if not given or not all(map(_is_count, given)) or any(a >= b for a, b in itertools.pairwise(given)):
+        raise ValueError(
+            f"times: got {given or times!r}, must be one or more increasing positive whole numbers of steps below 2**31"
+        )
+    return tuple(int(t) for t in given)
+
+
+def _is_count(value: Any) -> bool:
+    """Returns whether a number is whole, and from 1 to 2^31 - 1: rounds of a loop are counted in 32 bits."""
+    return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
+
+
+def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: Any) -> None:
+    """Raises ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take.
+
+    Args:
+        evolution: Options of the evolution.
+        model: The network.
+        examples: The pooled examples.
+        learning_rate: eta of the descent.
+    """
+    x, y, mask = examples
+    if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        raise ValueError("dtype: got float32, must be float64 for ntk_evolve: call fedtangent.enable_x64() first")
+    number("learning_rate", learning_rate, above=0)
+    if x.shape[0] == 0:
+        raise ValueError(f"x: got shape {x.shape}, must hold at least one row (of padding, if there is no example)")
+    if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
+        raise ValueError(
+            f"y and mask: got {y.shape} and {mask.shape}, must be {(x.shape[0], model.output_size)} and "
+            f"{(x.shape[0],)} for x {x.shape} ({OUTPUT_LOSSES[evolution.loss].labels})"
+        )
+    size = x.shape[0] * (model.output_size if evolution.kernel == "exact" else 1)
+    if evolution.method == "eigh" and 8 * size**2 > evolution.kernel_bytes:
+        raise ValueError(
+            f"method: got 'eigh', a kernel of {8 * size**2} bytes [{size}, {size}], allowed are auto, chebyshev, "
+            f"iterate within kernel_bytes {evolution.kernel_bytes}"
+        )
+
+
+def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
+    """Returns the validation examples, with probabilities in place of class labels for the cross entropy.
+
+    Args:
+        validation: The pair (x [m, ...], y [m, C]) or None, which is returned unchanged.
+        loss: Name of the loss.
+        model: The network.
+        x: Pooled inputs, whose examples must have the same shape; None to skip this check.
+
+    Raises:
+        ValueError: Not a pair, no example, or another shape.
+    """
+    if validation is None:
+        return None
+    if not isinstance(validation, tuple) or len(validation) != 2:
+        raise ValueError(
+            f"validation: got a {type(validation).__name__}, must be None or the pair (x [m, ...], y [m, C])"
+        )
+    held, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
+    if loss == "cross_entropy":
+        y = probabilities("validation", y, model.output_size)
+    wanted = (*held.shape[:1], model.output_size)
+    if not wanted[:-1] or wanted[0] < 1 or y.shape != wanted or (x is not None and held.shape[1:] != x.shape[1:]):
+        raise ValueError(
+            f"validation: got x {held.shape} and y {y.shape}, must be x [m, ...] of at least one example"
+            f"{'' if x is None else f' of shape {tuple(x.shape[1:])}'} and y [m, {model.output_size}]"
+        )
+    return held, y

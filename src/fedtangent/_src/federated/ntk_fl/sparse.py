@@ -1,0 +1,356 @@
+"""The linearised network with sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
+
+The server of CP-NTK-FL only has the clients' messages: Jacobians whose small entries are zero. Its kernel is ``H_ij =
+1/C sum <Js_i, Js_j>`` and its update ``Js' R``, both with the sparsified ``Js`` (Yue et al., ICML 2022, sections 4.1
+and 4.2). No array [n, C, P] is in memory: entries are computed again for a chunk of parameters at a time (dense
+networks, whose layers' Jacobians are outer products) or for a block of examples (any other model).
+
+For output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
+(scaled) inputs h [U] and the back-propagated signal d_k [V], and the derivative by its biases is the (scaled) signal.
+The last layer's signal is the identity, so its derivative is h, once for every output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src.checks import dtype as checked_dtype
+from fedtangent._src.checks import whole
+from fedtangent._src.federated.ntk_fl.tangent import Linearise, Pool, Tangent
+from fedtangent._src.federated.wire.sparsify import (
+    Count,
+    check_sparsity,
+    count_numbers,
+    count_products,
+    num_kept,
+    rounded,
+    threshold_of,
+    thresholds,
+)
+from fedtangent._src.kernels.empirical import back_propagated
+from fedtangent._src.models.dense import DenseStructure, forward
+from fedtangent._src.types import Array, Model, PyTree
+
+BLOCK_BYTES = 2**27  # of the Jacobians of a block of examples
+CHUNK_BYTES = 2**25  # of the entries of a dense layer made at once
+SEARCH_ROWS = 64  # examples whose thresholds are sought at once
+SYMMETRIC_BLOCKS = 8  # of the rows of a kernel, of which one half is computed
+
+
+def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: Any = jnp.float32) -> Linearise:
+    """Builds the ``Linearise`` of a network whose examples' Jacobians [C, P] are sparsified.
+
+    For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and thresholds are
+    found without making the Jacobian; other models form Jacobians of blocks of examples.
+
+    Args:
+        sparsity: Share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` numbers of
+            largest magnitude stay. 0 keeps all.
+        value_bits: Bits of a kept number on the wire, 10 to 32: rounded to nearest, with an exponent of 8 bits. None:
+            the bits of ``dtype``.
+        dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype,
+            of a few thousand parameters at a time, summed in float64; updates are computed in float64.
+
+    Raises:
+        ValueError: An argument out of range.
+    """
+    check_sparsity(sparsity)
+    if value_bits is not None:
+        whole("value_bits", value_bits, 10, 32)
+    kind = checked_dtype(dtype, "float32", "float64")
+    keep = Keep(sparsity, value_bits)
+
+    def linearise(model: Model, weights: PyTree, pool: Pool) -> Tangent:
+        outputs = pool.mask * model.apply(weights, pool.x)
+        narrow = jax.tree.map(lambda leaf: leaf.astype(kind), weights)
+        x = pool.x.astype(kind) if jnp.issubdtype(pool.x.dtype, jnp.floating) else pool.x
+        if isinstance(model.structure, DenseStructure):
+            return _dense_tangent(_layers(model.structure, narrow, x, pool.mask), outputs, keep)
+        return _general_tangent(model, narrow, x, pool.mask, outputs, keep)
+
+    return linearise
+
+
+class Keep(NamedTuple):
+    """The rule by which entries of a Jacobian are kept, and their bits on the wire."""
+
+    sparsity: float  # share of an example's C P numbers that is set to zero
+    value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
+
+    def of(self, entries: Array, at: Array) -> Array:
+        """Returns the entries that are kept, rounded as on the wire; the others are 0.
+
+        Args:
+            entries: Entries [n, ...].
+            at: Magnitudes from which entries are kept, [n].
+        """
+        reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
+        return rounded(jnp.where(reach, entries, 0), self.value_bits)
+
+
+# ---- dense networks -----------------------------------------------------------------------------------------------
+
+
+class _DensePart(NamedTuple):
+    inputs: Array  # [n, U], scaled
+    signals: Array | None  # [n, C, V]; None at the last layer: the identity
+    bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, alike for each output; None without biases
+
+
+def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
+    """Returns the tangent of a dense network's sparsified Jacobians; ``outputs`` [n, C] are in float64."""
+    num_outputs = outputs.shape[1]
+    kept = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
+
+    last = _DensePart(kept(layers[-1].inputs), None, None if layers[-1].bias is None else kept(layers[-1].bias))
+    biases = [None if layer.bias is None else kept(layer.bias) for layer in layers[:-1]]
+    hidden = [_Hidden(layer.inputs, *_units(layer), kept) for layer in layers[:-1]]
+
+    def gram() -> Array:
+        found = num_outputs * (_square(last.inputs) + (0 if last.bias is None else _square(last.bias)))
+        for layer, bias in zip(hidden, biases, strict=True):
+            found = found + layer.gram()
+            found = found if bias is None else found + _square(bias.reshape((bias.shape[0], -1)))
+        return found / num_outputs
+
+    def whole() -> Array:
+        shared = _square(last.inputs) + (0 if last.bias is None else _square(last.bias))
+        found = jnp.kron(shared, jnp.eye(num_outputs))
+        for layer, bias in zip(hidden, biases, strict=True):
+            found = found + layer.whole()
+            found = found if bias is None else found + _square(bias.reshape((-1, bias.shape[2])))
+        return found
+
+    def push(change: PyTree) -> Array:
+        by_weight, by_bias = (_wide(change[2 * len(hidden)][j]) for j in range(2))
+        found = _wide(last.inputs) @ by_weight + (0 if last.bias is None else _wide(last.bias) * by_bias)
+        for i, (layer, bias) in enumerate(zip(hidden, biases, strict=True)):
+            by_weight, by_bias = (_wide(change[2 * i][j]) for j in range(2))
+            found = found + layer.push(by_weight)
+            found = found if bias is None else found + jnp.einsum("nkv,v->nk", _wide(bias), by_bias[0])
+        return found
+
+    def pull(residual: Array) -> PyTree:
+        change: list[PyTree] = []
+        for layer, bias in zip(hidden, biases, strict=True):
+            by_bias = None if bias is None else jnp.einsum("nkv,nk->v", _wide(bias), residual)[None]
+            change += [(layer.pull(residual), by_bias), ()]
+        by_bias = None if last.bias is None else _wide(last.bias).T @ residual
+        return [*change, (_wide(last.inputs).T @ residual, by_bias)]
+
+    return Tangent(outputs, gram, push, pull, whole, remade=True)
+
+
+class _Hidden(NamedTuple):
+    """The weights of a layer below the last, in groups of units; padded units have no signal."""
+
+    inputs: Array  # [n, U]
+    signals: Array  # [groups, n, C, g]
+    units: int  # V
+    kept: Callable[[Array], Array]
+
+    def entries(self, signals: Array) -> Array:
+        """Returns the kept entries of a group, [n, C, U, g]."""
+        return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
+
+    def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
+        """Returns the sum of ``A A'`` over groups, in float64; ``one`` makes A [size, ...] from a group's signals."""
+
+        def add(found: Array, signals: Array) -> tuple[Array, None]:
+            return _add_square(found, one(signals)), None
+
+        return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
+
+    def gram(self) -> Array:
+        """Returns this layer's part of the kernel, [n, n], summed over outputs."""
+        n = self.inputs.shape[0]
+        return self._sum(lambda signals: self.entries(signals).reshape((n, -1)), n)
+
+    def whole(self) -> Array:
+        """Returns this layer's part of the whole kernel, [n C, n C]."""
+        rows = self.inputs.shape[0] * self.signals.shape[2]
+        inputs = self.inputs.shape[1] * self.signals.shape[3]
+        return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
+
+    def push(self, change: Array) -> Array:
+        """Returns the change of the outputs [n, C] for a change of the weights [U, V]."""
+        groups, _, _, size = self.signals.shape
+        padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
+        parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
+
+        def add(found: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            return found + jnp.einsum("nkug,ug->nk", _wide(self.entries(part[0])), part[1]), None
+
+        start = jnp.zeros(self.signals.shape[1:3], jnp.float64)
+        return jax.lax.scan(add, start, (self.signals, parts))[0]
+
+    def pull(self, residual: Array) -> Array:
+        """Returns the transpose of ``push``: [n, C] -> [U, V]."""
+        found = jax.lax.map(
+            lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
+        )
+        return found.transpose(1, 0, 2).reshape((self.inputs.shape[1], -1))[:, : self.units]
+
+
+def _wide(values: Array) -> Array:
+    """Returns ``values`` in float64; None stays None."""
+    return values if values is None else values.astype(jnp.float64)
+
+
+def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
+    """Returns the factors of the Jacobian, first layer first; zero in rows of padding."""
+    inputs, before = forward(structure, params, x)
+    real = mask.astype(inputs[0].dtype)
+    signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
+    found = []
+    for layer, h, d in zip(structure.layers, inputs, [*signals, None], strict=True):
+        weight_scale = real * layer.weight_scale if d is None else layer.weight_scale
+        bias = None if layer.bias_scale is None else layer.bias_scale * (real if d is None else d)
+        found.append(_DensePart(weight_scale * h, d, bias))
+    return found
+
+
+def _units(layer: _DensePart) -> tuple[Array, int]:
+    """Returns a hidden layer's signals in groups of units, [groups, n, C, g], and the number of units."""
+    assert layer.signals is not None
+    n, num_outputs, units = layer.signals.shape
+    each = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
+    size = max(1, min(units, CHUNK_BYTES // max(1, each)))
+    padded = jnp.pad(layer.signals, ((0, 0), (0, 0), (0, -units % size)))
+    return padded.reshape((n, num_outputs, -1, size)).transpose(2, 0, 1, 3), units
+
+
+def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
+    """Returns the magnitude from which an example's entries are kept, [n]."""
+    n = layers[0].inputs.shape[0]
+    k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
+    blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
+    return jax.lax.map(lambda block: _search(block, num_outputs, k), blocks).reshape(-1)[:n]
+
+
+def _num_weights(layer: _DensePart, num_outputs: int) -> int:
+    """Returns the number of weights and biases of a layer."""
+    units = num_outputs if layer.signals is None else layer.signals.shape[2]
+    return units * (layer.inputs.shape[1] + (layer.bias is not None))
+
+
+def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
+    counts: list[Count] = []
+    most: list[Array] = []
+    for layer in layers:
+        times, size = (num_outputs if layer.signals is None else 1), layer.inputs.shape[0]
+        largest = jnp.max(jnp.abs(layer.inputs), axis=1)
+        if layer.signals is None:
+            counts.append(count_numbers(layer.inputs, times))
+            most.append(largest)
+        else:
+            flat = layer.signals.reshape((size, -1))
+            counts.append(count_products(layer.inputs, flat))
+            most.append(largest * jnp.max(jnp.abs(flat), axis=1))
+        if layer.bias is not None:
+            counts.append(count_numbers(layer.bias.reshape((size, -1)), times))
+            most.append(jnp.max(jnp.abs(layer.bias.reshape((size, -1))), axis=1))
+
+    def count(threshold: Array) -> Array:
+        return jnp.sum(jnp.stack([one(threshold) for one in counts]), axis=0)
+
+    return threshold_of(count, jnp.max(jnp.stack(most), axis=0), k)
+
+
+def _add_square(found: Array, rows: Array) -> Array:
+    """Returns ``found + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
+    n = rows.shape[0]
+    block = _rows_a_block(n)
+    for start in range(0, n, block):
+        stop = min(start + block, n)
+        product = jnp.matmul(rows[start:stop], rows[:stop].T, precision="highest")
+        found = found.at[start:stop, :stop].add(product.astype(found.dtype))
+    return found
+
+
+def _rows_a_block(n: int) -> int:
+    return n if n < 64 * SYMMETRIC_BLOCKS else -(-n // SYMMETRIC_BLOCKS)
+
+
+def _mirrored(found: Array) -> Array:
+    """Returns the symmetric matrix whose lower part ``_add_square`` computed."""
+    return jnp.tril(found) + jnp.tril(found, -1).T
+
+
+def _square(rows: Array) -> Array:
+    """Returns ``A A'`` in float64."""
+    return _mirrored(_add_square(jnp.zeros((rows.shape[0],) * 2, jnp.float64), rows))
+
+
+# ---- any model ----------------------------------------------------------------------------------------------------
+
+
+def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outputs: Array, keep: Keep) -> Tangent:
+    num_rows, num_outputs = outputs.shape
+    vector, unravel = ravel_pytree(jax.tree.map(_wide, weights))
+    dtype = jax.tree.leaves(weights)[0].dtype
+    block = max(1, min(num_rows, BLOCK_BYTES // (num_outputs * vector.size * dtype.itemsize)))
+    xs, masks = (_blocks(values, block) for values in (x, mask.astype(dtype)))
+
+    def of_one(x_i: Array) -> Array:
+        found = jax.jacrev(lambda w: model.apply(w, x_i[None])[0])(weights)
+        return jnp.concatenate([leaf.reshape((num_outputs, -1)) for leaf in jax.tree.leaves(found)], axis=1)
+
+    def whole(part: tuple[Array, Array]) -> Array:
+        return part[1][:, :, None] * jax.vmap(of_one)(part[0])
+
+    at = jax.lax.map(lambda part: thresholds(whole(part), keep.sparsity), (xs, masks))
+
+    def jacobian(i: Array) -> Array:  # [block, C, P], sparsified
+        return keep.of(whole((xs[i], masks[i])), at[i])
+
+    def gram() -> Array:
+        found = _by_blocks(lambda i: jacobian(i).reshape((block, -1)), len(xs), block)
+        return found[:num_rows, :num_rows] / num_outputs
+
+    def kernel() -> Array:
+        flat = _by_blocks(lambda i: jacobian(i).reshape((block * num_outputs, -1)), len(xs), block * num_outputs)
+        return flat[: num_rows * num_outputs, : num_rows * num_outputs]
+
+    def push(change: PyTree) -> Array:
+        along = ravel_pytree(jax.tree.map(_wide, change))[0]
+        moved = jax.lax.map(lambda i: _wide(jacobian(i)) @ along, jnp.arange(len(xs)))
+        return moved.reshape((-1, num_outputs))[:num_rows]
+
+    def pull(residual: Array) -> PyTree:
+        parts = _blocks(residual, block)
+
+        def add(i: Array, total: Array) -> Array:
+            return total + jnp.einsum("nkp,nk->p", _wide(jacobian(i)), parts[i])
+
+        return unravel(jax.lax.fori_loop(0, len(xs), add, jnp.zeros_like(vector)))
+
+    return Tangent(outputs, gram, push, pull, kernel, remade=True)
+
+
+def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
+    """Returns ``A A'`` [blocks * size]^2 in float64 of a matrix A in blocks of rows, from half of the products."""
+
+    def row(i: Array, found: Array) -> Array:
+        left = rows(i)
+
+        def column(j: Array, found: Array) -> Array:
+            product = jnp.matmul(left, rows(j).T, precision="highest").astype(jnp.float64)
+            found = jax.lax.dynamic_update_slice(found, product, (i * size, j * size))
+            return jax.lax.dynamic_update_slice(found, product.T, (j * size, i * size))
+
+        return jax.lax.fori_loop(0, i + 1, column, found)
+
+    return jax.lax.fori_loop(0, blocks, row, jnp.zeros((blocks * size, blocks * size), jnp.float64))
+
+
+def _blocks(values: Array, size: int) -> Array:
+    """Returns ``values`` [n, ...] in blocks of ``size`` rows, [blocks, size, ...]; zeros fill the last block."""
+    padded = jnp.pad(values, ((0, -len(values) % size),) + ((0, 0),) * (values.ndim - 1))
+    return padded.reshape((-1, size, *values.shape[1:]))

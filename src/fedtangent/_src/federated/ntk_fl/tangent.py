@@ -1,0 +1,139 @@
+"""The network linearised at its weights, on the pooled examples of a cohort, as NTK-FL evolves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.types import Array, Model, PyTree
+
+BLOCK_SIZE = 1024  # examples by examples of the kernel built at once
+CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
+
+
+class Examples(NamedTuple):
+    """The examples that a client sends; rows where ``mask`` is False are padding, with arbitrary values."""
+
+    x: Array  # [n, ...]
+    y: Array  # [n, C], or class labels [n]
+    mask: Array  # [n] bool
+
+
+class Pool(NamedTuple):
+    """The cohort's examples, pooled at the server in float64; rows of padding are zero."""
+
+    x: Array  # [n, ...] float64 where it was floating
+    y: Array  # [n, C] float64
+    mask: Array  # [n, 1] float64, 1 at a real example
+    num_examples: Array  # [] float64, real ones (at least 1)
+
+
+class Tangent(NamedTuple):
+    """The linearised network on the pooled examples, as the evolution uses it; rows of padding are zero.
+
+    J [n, C, P] is the derivative of the outputs by the weights, or a sparsified one, in float64.
+    """
+
+    outputs: Array  # f_0 [n, C]
+    gram: Callable[[], Array]  # () -> H [n, n], 1/C sum_k <J_ik, J_jk>, zero rows and columns at padding
+    push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
+    pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
+    whole: Callable[[], Array]  # () -> [n C, n C], <J_ik, J_jm>
+    remade: bool = False  # whether push and pull recompute the Jacobian's entries: many at once then cost as one
+
+
+Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
+
+
+def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
+    """Returns the examples in float64 with padding set to zero, so that not even a NaN in the padding counts.
+
+    Args:
+        x: Inputs [n, ...].
+        y: Targets [n, C].
+        mask: Whether a row is a real example, [n] bool.
+    """
+    real = mask.reshape((-1,) + (1,) * (x.ndim - 1))
+    x = jnp.where(real, x, jnp.zeros((), x.dtype))
+    x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    y = jnp.where(mask[:, None], y, jnp.zeros((), y.dtype)).astype(jnp.float64)
+    return Pool(x, y, mask[:, None].astype(jnp.float64), jnp.maximum(jnp.sum(mask), 1).astype(jnp.float64))
+
+
+def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
+    """Returns the linearisation of the whole network, with structured kernels and no Jacobian in memory.
+
+    Args:
+        model: The network.
+        weights: Its parameters, in float64.
+        pool: The pooled examples.
+    """
+    outputs, push = jax.linearize(lambda p: pool.mask * model.apply(p, pool.x), weights)
+    transpose = jax.linear_transpose(push, weights)
+
+    def gram() -> Array:
+        return empirical_ntk(model, weights, pool.x, block_size=BLOCK_SIZE) * (pool.mask * pool.mask.T)
+
+    def whole() -> Array:
+        size = pool.y.size
+        flat_mask = jnp.broadcast_to(pool.mask, pool.y.shape).reshape((-1, 1))
+        kernel = empirical_ntk(model, weights, pool.x, trace=False).reshape((size, size))
+        return kernel * (flat_mask * flat_mask.T)
+
+    return Tangent(outputs, gram, push, lambda v: transpose(v)[0], whole)
+
+
+def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Returns the function ``g -> H g`` [n, C] without the kernel in memory.
+
+    A product takes C^2 passes through the network and back.
+
+    Args:
+        tangent: The linearised network.
+        shape: The shape (n, C) of the outputs.
+    """
+    n, outputs = shape
+
+    def one(g: Array, c: Array, k: Array) -> Array:
+        """Returns column c of g times the kernel of output k, [n]."""
+        at_k = jnp.zeros((n, outputs)).at[:, k].set(g[:, c])
+        return tangent.push(tangent.pull(at_k))[:, k]
+
+    def product(g: Array) -> Array:
+        def column(c: Array) -> Array:
+            def add(k: Array, total: Array) -> Array:
+                return total + one(g, c, k)
+
+            return jax.lax.fori_loop(0, outputs, add, jnp.zeros(n)) / outputs
+
+        return jax.lax.map(column, jnp.arange(outputs)).T
+
+    return product
+
+
+def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
+    """Returns how many duals to pull, or changes to push, at once.
+
+    Args:
+        tangent: The linearised network.
+        params: Shapes of the parameters.
+        wanted: The number of all duals or changes.
+        least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
+    """
+    num_bytes = 8 * pytrees.size(params)
+    return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
+
+
+def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
+    """Returns random signs in float64 from a fixed seed, which do not depend on the run's seed.
+
+    Args:
+        shape: Shape of the result.
+        i: Number of the draw.
+    """
+    return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

@@ -1,0 +1,232 @@
+"""Predictions of an ensemble, personal predictions of clients, and their metrics.
+
+A personal prediction, the argument ``compose(personal=...)``, maps ``(model, params, client_states, client, x)`` to a
+``Prediction``. ``params`` are the K global models [K, ...], and ``client_states`` [K, ...] the states that this client
+keeps for each of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import checks
+from fedtangent._src.checks import number
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.federated.local import LocalProblem, Work, client_view, minimise, validate_work
+from fedtangent._src.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
+from fedtangent._src.optimizers import Rate, at_round, check_rate, sgd
+from fedtangent._src.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
+
+Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
+
+
+class Personal(Protocol):
+    """A function that predicts for one client, with the client's models or with the global models weighed for it."""
+
+    def __call__(self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array, /) -> Prediction:
+        """Returns the client's prediction.
+
+        Args:
+            model: The network.
+            params: Parameters of the K global models, [K, ...].
+            client_states: The client's state for each model, [K, ...].
+            client: The client, with its own examples.
+            x: Inputs [m, ...].
+        """
+
+
+def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
+    """Returns the uniform average of the K models' outputs (FE-2024, eq. 2), and each model's outputs.
+
+    Args:
+        model: The network.
+        params: Parameters of the K models, [K, ...].
+        x: Inputs [n, ...].
+    """
+    members = jax.lax.map(lambda p: model.apply(p, x), params)
+    return Prediction(jnp.mean(members, axis=0), members)
+
+
+def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+    """Returns the mean of the K models that the client keeps; takes the arguments of ``Personal``.
+
+    ``client_states`` [K, ...] are the parameters of these models.
+    """
+    return mean_of_models(model, client_states, x)
+
+
+def model_weights(losses: Array, gamma: float) -> Array:
+    """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
+
+    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex. FE-2024, eq. (4) prints ``+ gamma H`` and
+    ``exp(-gamma loss)``; only this sign agrees with its text, which says that a small gamma favours models of low loss
+    and a large one comes close to uniform weights.
+
+    Args:
+        losses: Losses of the models, [K].
+        gamma: Temperature, above 0.
+    """
+    above_best = losses - jnp.min(losses)  # else a small gamma would overflow
+    return jax.nn.softmax(-above_best / jnp.maximum(jnp.asarray(gamma, losses.dtype), jnp.finfo(losses.dtype).tiny))
+
+
+def weighted_models(loss: str, gamma: float) -> Personal:
+    """Builds Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
+
+    The client weighs the K global models by their mean ``loss`` on all of its examples and predicts ``sum_k alpha_k
+    f_k(x)``. A client without examples weighs them equally.
+
+    Args:
+        loss: Name of a loss.
+        gamma: Temperature of the weights.
+
+    Raises:
+        ValueError: An unknown loss, or a ``gamma`` that is not positive and finite.
+    """
+    value, gamma = get_loss(loss), number("gamma", gamma, above=0)
+
+    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+        own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
+        own_x, own_y = client.data.x[own], client.data.y[own]
+        losses = jax.lax.map(lambda p: value(model.apply(p, own_x), own_y, mask), params)
+        members = mean_of_models(model, params, x).members
+        alpha = model_weights(losses, gamma).astype(members.dtype)
+        return Prediction(jnp.tensordot(alpha, members, axes=1, precision="highest"), members)
+
+    return predict
+
+
+def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
+    """Builds fine-tuning after training: local SGD on the client's examples from each global model, then the mean.
+
+    (Train, then personalise: Wang et al., 2019, "Federated evaluation of on-device personalization".) Nothing is
+    stored: every prediction starts from the current global models.
+
+    Args:
+        loss: Name of a loss.
+        learning_rate: Step size, a number or a schedule of the round.
+        work: Local steps and minibatches.
+        seed: Seed of the minibatches, which also depend on the round and the client; they are the same for all models.
+
+    Raises:
+        ValueError: An unknown loss, a rate that is not positive, or an impossible ``work``.
+    """
+    value, optimizer = get_loss(loss), sgd(learning_rate)
+    check_rate("learning_rate", learning_rate)
+    validate_work(work)
+    checks.seed(seed)
+
+    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client.round), client.id)
+        descent = at_round(optimizer, client.round)
+
+        def tune(start: PyTree) -> PyTree:
+            return minimise(key, model, value, descent, work, LocalProblem(start), client)[0]
+
+        return mean_of_models(model, jax.lax.map(tune, params), x)
+
+    return predict
+
+
+def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes the share of real examples whose largest output is at their label, a scalar.
+
+    Args:
+        outputs: Outputs of the network [m, C].
+        targets: Labels [m], integer.
+        mask: Whether a row is a real example, [m] bool.
+    """
+    return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
+
+
+def mse(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes the squared error, averaged over the real examples and the outputs, a scalar.
+
+    Args:
+        outputs: Outputs of the network [m, C].
+        targets: Numbers [m, C].
+        mask: Whether a row is a real example, [m] bool.
+    """
+    return 2 * LOSSES["squared_error"](outputs, targets, mask) / outputs.shape[-1]
+
+
+MEASURES: dict[str, Measure] = {"accuracy": accuracy, "mse": mse, **LOSSES}
+_OF_LABELS = ("accuracy", *(name for name in LOSSES if targets_of(name) == "classes"))
+
+
+class ClientMetrics(NamedTuple):
+    """A metric of each client on its test examples, and the means over clients."""
+
+    values: Array  # [N]; NaN for a client without test examples
+    sizes: Array  # [N] int32, test examples
+    mean: Array  # [] over the clients that have test examples, each counting alike
+    weighted_mean: Array  # [] weighted by test examples
+
+
+def evaluate_clients(
+    algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
+) -> ClientMetrics:
+    """Computes a metric for every client, of its personal prediction or else of the global one, on its test examples.
+
+    Clients are evaluated one at a time, by one compiled program for each algorithm, measure and shapes.
+
+    Args:
+        algorithm: The algorithm.
+        state: State of a run of ``algorithm`` on ``data``.
+        data: The clients' training examples, which a personal prediction may use.
+        test: The clients' test examples, with the clients in the same order as in ``data``; sizes may be uneven or 0.
+        measure: "accuracy", "mse" (mean over examples and outputs), the name of a loss, or a function ``(outputs [m,
+            C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
+
+    Raises:
+        ValueError: An unknown measure, or one that does not fit the targets; another number of clients; no test example
+            at all.
+    """
+    name, value = (measure, MEASURES.get(measure)) if isinstance(measure, str) else ("", measure)
+    if value is None:
+        raise ValueError(f"measure: got {measure!r}, allowed are {', '.join(MEASURES)} or a function")
+    if test.num_clients != data.num_clients:
+        raise ValueError(f"test: has {test.num_clients} clients, but data has {data.num_clients}")
+    labels = jnp.issubdtype(test.y.dtype, jnp.integer)
+    if name and labels != (name in _OF_LABELS):
+        kind = "integer labels" if name in _OF_LABELS else "floating targets"
+        raise ValueError(
+            f"measure: {name!r} needs {kind} [n{'' if name in _OF_LABELS else ', C'}]; test.y is {test.y.dtype}"
+        )
+    if name in LOSSES:
+        check_targets(name, test.y, "test: targets")
+    largest = max_client_size(test)
+    if largest == 0:
+        raise ValueError("test: no client has any test example")
+    return _evaluate(algorithm, value, max_client_size(data), largest, state, data, test)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "measure", "largest_train", "largest"))
+def _evaluate(
+    algorithm: Algorithm,
+    measure: Measure,
+    largest_train: int,
+    largest: int,
+    state: PyTree,
+    data: FederatedData,
+    test: FederatedData,
+) -> ClientMetrics:
+    def one(client_id: Array) -> tuple[Array, Array]:
+        mine = client_view(test, client_id, jnp.bool_(True), largest)
+        x, mask = test.x[mine.rows], jnp.arange(largest) < mine.size
+        if algorithm.personal is None:
+            predicted = algorithm.predict(state, x)
+        else:
+            predicted = algorithm.personal(state, data, largest_train, client_id, x)
+        found = measure(predicted.mean, test.y[mine.rows], mask)
+        return jnp.where(mine.size > 0, found, jnp.nan), mine.size
+
+    values, sizes = jax.lax.map(one, jnp.arange(test.num_clients, dtype=jnp.int32))
+    known = jnp.where(sizes > 0, values, 0)
+    weight = sizes.astype(values.dtype)
+    mean = jnp.sum(known) / jnp.sum(sizes > 0).astype(values.dtype)
+    return ClientMetrics(values, sizes, mean, jnp.sum(known * weight) / jnp.sum(weight))

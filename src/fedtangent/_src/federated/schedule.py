@@ -1,0 +1,387 @@
+"""Schedules: which client trains which model in which round.
+
+A schedule draws a ``Cohort`` of S slots for each round. Weights are 1 for a filled slot and 0 for an empty one; the
+engine multiplies them by the clients' sizes, unless the weighting is uniform. Draws depend only on the schedule's key,
+so the cohorts of a run can be drawn without training (``unroll``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import streams
+from fedtangent._src.checks import instance, number, whole
+from fedtangent._src.entries import Entry
+from fedtangent._src.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
+from fedtangent._src.types import Array, Cohort, Key, Schedule
+
+
+def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
+    """Builds a schedule whose cohorts depend only on the key and the round."""
+    whole("num_clients", num_clients)
+    whole("num_models", num_models)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        return draw(key, round_), state
+
+    return Schedule(num_models, num_clients, num_slots, lambda key: (), sample)
+
+
+def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
+    weight = jnp.ones(client.shape, jnp.float32) if filled is None else filled.astype(jnp.float32)
+    return Cohort(client.astype(jnp.int32), model.astype(jnp.int32), weight)
+
+
+def _distinct(key: Key, num_clients: int, number: int) -> Array:
+    """Draws ``number`` distinct clients, uniformly and in random order, [number] int32.
+
+    For a small share of many clients the cost grows with ``number`` and not with ``num_clients``: clients are drawn
+    with replacement, and repetitions are left out. Every client has the same chance, so the result is uniform too.
+    """
+    if 8 * number > num_clients:
+        return jax.random.permutation(key, num_clients)[:number].astype(jnp.int32)
+
+    def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        attempt = carry[0]
+        drawn = jax.random.randint(jax.random.fold_in(key, attempt), (2 * number,), 0, num_clients, jnp.int32)
+        order = jnp.argsort(drawn, stable=True)
+        ranked = drawn[order]
+        repeated = jnp.concatenate([jnp.zeros((1,), bool), ranked[1:] == ranked[:-1]])
+        fresh = jnp.zeros((2 * number,), bool).at[order].set(~repeated)
+        place = jnp.where(fresh, jnp.cumsum(fresh) - 1, number)  # out of range: dropped
+        chosen = jnp.zeros((number,), jnp.int32).at[place].set(drawn, mode="drop")
+        return attempt + 1, chosen, jnp.sum(fresh)
+
+    first = (jnp.int32(0), jnp.zeros((number,), jnp.int32), jnp.sum(jnp.zeros((1,), bool)))
+    return jax.lax.while_loop(lambda carry: carry[2] < number, draw, first)[1]
+
+
+def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
+    """Builds the schedule under which every client trains every model in every round: S = K N slots, model by model.
+
+    A client draws the same minibatches for all models, because keys depend on the client and not on the model. So
+    models differ only by their start, and models with the same start stay equal.
+    """
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        return _cohort(jnp.tile(jnp.arange(num_clients), num_models), jnp.repeat(jnp.arange(num_models), num_clients))
+
+    return _memoryless(num_models, num_clients, num_models * num_clients, draw)
+
+
+def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
+    """Builds the schedule of FedAvg: in each round distinct clients, drawn uniformly, train the single model.
+
+    Args:
+        num_clients: Clients N.
+        clients_per_round: Clients of a round, which is the number S of slots.
+    """
+    whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        client = _distinct(jax.random.fold_in(key, round_), num_clients, clients_per_round)
+        return _cohort(client, jnp.zeros_like(client))
+
+    return _memoryless(1, num_clients, clients_per_round, draw)
+
+
+def poisson_sampling(num_clients: int, rate: float) -> Schedule:
+    """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
+
+    Clients are drawn independently: S = N, and a round has ``rate * num_clients`` clients on average and may have none.
+    For this sampling the bounds of differential privacy are tightest.
+
+    Args:
+        num_clients: Clients N.
+        rate: Probability that a client takes part in a round.
+
+    Raises:
+        ValueError: A rate outside (0, 1].
+    """
+    number("rate", rate, above=0, at_most=1)
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        draws = jax.random.uniform(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
+        return _cohort(jnp.arange(num_clients), jnp.zeros_like(draws), draws < rate)
+
+    return _memoryless(1, num_clients, num_clients, draw)
+
+
+def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
+    """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order.
+
+    Every client has another order, renewed every K rounds. All clients take part in every round, each with one model: S
+    = N.
+    """
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        age, step = round_ // num_models, round_ % num_models
+        draws = jax.random.uniform(jax.random.fold_in(key, age), (num_clients, num_models), jnp.float32)
+        return _cohort(jnp.arange(num_clients), jnp.argsort(draws, axis=1)[:, step])
+
+    return _memoryless(num_models, num_clients, num_clients, draw)
+
+
+def random_models(num_clients: int, num_models: int) -> Schedule:
+    """Builds the schedule under which each client trains a random model in each round (FE-2024, ablation of table VII).
+
+    Models are drawn uniformly, and all clients take part in every round: S = N.
+    """
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
+        return _cohort(jnp.arange(num_clients), model)
+
+    return _memoryless(num_models, num_clients, num_clients, draw)
+
+
+def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
+    """Builds the schedule of the code published with FE-2024: permutations, but only for the first K clients.
+
+    Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly each
+    round, as in ``random_models``. Orders are renewed after the rounds 0, K, 2K, ..., so that the first order serves
+    only round 0. All clients take part in every round: S = N. The paper's schedule (algorithm 1) is
+    ``per_client_permutations``.
+
+    Raises:
+        ValueError: More models than clients, which the published code does not allow.
+    """
+    if num_models > num_clients:
+        raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        age, step = (round_ + num_models - 1) // num_models, round_ % num_models
+        order_key, draw_key = jax.random.split(key)
+        draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_models, num_models), jnp.float32)
+        ordered = jnp.argsort(draws, axis=1)[:, step].astype(jnp.int32)
+        free = (num_clients - num_models,)
+        drawn = jax.random.randint(jax.random.fold_in(draw_key, round_), free, 0, num_models, jnp.int32)
+        return _cohort(jnp.arange(num_clients), jnp.concatenate([ordered, drawn]))
+
+    return _memoryless(num_models, num_clients, num_clients, draw)
+
+
+def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
+    """Builds the schedule of FE-2021, algorithm 1: strata of clients, with partial participation.
+
+    Clients are divided at random into Q strata of equal size (to within one). Each age of K rounds draws a Q x K
+    permutation matrix P; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
+    from it without replacement.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+        num_strata: Strata Q.
+        clients_per_stratum: Clients drawn from each stratum in a round; None for all of them.
+    """
+    whole("num_models", num_models)
+    whole("num_strata", num_strata, 1, whole("num_clients", num_clients))
+    largest = -(-num_clients // num_strata)
+    per_stratum = largest if clients_per_stratum is None else clients_per_stratum
+    if clients_per_stratum is not None:  # the smallest stratum holds so many
+        whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
+
+    def init(key: Key) -> Array:
+        """Returns the members of each stratum, [Q, largest] int32, with -1 in a stratum that is one client short."""
+        order = jax.random.permutation(key, num_clients)
+        padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
+        return padded.reshape(largest, num_strata).T.astype(jnp.int32)
+
+    def sample(key: Key, members: Array, round_: Array) -> tuple[Cohort, Array]:
+        age, step = round_ // num_models, round_ % num_models
+        order_key, pick_key = jax.random.split(key)
+        draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_strata, num_models), jnp.float32)
+        model = jnp.argsort(draws, axis=1)[:, step]
+        ticket = jax.random.uniform(jax.random.fold_in(pick_key, round_), members.shape, jnp.float32)
+        order = jnp.argsort(jnp.where(members >= 0, ticket, jnp.inf), axis=1)[:, :per_stratum]
+        picked = jnp.take_along_axis(members, order, axis=1).reshape(-1)
+        return _cohort(jnp.maximum(picked, 0), jnp.repeat(model, per_stratum), picked >= 0), members
+
+    return Schedule(num_models, num_clients, num_strata * per_stratum, init, sample)
+
+
+def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
+    """Returns the cohorts of the first ``num_rounds`` rounds, arrays [R, S], as ``simulate`` will draw them.
+
+    Weights are 1 for a filled slot. ``simulate`` multiplies them by the clients' sizes (unless it weighs uniformly), so
+    a theory that uses these cohorts needs the sizes too.
+
+    Args:
+        schedule: The schedule.
+        key: Key of the schedule, ``streams.keys(seed).schedule``.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: ``num_rounds`` is not a whole number of at least 1.
+    """
+    whole("num_rounds", num_rounds)
+    init_key, sample_key = streams.schedule_keys(key)
+
+    def one(state: object, round_: Array) -> tuple[object, Cohort]:
+        cohort, state = schedule.sample(sample_key, state, round_)
+        return state, cohort
+
+    return jax.lax.scan(one, schedule.init(init_key), jnp.arange(num_rounds))[1]
+
+
+def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None = None) -> Schedule:
+    """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
+
+    In every round each model is trained by the client at its place, and then moves along an edge (or stays, if
+    ``transition`` allows it): S = K. The paper trains the K models "independently", so each starts at a client drawn
+    uniformly and walks independently of the others. Several models may meet at one client, which then trains each of
+    them, and K may exceed N. With the default transition a model is at each client with probability 1/N in every round.
+    The schedule's state is the place of each model, [K] int32.
+
+    Args:
+        graph: Graph of the clients.
+        num_models: Models K.
+        transition: Probabilities [N, N] of the next place; rows sum to 1, and entries are 0 except along edges and on
+            the diagonal. By default ``graph.metropolis_hastings``, whose stationary law is uniform.
+
+    Raises:
+        ValueError: ``transition`` has another shape, is not stochastic, or moves along a pair that is no edge.
+    """
+    instance("graph", graph, Graph)
+    nodes = graph.num_nodes
+    whole("num_models", num_models)
+    matrix = np.asarray(metropolis_hastings(graph) if transition is None else transition, np.float64)
+    if matrix.shape != (nodes, nodes):
+        raise ValueError(f"transition: got shape {matrix.shape}, must be [{nodes}, {nodes}], the graph's nodes")
+    check_stochastic("transition", matrix)
+    strange = np.argwhere((matrix > 0) & ~graph.adjacency & ~np.eye(nodes, dtype=bool))
+    if len(strange):
+        i, j = strange[0]
+        raise ValueError(f"transition: moves from {i} to {j}, which is no edge of {graph.name}")
+    cumulative = jnp.asarray(_cumulative(matrix))
+    model = jnp.arange(num_models, dtype=jnp.int32)
+
+    def init(key: Key) -> Array:
+        return jax.random.randint(key, (num_models,), 0, nodes, jnp.int32)
+
+    def sample(key: Key, at: Array, round_: Array) -> tuple[Cohort, Array]:
+        draw = jax.random.uniform(jax.random.fold_in(key, round_), (num_models,), jnp.float32)
+        moved = jnp.sum(cumulative[at] <= draw[:, None], axis=1, dtype=jnp.int32)
+        return _cohort(at, model), moved
+
+    return Schedule(num_models, nodes, num_models, init, sample)
+
+
+def own_models(num_clients: int) -> Schedule:
+    """Builds the schedule of gossip: each client trains a separate model, K = S = N, slot k model k on client k."""
+
+    def draw(key: Key, round_: Array) -> Cohort:
+        return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
+
+    return _memoryless(num_clients, num_clients, num_clients, draw)
+
+
+def _cumulative(matrix: np.ndarray) -> np.ndarray:
+    """Returns the cumulative sums of the rows, [N, N] float32, exactly 1 from the last nonzero entry on.
+
+    So a draw from [0, 1) always falls into the interval of a nonzero entry, whatever the rounding.
+    """
+    sums = np.cumsum(matrix, axis=1)
+    last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)
+    return np.where(np.arange(matrix.shape[1])[None] >= last[:, None], 1.0, np.minimum(sums, 1.0)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledOptions:
+    """Options of schedules in which some of the clients take part."""
+
+    clients_per_round: int | None = None
+    """Clients of a round (default: everyone)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleOptions:
+    """Options of schedules for an ensemble."""
+
+    num_models: int = 5
+    """Models K of the ensemble."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StrataOptions(EnsembleOptions):
+    """Options of strata."""
+
+    num_strata: int = 5
+    """Strata Q."""
+    clients_per_stratum: int | None = None
+    """Clients drawn from each stratum in a round (default: all of them)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WalkOptions(EnsembleOptions):
+    """Options of walks."""
+
+    graph: str = "ring"
+    """ring, torus, complete or erdos_renyi:<probability>."""
+
+
+def _cohort_size(o: SampledOptions, num_clients: int) -> int:
+    return num_clients if o.clients_per_round is None else o.clients_per_round
+
+
+ENTRIES = (
+    Entry(
+        "all",
+        "every client trains every model every round",
+        lambda o, num_clients, seed: all_clients(num_clients, o.num_models),
+        EnsembleOptions,
+    ),
+    Entry(
+        "uniform",
+        "--clients-per-round clients drawn at random train the one model",
+        lambda o, num_clients, seed: uniform_sampling(num_clients, _cohort_size(o, num_clients)),
+        SampledOptions,
+    ),
+    Entry(
+        "permutations",
+        "every client trains the K models in its own random order (Fed-ensemble 2024, algorithm 1)",
+        lambda o, num_clients, seed: per_client_permutations(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+    Entry(
+        "strata",
+        "--num-strata strata, --clients-per-stratum of each (Fed-ensemble 2021, algorithm 1)",
+        lambda o, num_clients, seed: strata(num_clients, o.num_models, o.num_strata, o.clients_per_stratum),
+        StrataOptions,
+        ("shi2021",),
+    ),
+    Entry(
+        "mixed",
+        "permutations for the first K clients, random models for the rest (the published code of Fed-ensemble)",
+        lambda o, num_clients, seed: mixed_permutations(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+    Entry(
+        "poisson",
+        "every client by itself with probability --clients-per-round / N (differential privacy)",
+        lambda o, num_clients, seed: poisson_sampling(num_clients, _cohort_size(o, num_clients) / num_clients),
+        SampledOptions,
+    ),
+    Entry(
+        "random_walk",
+        "K models walk over --graph (Fed-ensemble 2024, V-H)",
+        lambda o, num_clients, seed: random_walk(named_graph(o.graph, num_clients, seed), o.num_models),
+        WalkOptions,
+        ("shi2024",),
+    ),
+    Entry("own", "every client trains a model of its own", lambda o, num_clients, seed: own_models(num_clients)),
+    Entry(
+        "random",
+        "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",
+        lambda o, num_clients, seed: random_models(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+)

@@ -1,0 +1,353 @@
+"""Channels: the transport of a message from client to server, whole, clipped, sparsified or quantised.
+
+A compressed message is coded as one vector: its P floating numbers, leaf after leaf, whatever their dtypes. A channel
+is a sequence of stages; each stage leaves out or rounds some of the numbers that are still to be sent. ``ledger``
+counts the bytes of the result. Channels can be chained, and with error feedback the numbers that a channel leaves out
+are added to the client's next message.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import number, whole
+from fedtangent._src.entries import WrittenEntry, build_written
+from fedtangent._src.federated.wire import ledger
+from fedtangent._src.federated.wire.ledger import Code
+from fedtangent._src.federated.wire.sparsify import num_kept
+from fedtangent._src.types import Array, Channel, Key, PyTree
+
+
+class Unsent(NamedTuple):
+    """The numbers of a vector of P numbers that are still to be sent."""
+
+    values: Array  # [k]
+    at: Array | None  # [k] int32, their places among the P numbers; None: all P numbers, in order
+
+
+class Stage(NamedTuple):
+    """A step of coding: its effect on the numbers, and on the size of the code."""
+
+    apply: Callable[[Key, Unsent], Unsent]
+    code: Callable[[Code], Code]
+
+
+def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the message after all stages; stage j draws from ``fold_in(key, j)``."""
+    leaves, structure = jax.tree.flatten(message)
+    floating = [i for i, leaf in enumerate(leaves) if ledger.is_floating(leaf)]
+    if not stages or not floating:
+        return message, memory
+    dtype = ledger.dtypes(message)[1]
+    vector, parts = ravel_pytree([leaves[i].astype(dtype) for i in floating])
+    unsent = Unsent(vector, None)
+    for j, stage in enumerate(stages):
+        unsent = stage.apply(jax.random.fold_in(key, j), unsent)
+    received = unsent.values if unsent.at is None else jnp.zeros_like(vector).at[unsent.at].set(unsent.values)
+    for i, part in zip(floating, parts(received), strict=True):
+        leaves[i] = part.astype(leaves[i].dtype)
+    return jax.tree.unflatten(structure, leaves), memory
+
+
+def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tuple[int, int]:
+    return ledger.message_bytes(message, [stage.code for stage in stages]), 0
+
+
+def _staged(*stages: Stage) -> Channel:
+    """Builds the channel that codes the whole message with these stages, one after another."""
+    return Channel(send=functools.partial(_send, stages), uplink=functools.partial(_uplink, stages))
+
+
+def lossless() -> Channel:
+    """Builds the channel that sends the message unchanged, each number in its dtype."""
+    return _staged()
+
+
+def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
+    """Builds the channel that sends messages unchanged and charges the bytes of ``uplink`` (see ``types.Uplink``)."""
+    return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
+
+
+def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
+    """Builds NTK-FL's uplink: for each example the Jacobian [C, P], C outputs and C targets (NTK-FL, section 4.1).
+
+    A sparsified Jacobian (CP-NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)`` largest numbers and their
+    places. The simulator never forms the Jacobian (it sends the examples and rebuilds the kernel from them); the wire
+    ledger is charged for the Jacobian, in the dtype of the parameters.
+
+    Args:
+        output_size: Outputs C.
+        sparsity: Share of the Jacobian's numbers that is set to zero.
+        value_bits: Bits of a number; None for the bits of the widest parameter.
+    """
+
+    def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
+        kept = None if sparsity == 0 else num_kept(sparsity, output_size * pytrees.size(broadcast))
+        return 0, ledger.jacobian_bytes(broadcast, output_size, kept, value_bits)
+
+    return as_is(uplink)
+
+
+# ---- channels of channels -----------------------------------------------------------------------------------------
+
+
+def chain(*channels: Channel) -> Channel:
+    """Builds the chain of several channels: each codes the numbers that the previous one leaves to be sent.
+
+    ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
+    first.
+
+    Raises:
+        ValueError: A channel that is not made of this file's stages, or has a memory: put error feedback around the
+            chain.
+    """
+    stages: list[Stage] = []
+    for i, channel in enumerate(channels):
+        if not (isinstance(channel.uplink, functools.partial) and channel.uplink.func is _uplink):
+            raise ValueError(
+                f"channels: got one that cannot be chained at {i}, allowed are lossless, clip, top_k, random_k, qsgd, "
+                "uniform_quantiser and chains of them; error feedback goes around the chain"
+            )
+        stages += channel.uplink.args[0]
+    return _staged(*stages)
+
+
+def with_error_feedback(channel: Channel) -> Channel:
+    """Builds the channel that adds to a client's next message the numbers that ``channel`` left out.
+
+    With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
+    Karimireddy et al., 2019, algorithm 1), so that the sent numbers plus the memory are the sum of the messages. The
+    memory is kept per model and client, and stays while a client is absent or rejected. It costs no bytes. Use it with
+    compressors whose error is shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many
+    levels): with others the memory grows without bound. Leaves that are not floating are sent unchanged.
+    """
+
+    def init(message: PyTree) -> PyTree:
+        return pytrees.zeros_like(message), channel.init(message)
+
+    def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        owed, inner = memory
+        whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
+        sent, inner = channel.send(key, whole, inner)
+        owed = jax.tree.map(lambda w, s, e: w - s if ledger.is_floating(w) else e, whole, sent, owed)
+        return sent, (owed, inner)
+
+    return Channel(send=send, uplink=lambda message, broadcast: channel.uplink(message, broadcast), init=init)
+
+
+# ---- clipping -----------------------------------------------------------------------------------------------------
+
+
+def clip(norm: float) -> Channel:
+    """Builds the channel that scales a message longer than ``norm`` down to that Euclidean length.
+
+    Source: McMahan et al., 2018, FlatClip.
+
+    Raises:
+        ValueError: ``norm`` is not positive and finite.
+    """
+    number("norm", norm, above=0)
+
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values = unsent.values
+        # Scaled so that no square is too large for the dtype, and by no more than has an inverse in it.
+        scale = jnp.max(jnp.abs(values)) / 4
+        scale = jnp.where(scale > 0, scale, 1)
+        unit = values / scale
+        squares = jnp.sum(jnp.square(unit))
+        root = jnp.sqrt(jnp.where(squares > 0, squares, 1))
+        bound = jnp.asarray(norm, values.dtype)
+        # False for numbers that are not finite: they stay as they are, and the server can refuse them.
+        longer = root > bound / scale
+        return unsent._replace(values=jnp.where(longer, unit * (bound / root), values))
+
+    return _staged(Stage(apply, lambda code: code))
+
+
+# ---- sparsifiers --------------------------------------------------------------------------------------------------
+
+
+def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
+    """Builds the channel that sends the k numbers of largest magnitude, the others as 0 (Stich et al., 2018, def. 2.1).
+
+    The k numbers are chosen among all numbers of the message; of equal magnitudes the first count.
+
+    Args:
+        k: How many numbers to send; give either ``k`` or ``fraction``.
+        fraction: Share of the P numbers to send, rounded to at least one number.
+
+    Raises:
+        ValueError: Not exactly one of the two, a fraction outside (0, 1], and, once the message is known, k outside 1
+            .. P.
+    """
+    _check_share(k, fraction)
+
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        count = _count(k, fraction, unsent.values.size)
+        return _narrowed(unsent, jax.lax.top_k(jnp.abs(unsent.values), count)[1])
+
+    return _staged(Stage(apply, lambda code: code._replace(numbers=_count(k, fraction, code.numbers))))
+
+
+def random_k(
+    k: int | None = None, *, fraction: float | None = None, rescale: bool = True, shared_seed: bool = False
+) -> Channel:
+    """Builds the channel that sends k random numbers of the message, times P / k, which is unbiased; the others are 0.
+
+    Args:
+        k: How many numbers to send; give either ``k`` or ``fraction``.
+        fraction: Share of the P numbers to send, rounded to at least one number.
+        rescale: Whether to multiply by P / k; without it the message shrinks (Stich et al., 2018, definition 2.1), as
+            error feedback needs.
+        shared_seed: Whether the server draws the same places from the client's seed, so that no places are sent.
+
+    Raises:
+        ValueError: As ``top_k`` raises.
+    """
+    _check_share(k, fraction)
+
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        total = unsent.values.size
+        count = _count(k, fraction, total)
+        chosen = _narrowed(unsent, jax.random.permutation(key, total)[:count])
+        return chosen._replace(values=chosen.values * (total / count)) if rescale else chosen
+
+    def code(code: Code) -> Code:
+        count = _count(k, fraction, code.numbers)
+        # A place that the receiver can draw itself is not one it has to be told.
+        known = shared_seed and code.numbers == code.places
+        return code._replace(numbers=count, places=count if known else code.places)
+
+    return _staged(Stage(apply, code))
+
+
+def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
+    """Returns the numbers of ``unsent`` at ``chosen``, in the order of their places, as a bitmap lists them."""
+    chosen = jnp.sort(chosen)
+    at = chosen if unsent.at is None else unsent.at[chosen]
+    return Unsent(unsent.values[chosen], at.astype(jnp.int32))
+
+
+def _check_share(k: int | None, fraction: float | None) -> None:
+    if (k is None) == (fraction is None):
+        raise ValueError(f"k: got {k}, fraction: got {fraction}, must be exactly one of the two")
+    if k is not None:
+        whole("k", k)
+    else:
+        number("fraction", fraction, above=0, at_most=1)
+
+
+def _count(k: int | None, fraction: float | None, total: int) -> int:
+    if k is None:
+        return max(1, round(float(fraction or 0) * total))
+    if k > total:
+        raise ValueError(f"k: got {k}, must be from 1 to {total}, the numbers of a message")
+    return int(k)
+
+
+# ---- quantisers ---------------------------------------------------------------------------------------------------
+
+
+def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
+    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / |v|_2`` (Alistarh et al., 2017, 3.1).
+
+    The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; a number is rounded to one of its two neighbours at
+    random, so that the result is unbiased.
+
+    Args:
+        bits: Bits of a number; each bucket also sends one norm.
+        bucket_size: Numbers that share a norm; by default all numbers of the message.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16, or a ``bucket_size`` below 1.
+    """
+    whole("bits", bits, 2, 16)
+    if bucket_size is not None:
+        whole("bucket_size", bucket_size)
+    levels = 2 ** (bits - 1) - 1
+
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values, total = unsent.values, unsent.values.size
+        width = min(bucket_size or total, total)
+        buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
+        norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
+        share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
+        drawn = jax.random.uniform(key, (total,), values.dtype)
+        level = jnp.floor(share * levels + jnp.pad(drawn, (0, -total % width)).reshape(-1, width))
+        # A number that is its bucket's only one may be rounded above its norm.
+        quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels)
+        return unsent._replace(values=quantised.reshape(-1)[:total])
+
+    def code(code: Code) -> Code:
+        buckets = -(-code.numbers // min(bucket_size or code.numbers, code.numbers))
+        return code._replace(bits=bits, header=buckets * code.scale_bits)
+
+    return _staged(Stage(apply, code))
+
+
+def uniform_quantiser(bits: int) -> Channel:
+    """Builds the quantiser that rounds to 2^bits levels between the least and the largest number of the message.
+
+    The levels are equally far apart. A number is rounded to one of its two neighbours at random, so that the result is
+    unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). A number takes ``bits`` bits, and the message
+    also sends its two ends.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16.
+    """
+    whole("bits", bits, 2, 16)
+    top = 2**bits - 1
+
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values = unsent.values
+        low, high = jnp.min(values), jnp.max(values)
+        step = (high - low) / top
+        drawn = jax.random.uniform(key, values.shape, values.dtype)
+        level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + drawn)
+        return unsent._replace(values=low + jnp.clip(level, 0, top) * step)
+
+    return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
+
+
+# ---- as they are written ------------------------------------------------------------------------------------------
+
+
+def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
+    """Returns the channel written as ``text``, such as ``top_k:0.01``; None for "lossless", which changes nothing.
+
+    Args:
+        text: Name of a channel, with a colon and a number if the channel needs one.
+        error_feedback: Whether to add error feedback.
+
+    Raises:
+        ValueError: ``text`` is not the name of a channel, or error feedback is asked of a lossless channel.
+    """
+    made: Channel = build_written("channels", text)
+    if text == "lossless":
+        if error_feedback:
+            raise ValueError("error_feedback: a lossless channel owes nothing; name another channel")
+        return None
+    return with_error_feedback(made) if error_feedback else made
+
+
+ENTRIES = (
+    WrittenEntry("lossless", "updates as they are", lossless),
+    WrittenEntry("clip", "updates scaled to a largest Euclidean length", clip, papers=("mcmahan2018",), number="norm"),
+    WrittenEntry("top_k", "the largest numbers of an update", lambda share: top_k(fraction=share), number="share"),
+    WrittenEntry("random_k", "random numbers of an update", lambda share: random_k(fraction=share), number="share"),
+    WrittenEntry("qsgd", "random levels around 0, one norm (QSGD)", qsgd, papers=("alistarh2017",), number="bits"),
+    WrittenEntry(
+        "quantise",
+        "random levels from least to largest (FedCOM)",
+        uniform_quantiser,
+        papers=("haddadpour2021",),
+        number="bits",
+    ),
+)

@@ -1,0 +1,118 @@
+"""The bytes of messages on the wire: every count that the wire ledger of a run uses.
+
+A channel's ``uplink`` calls one of these functions; ``compose`` adds the broadcast, and ``engine`` multiplies both by
+the number of messages of each round. Bytes are those of a packed code, rounded up to whole bytes for each message:
+
+- numbers: as many bits each as the last quantiser gave them, or as the widest leaf has (if all P numbers are sent
+  unchanged, as many as their own leaf has);
+- places of k of P numbers: k times ceil(log2 P) bits, or a bitmap of P bits, whichever is smaller; none if k = P, or
+  if the receiver can draw them from a shared seed;
+- norms or ranges of quantisers, 32 bits each (64 for a message in float64);
+- leaves that are not floating: unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import pytrees
+from fedtangent._src.types import PyTree
+
+KEY_BYTES = 32  # of a public key
+SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and the authenticator of a sealed box
+
+
+class Code(NamedTuple):
+    """The size of an encoded message; ``bits`` None stands for the bits of the leaves' dtypes."""
+
+    numbers: int  # k, how many numbers are sent
+    places: int  # P, the number of places from which the k are chosen
+    bits: int | None  # bits of a number
+    header: int  # bits of all norms and ranges
+    scale_bits: int  # bits of one norm
+
+
+def is_floating(leaf: Any) -> bool:
+    """Returns whether a leaf of a message holds floating numbers, which a channel codes."""
+    return not pytrees.is_key(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def dtypes(message: PyTree) -> tuple[Any, Any]:
+    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in, at least float32."""
+    floating = [leaf.dtype for leaf in jax.tree.leaves(message) if is_floating(leaf)]
+    widest = jnp.result_type(*floating) if floating else jnp.dtype(jnp.float32)
+    return widest, jnp.promote_types(widest, jnp.float32)
+
+
+def place_bits(numbers: int, places: int) -> int:
+    """Returns the bits that say which ``numbers`` of ``places`` are sent: indices or a bitmap, whichever is smaller."""
+    return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
+
+
+def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
+    """Returns the bytes of a message after coding.
+
+    Args:
+        message: Shapes of the message.
+        codes: The effect of each stage of coding on a ``Code``, in order.
+    """
+    floating = [leaf for leaf in jax.tree.leaves(message) if is_floating(leaf)]
+    plain, total = pytrees.num_bytes(floating), pytrees.size(floating)
+    widest, dtype = dtypes(message)
+    code = Code(total, total, None, 0, 8 * dtype.itemsize)
+    for narrow in codes if total else ():
+        code = narrow(code)
+    if code.bits is None and code.numbers == total:
+        numbers = 8 * plain
+    else:
+        numbers = code.numbers * (8 * widest.itemsize if code.bits is None else code.bits)
+    bits = numbers + place_bits(code.numbers, code.places) + code.header
+    return pytrees.num_bytes(message) - plain + -(-bits // 8)
+
+
+def jacobian_bytes(params: PyTree, output_size: int, kept: int | None, value_bits: int | None) -> int:
+    """Returns the bytes of an example's Jacobian [C, P], its C outputs and C targets, in the parameters' widest dtype.
+
+    Args:
+        params: Shapes of the parameters.
+        output_size: Outputs C.
+        kept: How many of the C P numbers are sent, with their places; None for all.
+        value_bits: Bits of a number; None for the bits of its dtype.
+    """
+    widest = jnp.result_type(*jax.tree.leaves(params)).itemsize
+    rest = 2 * output_size * widest
+    if kept is None and value_bits is None:
+        return output_size * pytrees.num_bytes(params) + rest
+    total = output_size * pytrees.size(params)
+    kept = total if kept is None else kept
+    return -(-(kept * (value_bits or 8 * widest) + place_bits(kept, total)) // 8) + rest
+
+
+def example_bytes(x: Any, y: Any) -> int:
+    """Returns the bytes of a single example, its input and its target.
+
+    Args:
+        x: Inputs of n examples, [n, ...].
+        y: Targets of n examples, [n, ...].
+    """
+    return sum(math.prod(leaf.shape[1:]) * pytrees.item_bytes(leaf.dtype) for leaf in (x, y))
+
+
+def masked_bytes(message: PyTree, bits: int) -> int:
+    """Returns the bytes of a message under secure aggregation: its numbers, its weight, and a public key.
+
+    Args:
+        message: Shapes of the message.
+        bits: Bits of each number and of the weight.
+    """
+    return (pytrees.size(message) + 1) * bits // 8 + KEY_BYTES
+
+
+def key_exchange_bytes(num_clients: int) -> tuple[int, int]:
+    """Returns the bytes of the key server's exchange before the first round: public keys up, sealed seeds down."""
+    return num_clients * KEY_BYTES, num_clients * SEALED_BYTES

@@ -1,0 +1,255 @@
+"""The tangent kernel of a finite network at given parameters, without a stored Jacobian [n, C, P].
+
+A dense layer ``z = a h W + c b`` adds ``(a^2 <h_i, h_j> + c^2) <d_i^k, d_j^m>`` to the kernel of output k at example i
+and output m at example j, where ``d_i^k`` is the derivative of output k with respect to that layer's z (the
+back-propagated signal). The kernel is the sum over layers of these products of two Gram matrices.
+``kernels.layered`` computes the kernels of convolutions, and of dense layers within any flax network.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import whole
+from fedtangent._src.kernels.layered import is_layered, layered_kernel
+from fedtangent._src.models.dense import DenseStructure, forward
+from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.models.layers import LayeredStructure
+from fedtangent._src.types import Array, Model, PyTree
+
+SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
+
+
+class _Form(NamedTuple):
+    """Method of computing the kernel of one kind of model: a preparation of all examples, and a kernel block."""
+
+    prepare: Callable[[PyTree, Array], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
+    block: Callable[[PyTree, PyTree, PyTree | None, bool], Array]
+    # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None means rows1, for a symmetric block
+    is_cheap: bool  # whether smaller blocks take no more time
+
+
+def empirical_ntk(
+    model: Model, params: PyTree, x1: Array, x2: Array | None = None, trace: bool = True, block_size: int | None = None
+) -> Array:
+    """Computes the tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
+
+    Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
+    or convolutional layers) have fast kernels without a Jacobian; see the module. neural-tangents computes the kernels
+    of other models. In flax and other networks the output for an example must not depend on other examples.
+
+    Args:
+        model: Network whose kernel is computed.
+        params: Parameters of the network; the computation and the result have their dtype.
+        x1, x2: Examples [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself, and only the
+            blocks on and above the diagonal are computed.
+        trace: Whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2]. This is
+            the H of NTK-FL (Yue et al., ICML 2022, eq. 6) and neural-tangents' convention; it tends to
+            ``model.kernel(x1, x2).ntk`` as the network widens. If False, the whole kernel [n1, C, n2, C] is returned.
+        block_size: Largest number of examples on a side of a block, which bounds the memory in use.
+
+    Raises:
+        ValueError: A ``block_size`` that is not a whole number of at least 1, or parameters that do not fit ``model``.
+
+    Example:
+
+        >>> import jax, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=3, output_size=2, widths=(16,))
+        >>> params, x = model.init(jax.random.key(0)), jax.numpy.ones((5, 3))
+        >>> ft.kernels.empirical_ntk(model, params, x).shape
+        (5, 5)
+        >>> ft.kernels.empirical_ntk(model, params, x, trace=False).shape
+        (5, 2, 5, 2)
+    """
+    if block_size is not None:
+        whole("block_size", block_size)
+    _check_params(model, params)
+    form = _form(model, params, x1)
+    n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
+    if 0 in (n1, n2):
+        return _zeros(model, params, n1, n2, trace)
+    if block_size is None:
+        block_size = min(SYMMETRIC_BLOCK, n1) if x2 is None and form.is_cheap else max(n1, n2)
+    return _by_blocks(form, model, params, x1, x2, trace, block_size)
+
+
+def _check_params(model: Model, params: PyTree) -> None:
+    """Raises ``ValueError`` if a model with a ``structure`` has parameters of other shapes than ``model.init``."""
+    if model.structure is None:
+        return
+    allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
+    given = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if given != allowed:
+        raise ValueError(f"params: got arrays of shapes {given}, {model.name} has {allowed}")
+
+
+def _form(model: Model, params: PyTree, x: Array) -> _Form:
+    """Returns the fastest form for this kind of model."""
+    structure, outputs = model.structure, model.output_size
+    if isinstance(structure, DenseStructure):
+        return _Form(
+            lambda params, x: forward(structure, params, x), functools.partial(_dense_block, structure), is_cheap=True
+        )
+    if isinstance(structure, LinearStructure):
+        return _Form(
+            lambda params, x: structure.features(x.astype(jax.tree.leaves(params)[0].dtype)),
+            lambda params, phi1, phi2, trace: _linear(outputs, phi1, phi2, trace),
+            is_cheap=True,
+        )
+    plan = structure.plan(params, x) if isinstance(structure, LayeredStructure) else None
+    if plan is not None and is_layered(plan):
+        return _Form(lambda params, x: x, functools.partial(layered_kernel, structure, plan, outputs), is_cheap=False)
+    return _Form(lambda params, x: x, functools.partial(_general, model.apply), is_cheap=False)
+
+
+def _balanced(n: int, block_size: int) -> tuple[int, int]:
+    """Returns (size, count) of blocks of equal size, at most ``block_size``, that cover ``n`` examples."""
+    blocks = -(-n // block_size)
+    return -(-n // blocks), blocks
+
+
+def _pad(rows: PyTree, n: int, length: int) -> PyTree:
+    """Pads the rows of ``n`` examples with zeros to ``length``; the caller removes their part of the kernel."""
+    if n == length:
+        return rows
+    return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
+
+
+def _cut(rows: PyTree, start: Array, size: int) -> PyTree:
+    return jax.tree.map(lambda r: jax.lax.dynamic_slice_in_dim(r, start, size), rows)
+
+
+def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
+    """Returns ``kernel`` with ``block`` written at examples (row, column)."""
+    zero = jnp.zeros_like(row)
+    return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
+
+
+def _by_blocks(
+    form: _Form, model: Model, params: PyTree, x1: Array, x2: Array | None, trace: bool, block_size: int
+) -> Array:
+    """Computes the kernel block by block; without ``x2`` blocks below the diagonal are copies of blocks above."""
+    n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
+    (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
+    rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)
+    if blocks1 * blocks2 == 1:
+        return form.block(params, rows1, rows2, trace)
+    rows1 = _pad(rows1, n1, size1 * blocks1)
+    rows2 = rows1 if rows2 is None else _pad(rows2, n2, size2 * blocks2)
+    found = [(i, j) for i in range(blocks1) for j in range(blocks2) if x2 is not None or i < j]
+    pairs = jnp.asarray(found, jnp.int32).reshape((-1, 2))
+
+    def on_diagonal(i: Array, kernel: Array) -> Array:
+        return _write(kernel, form.block(params, _cut(rows1, i * size1, size1), None, trace), i * size1, i * size1)
+
+    def off_diagonal(p: Array, kernel: Array) -> Array:
+        row, column = pairs[p, 0] * size1, pairs[p, 1] * size2
+        block = form.block(params, _cut(rows1, row, size1), _cut(rows2, column, size2), trace)
+        kernel = _write(kernel, block, row, column)
+        if x2 is not None:
+            return kernel
+        return _write(kernel, block.T if trace else block.transpose(2, 3, 0, 1), column, row)
+
+    kernel = _zeros(model, params, size1 * blocks1, size2 * blocks2, trace)
+    if x2 is None:
+        kernel = jax.lax.fori_loop(0, blocks1, on_diagonal, kernel)
+    kernel = jax.lax.fori_loop(0, pairs.shape[0], off_diagonal, kernel)
+    return kernel[:n1, :n2] if trace else kernel[:n1, :, :n2, :]
+
+
+def _zeros(model: Model, params: PyTree, n1: int, n2: int, trace: bool) -> Array:
+    shape = (n1, n2) if trace else (n1, model.output_size, n2, model.output_size)
+    return jnp.zeros(shape, jnp.result_type(*jax.tree.leaves(params)))
+
+
+def _dense_block(
+    structure: DenseStructure,
+    params: PyTree,
+    rows1: tuple[list[Array], list[Array]],
+    rows2: tuple[list[Array], list[Array]] | None,
+    trace: bool,
+) -> Array:
+    """Computes a block from the layers' inputs and pre-activations, as returned by ``forward``."""
+    inputs1, outputs1 = rows1
+    inputs2, outputs2 = rows1 if rows2 is None else rows2
+    grams = []
+    for h1, h2, layer in zip(inputs1, inputs2, structure.layers, strict=True):
+        gram = layer.weight_scale**2 * (h1 @ h2.T)
+        grams.append(gram if layer.bias_scale is None else gram + layer.bias_scale**2)
+    if trace:
+        return _dense_trace(structure, params, outputs1, outputs2, grams)
+    identity = jnp.eye(outputs1[-1].shape[1], dtype=grams[-1].dtype)
+    kernel = grams[-1][:, None, :, None] * identity[None, :, None, :]
+    signals1, signals2 = back_propagated(structure, params, outputs1), back_propagated(structure, params, outputs2)
+    for gram, signal1, signal2 in zip(grams[:-1], signals1, signals2, strict=True):
+        kernel = kernel + gram[:, None, :, None] * jnp.einsum("iku,jmu->ikjm", signal1, signal2)
+    return kernel
+
+
+def _dense_trace(
+    structure: DenseStructure, params: PyTree, outputs1: list[Array], outputs2: list[Array], grams: list[Array]
+) -> Array:
+    """Computes the mean over outputs; the last hidden layer then costs one Gram product of its width instead of C."""
+    kernel = grams[-1]
+    if len(grams) == 1:
+        return kernel
+    num_outputs = outputs1[-1].shape[1]
+    # sum_k <d_i^k, d_j^k> = sum_u slope_iu slope_ju sum_k (a W_uk)^2 for the layer below the outputs
+    squares = jnp.sum((structure.layers[-1].weight_scale * params[2 * (len(grams) - 1)][0]) ** 2, axis=1)
+    weighted = _slope(structure, outputs1[-2]) * squares[None, :]
+    kernel = kernel + grams[-2] * (weighted @ _slope(structure, outputs2[-2]).T) / num_outputs
+    if len(grams) > 2:
+        signals1, signals2 = back_propagated(structure, params, outputs1), back_propagated(structure, params, outputs2)
+        for gram, signal1, signal2 in zip(grams[:-2], signals1[:-1], signals2[:-1], strict=True):
+            kernel = kernel + gram * jnp.einsum("iku,jku->ij", signal1, signal2) / num_outputs
+    return kernel
+
+
+def _slope(structure: DenseStructure, z: Array) -> Array:
+    """Computes the activation's derivative at ``z`` elementwise, by automatic differentiation."""
+    return jax.jvp(structure.activation, (z,), (jnp.ones_like(z),))[1]
+
+
+def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Array]) -> list[Array]:
+    """Computes the derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first.
+
+    Args:
+        structure: Layers of the network.
+        params: Parameters of the network.
+        outputs: Each layer's z at n examples, [n, width] each.
+    """
+    signals: list[Array] = []
+    for i in range(len(structure.layers) - 2, -1, -1):
+        above = structure.layers[i + 1].weight_scale * params[2 * (i + 1)][0].T
+        passed = signals[0] @ above if signals else above[None, :, :]
+        signals.insert(0, passed * _slope(structure, outputs[i])[:, None, :])
+    return signals
+
+
+def _linear(num_outputs: int, phi1: Array, phi2: Array | None, trace: bool) -> Array:
+    """Computes the kernel ``phi phi' (x) I``: every output has separate weights on the same features."""
+    gram = phi1 @ (phi1 if phi2 is None else phi2).T
+    if trace:
+        return gram
+    return gram[:, None, :, None] * jnp.eye(num_outputs, dtype=gram.dtype)[None, :, None, :]
+
+
+def _general(
+    apply: Callable[[PyTree, Array], Array], params: PyTree, x1: Array, x2: Array | None, trace: bool
+) -> Array:
+    # imported here: neural-tangents takes long to import, and the structured kernels do not need it
+    from fedtangent._src.kernels.neural_tangents import nt
+
+    kernel_fn = nt.empirical_ntk_fn(
+        apply,
+        trace_axes=(-1,) if trace else (),
+        vmap_axes=0,
+        implementation=nt.NtkImplementation.STRUCTURED_DERIVATIVES,
+    )
+    kernel = kernel_fn(x1, x2, params)
+    return kernel if trace else kernel.transpose(0, 2, 1, 3)

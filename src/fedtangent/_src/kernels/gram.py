@@ -1,0 +1,262 @@
+"""Analytic kernels, the kernel (Gram) matrices of train and test points, and their factorisation.
+
+All of it except ``analytic`` runs on the host in NumPy float64, because a limit that needs ``Theta^-1`` is only as good
+as the digits of Theta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import lapack
+
+from fedtangent._src.checks import finite, number, real_array, symmetric
+from fedtangent._src.models.kernels import KERNELS, check_get
+from fedtangent._src.types import Array, Model
+
+# A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
+MIN_RECIPROCAL_CONDITION = 1e-13
+SMALLEST_RELATIVE_JITTER = 1e-16
+MOST_CHECKED = 2048
+
+
+class SingularKernelError(ValueError):
+    """Error for a kernel matrix that cannot be inverted in float64, even with the largest allowed jitter."""
+
+
+class KernelBlocks(NamedTuple):
+    """Kernel matrices of ``n`` training and ``m`` test points, float64.
+
+    ``nngp`` is the covariance of the network's outputs at initialisation (the papers' K), ``ntk`` the tangent kernel
+    (Theta). Each is per output, [n, n], if the outputs share the kernel; a kernel that couples C outputs is [n C, n C]
+    in example-major order (row ``j C + c``). The nngp blocks may be None for predictions from known initial functions,
+    for example of a linearised network; covariances then raise an error.
+    """
+
+    ntk_train: np.ndarray  # [n, n]
+    ntk_test_train: np.ndarray  # [m, n]
+    nngp_train: np.ndarray | None = None  # [n, n]
+    nngp_test_train: np.ndarray | None = None  # [m, n]
+    nngp_test: np.ndarray | None = None  # [m, m]
+    ntk_test: np.ndarray | None = None  # [m, m]
+
+    def at_test(self, a: Any) -> Array:
+        """Computes ``Theta(x, X) a`` at the test points, [m, ..], for coefficients a [n, ..]."""
+        return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
+
+
+class CholeskyFactor(NamedTuple):
+    """Lower factor and jitter with ``lower @ lower.T = theta + jitter * I``."""
+
+    lower: np.ndarray  # [n, n] lower triangular, float64
+    jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
+
+
+@jax.jit
+def product(theta: Array, a: Array) -> Array:
+    """Computes ``theta a`` for a [n, ..] in the precision of theta and returns it in the dtype of a.
+
+    If theta has more than n columns, the columns beyond n are padding.
+    """
+    flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
+    flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
+    # both by their last axis: on a CPU two to four times as fast as theta @ flat of few columns
+    found = jax.lax.dot_general(theta, flat.T, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
+    return found.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
+
+
+def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    """Computes the NNGP kernel or the tangent kernel of the infinitely wide network that ``model`` describes.
+
+    ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
+    Outputs are independent and share the kernel. The result is float64 in JAX's 64-bit mode.
+
+    Args:
+        model: Model with an analytic kernel.
+        x1, x2: Inputs [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself.
+        get: ``"nngp"`` (the covariance of the outputs at initialisation) or ``"ntk"`` for one block [n1, n2]; a tuple
+            of both for a named tuple of blocks.
+
+    Raises:
+        ValueError: A model without an analytic kernel, another ``get``, or inputs that are not batches of examples of
+            one shape.
+    """
+    if model.kernel is None:
+        raise ValueError(f"model: got {model.name!r}, must have an analytic kernel (kernels.empirical_ntk needs none)")
+    names = check_get(get)
+    shape1 = jnp.shape(x1)
+    shape2 = shape1 if x2 is None else jnp.shape(x2)
+    if min(len(shape1), len(shape2)) < 2 or shape1[1:] != shape2[1:]:
+        raise ValueError(f"x1 and x2: got shapes {shape1} and {shape2}, must be [n, ...] with examples of one shape")
+    return model.kernel(x1, x2, get if isinstance(get, str) else names)
+
+
+def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
+    """Computes all kernel blocks of training and test points in float64, regardless of JAX's default precision.
+
+    ``theory.gp_limit`` and ``theory.federated_flow`` take ``kernel_blocks(model.kernel, x_train, x_test)``. The square
+    blocks are exactly symmetric.
+
+    Args:
+        kernel_fn: Function like ``Model.kernel``: ``(x1, x2) -> (nngp, ntk)``, [n1, n2] each, where ``x2=None`` means
+            ``x1``.
+        x_train: Finite training inputs [n, ...].
+        x_test: Finite test inputs [m, ...].
+
+    Raises:
+        ValueError: Inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is not
+            float64 or is not finite.
+
+    Example, four training points and two test points, at infinite width:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=1, output_size=1, widths=(64,))
+        >>> kernels = ft.kernels.kernel_blocks(model.kernel, np.linspace(-1, 1, 4)[:, None], [[-0.5], [0.5]])
+        >>> kernels.ntk_train.shape, kernels.ntk_test_train.shape
+        ((4, 4), (2, 4))
+    """
+    train, test = _inputs("x_train", x_train), _inputs("x_test", x_test)
+    if train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
+    with jax.enable_x64(True):
+        nngp_train, ntk_train = _evaluate(kernel_fn, train, None)
+        nngp_cross, ntk_cross = _evaluate(kernel_fn, test, train)
+        nngp_test, ntk_test = _evaluate(kernel_fn, test, None)
+    return KernelBlocks(ntk_train, ntk_cross, nngp_train, nngp_cross, nngp_test, ntk_test)
+
+
+def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
+    """Computes the Cholesky factor of a symmetric positive definite matrix, with the least jitter that float64 needs.
+
+    It tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
+    counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is
+    singular up to rounding is not inverted into noise.
+
+    Args:
+        theta: Matrix [n, n].
+        max_relative_jitter: Largest jitter, relative to the mean of the diagonal.
+
+    Raises:
+        SingularKernelError: No allowed jitter is enough; the message has lambda_min, lambda_max and the largest jitter.
+        ValueError: ``theta`` is not square, symmetric and finite.
+    """
+    theta = symmetric("theta", theta)
+    number("max_relative_jitter", max_relative_jitter, at_least=0)
+    scale = float(np.mean(np.diag(theta)))
+    largest = 0.0
+    for relative in _jitter_ladder(max_relative_jitter):
+        largest = relative * scale
+        lower = _well_conditioned_factor(theta, largest)
+        if lower is not None:
+            return CholeskyFactor(lower, largest)
+    eigenvalues = np.linalg.eigvalsh(theta)
+    raise SingularKernelError(
+        f"the kernel of the {len(theta)} training rows is singular: lambda_min = {eigenvalues[0]:.3g}, "
+        f"lambda_max = {eigenvalues[-1]:.3g}; the largest jitter tried was {largest:.3g} "
+        f"(max_relative_jitter = {max_relative_jitter:g}); remove repeated inputs or allow more jitter"
+    )
+
+
+def check_covariance(kernels: KernelBlocks) -> None:
+    """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
+
+    The check is a Cholesky factorisation of all present blocks together, shifted by sqrt(eps) of the largest variance.
+    It uses at most ``MOST_CHECKED`` points, test points and evenly spaced training points, so that it needs less memory
+    than the computation that follows.
+    """
+    train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
+    if train is not None and cross is not None and test is not None:
+        m = min(len(test), MOST_CHECKED // 2)
+        rows = spaced(len(train), MOST_CHECKED - m)
+        own = train[np.ix_(rows, rows)]
+        checked = {"the nngp blocks together": np.block([[own, cross[:m, rows].T], [cross[:m, rows], test[:m, :m]]])}
+    else:
+        given = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
+        rows_of = {n: spaced(len(b), MOST_CHECKED) for n, b in given.items()}
+        checked = {n: b[np.ix_(rows_of[n], rows_of[n])] for n, b in given.items()}
+    for name, matrix in checked.items():
+        shift = np.sqrt(np.finfo(np.float64).eps) * float(np.max(np.abs(np.diag(matrix))))
+        if not is_semidefinite(matrix, shift):
+            least = np.linalg.eigvalsh(matrix)[0]
+            raise ValueError(
+                f"{name}: got a smallest eigenvalue of {least:.3g}, must be a covariance (positive semidefinite)"
+            )
+
+
+def is_semidefinite(matrix: np.ndarray, shift: float) -> bool:
+    """Returns whether ``matrix + shift I`` has a Cholesky factorisation; True for a shift of 0 (a zero matrix)."""
+    shifted = matrix.copy()
+    shifted[np.diag_indices_from(shifted)] += shift
+    return shift == 0 or not lapack.dpotrf(shifted, lower=1)[1]
+
+
+def spaced(count: int, most: int) -> np.ndarray:
+    """Returns at most ``most`` evenly spaced indices from 0 to ``count - 1``."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Returns a read-only copy that JAX can use without another copy, so that a large kernel is in memory only once."""
+    copy = aligned(array.shape, np.dtype(np.float64))
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns zeros [*shape] at an aligned address: once the array is read-only, JAX can use it without a copy."""
+    size = int(np.prod(shape, dtype=np.int64))
+    whole = np.zeros(size + 64 // dtype.itemsize, dtype)
+    start = (-whole.ctypes.data % 64) // dtype.itemsize
+    return whole[start : start + size].reshape(shape)
+
+
+def _inputs(name: str, x: Any) -> np.ndarray:
+    array = real_array(name, x)
+    if array.ndim < 1 or array.shape[0] == 0:
+        raise ValueError(f"{name}: got shape {array.shape}, must hold at least one example along its first axis")
+    finite(name, array)
+    return array
+
+
+def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
+    second = None if x2 is None else jnp.asarray(x2)
+    if not callable(kernel_fn):
+        raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
+    result = kernel_fn(jnp.asarray(x1), second)
+    pair = (result.nngp, result.ntk) if hasattr(result, "ntk") else result
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")
+    shape = (len(x1), len(x1 if x2 is None else x2))
+    blocks = []
+    for name, found in zip(("nngp", "ntk"), pair, strict=True):
+        block = np.asarray(found)
+        if block.shape != shape or block.dtype != np.float64:
+            raise ValueError(f"kernel_fn: got {name} of {block.dtype} {block.shape}, must be float64 {shape}")
+        finite(f"kernel_fn's {name}", block)
+        blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
+    return blocks[0], blocks[1]
+
+
+def _jitter_ladder(max_relative_jitter: float) -> list[float]:
+    """Returns 0, 1e-16, 1e-15, ... up to and including the largest allowed relative jitter."""
+    powers = [SMALLEST_RELATIVE_JITTER * 10.0**i for i in range(40)]
+    ladder = [0.0] + [power for power in powers if power < max_relative_jitter * (1 - 1e-9)]
+    return ladder + ([max_relative_jitter] if max_relative_jitter > 0 else [])
+
+
+def _well_conditioned_factor(theta: np.ndarray, jitter: float) -> np.ndarray | None:
+    """Returns the lower Cholesky factor of ``theta + jitter I``, or None if the matrix is singular to rounding."""
+    shifted = theta.copy()
+    shifted[np.diag_indices_from(shifted)] += jitter
+    norm = float(np.max(np.sum(np.abs(shifted), axis=0)))
+    lower, failed = lapack.dpotrf(shifted, lower=1, clean=1)
+    if failed:
+        return None
+    reciprocal, _ = lapack.dpocon(lower, norm, uplo="L")
+    return lower if reciprocal >= MIN_RECIPROCAL_CONDITION else None

@@ -1,0 +1,273 @@
+"""Tangent kernels too large for float64: in float32, in memory, in a file, or divided among devices.
+
+A kernel of n training points is computed in compiled tiles; of two tiles that mirror each other only one is computed. A
+flow needs only products with the kernel. Its rows at the test points are recomputed for each product and never stored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from fedtangent._src.checks import finite, real_array, writable
+from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, spaced
+from fedtangent._src.types import Array
+
+TILE = 2048  # examples on a side of what is computed at once
+LANDMARKS = 1000  # training points of a preconditioner
+PROBED = 32  # training points by whose kernel a file is known
+AXIS = "columns"
+Tick = Callable[[int, int], None]  # called with how many tiles are done, and of how many
+
+
+@dataclass(frozen=True, eq=False)
+class LargeKernel:
+    """Tangent kernel of n training and m test points; built by ``large_kernel``."""
+
+    kernel: Callable[..., Any]
+    x_train: np.ndarray  # [n, ...] float32
+    x_test: np.ndarray  # [m, ...] float32
+    ntk_train: Array  # [n, p] float32, p >= n; columns beyond n are 0 (every device has equally many)
+
+    def __len__(self) -> int:
+        return len(self.x_train)
+
+    def at_test(self, a: Any) -> np.ndarray:
+        """Computes ``Theta(x, X) a`` at the test points, [m, ..] float64, for coefficients a [n, ..]."""
+        shape = np.shape(a)
+        a = np.asarray(a, np.float32).reshape(len(self), -1)
+        found = np.zeros((len(self.x_test), a.shape[1]))
+        with jax.enable_x64(False):
+            for rows in _tiles(len(self.x_test)):
+                for columns in _tiles(len(self)):
+                    found[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
+        return found.reshape(-1, *shape[1:])
+
+    def preconditioner(self) -> Array:
+        """Computes F [n, L] with ``F F'`` close to Theta, by Nystroem's method from L evenly spaced training points."""
+        rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
+        own = self.block(rows).astype(np.float64)
+        lower = jittered_cholesky(own, 1e-6).lower
+        seen = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
+        return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), seen, lower=True).T
+
+    def block(self, rows: np.ndarray) -> np.ndarray:
+        """Computes Theta between the training points ``rows`` [s], [s, s] float32."""
+        return _square(self.kernel, self.x_train[rows])
+
+
+def large_kernel(
+    kernel_fn: Callable[..., Any],
+    x_train: Any,
+    x_test: Any,
+    *,
+    folder: Path | str | None = None,
+    devices: Sequence[Any] | None = None,
+    tick: Tick = lambda done, total: None,
+) -> LargeKernel:
+    """Computes the tangent kernel of n training and m test points in float32.
+
+    Args:
+        kernel_fn: Function like ``Model.kernel``: ``(x1, x2, get="ntk")`` returns [n1, n2].
+        x_train: Training inputs [n, ...].
+        x_test: Test inputs [m, ...].
+        folder: Folder for a memory-mapped file of the kernel, which later calls with the same kernel reuse; None stores
+            the kernel in memory. Columns on several devices are never stored in a file.
+        devices: Devices that the columns are divided among, including devices of other processes; by default the first
+            device only.
+        tick: Function that is called with the number of finished tiles and the number of all tiles.
+
+    Raises:
+        ValueError: Inputs that do not fit together or are not finite; too little room in ``folder`` (the message says
+            how much the kernel needs); a file that was changed since it was written.
+    """
+    if not callable(kernel_fn):
+        raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
+    train, test = _single("x_train", x_train), _single("x_test", x_test)
+    if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
+    n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
+    if len(places) < 2:
+        if folder is None:
+            held = _in_memory(kernel_fn, train, slice(0, n), tick)
+        else:
+            held = _in_file(kernel_fn, train, folder, tick)
+        return LargeKernel(kernel_fn, train, test, jax.device_put(held, places[0] if places else None))
+    wide = -(-n // len(places)) * len(places)
+    mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
+
+    def columns(index: Any) -> np.ndarray:
+        start, stop, _ = index[1].indices(wide)
+        mine = _in_memory(kernel_fn, train, slice(min(start, n), min(stop, n)), tick)
+        return np.pad(mine, ((0, 0), (0, stop - start - mine.shape[1])))
+
+    sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
+    return LargeKernel(kernel_fn, train, test, jax.make_array_from_callback((n, wide), sharding, columns))
+
+
+def _single(name: str, x: Any) -> np.ndarray:
+    """Returns examples as a contiguous float32 array; raises ``ValueError`` for numbers beyond the range of float32."""
+    array, most = real_array(name, x), float(np.finfo(np.float32).max)
+    finite(name, array)
+    if array.size and np.max(np.abs(array)) > most:
+        raise ValueError(f"{name}: got {np.max(np.abs(array)):g}, must be at most {most:.3g} in magnitude")
+    return np.ascontiguousarray(array, np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _tile(kernel_fn: Callable[..., Any], x1: Array, x2: Array) -> Array:
+    return kernel_fn(x1, x2, get="ntk").astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _tile_product(kernel_fn: Callable[..., Any], x1: Array, x2: Array, a: Array) -> Array:
+    return product(_tile(kernel_fn, x1, x2), a)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _diagonal(kernel_fn: Callable[..., Any], x: Array) -> Array:
+    """Computes the kernel of each example with itself [n] in float64: at an angle of 0 float32 has half its digits."""
+
+    def one(example: Array) -> Array:
+        return kernel_fn(example[None], example[None], get="ntk")[0, 0]
+
+    return jax.vmap(one)(x.astype(jnp.float64))
+
+
+def _tiles(n: int) -> list[slice]:
+    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
+
+
+def _square(kernel_fn: Callable[..., Any], x: np.ndarray) -> np.ndarray:
+    """Computes the kernel of ``x`` with itself, exactly symmetric."""
+    out = np.empty((len(x), len(x)), np.float32)
+    _fill(out, kernel_fn, x, slice(0, len(x)), lambda done, total: None)
+    return out
+
+
+def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> np.ndarray:
+    """Computes a range of columns of the kernel, read-only and at an address that JAX can use without a copy."""
+    out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
+    _fill(out, kernel_fn, x, columns, tick)
+    out.flags.writeable = False
+    return out
+
+
+def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> None:
+    """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
+    first = columns.start
+    mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
+    others = _around(len(x), columns)
+    wanted = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
+
+    def computed() -> Iterator[tuple[slice, slice, Any]]:
+        with jax.enable_x64(False):
+            for i, j in wanted:
+                yield i, j, _tile(kernel_fn, x[i], x[j])
+
+    def put(i: slice, j: slice, tile: np.ndarray) -> None:
+        if not np.isfinite(tile.sum()):
+            raise ValueError("kernel: got one that is not finite in float32, must be a kernel of smaller numbers")
+        if i == j:
+            tile = 0.5 * (tile + tile.T)
+            with jax.enable_x64(True):
+                np.fill_diagonal(tile, np.asarray(_diagonal(kernel_fn, x[i])))
+        out[i, j.start - first : j.stop - first] = tile
+        if i != j and i in mine:
+            out[j, i.start - first : i.stop - first] = tile.T
+
+    before: tuple[slice, slice, Any] | None = None
+    for done, (i, j, tile) in enumerate(computed()):  # one is written while the next is computed
+        if before is not None:
+            put(before[0], before[1], np.asarray(before[2]))
+        before = i, j, tile
+        tick(done, len(wanted))
+    if before is not None:
+        put(before[0], before[1], np.asarray(before[2]))
+    tick(len(wanted), len(wanted))
+
+
+def _around(n: int, columns: slice) -> list[slice]:
+    """Returns the tiles of the rows outside ``columns``."""
+    below = [slice(columns.stop + s.start, columns.stop + s.stop) for s in _tiles(n - columns.stop)]
+    return _tiles(columns.start) + below
+
+
+def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> None:
+    """Raises ``ValueError`` for a folder that cannot be written to, or a kernel's file in it that was changed.
+
+    Args:
+        kernel_fn: Kernel function, as for ``large_kernel``.
+        x: Training inputs [n, ...].
+        folder: Folder of the kernel's file.
+    """
+    writable("folder", folder, "a kernel's file")
+    if folder.is_dir():
+        _found(folder, _key(kernel_fn, np.asarray(x, np.float32)))
+
+
+def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
+    """Returns the kernel from its file in ``folder``; computes and writes the file if it does not exist.
+
+    The file is either complete or absent, and is checked against the digest in its name. If several processes need it,
+    one writes and the others wait.
+    """
+    writable("folder", folder, "a kernel's file")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"kernel-{_key(kernel_fn, x)}"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = _found(folder, name.removeprefix("kernel-"))
+        if path is None:
+            needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
+            if needed > free:
+                room = f"the {free / 1e9:.3g} GB that are free"
+                raise ValueError(f"kernel: got {needed / 1e9:.3g} GB to write to {folder}, must be below {room}")
+            part = folder / f"{name}.part"
+            out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
+            _fill(out, kernel_fn, x, slice(0, len(x)), tick)
+            out.flush()
+            del out
+            path = folder / f"{name}-{_digest(part)}.npy"
+            os.replace(part, path)
+    return np.load(path, mmap_mode="r")
+
+
+def _found(folder: Path, key: str) -> Path | None:
+    """Returns the path of a kernel's file, or None; raises ``ValueError`` if the content does not match the digest."""
+    path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
+    if path is not None:
+        told = path.stat()
+        if not path.name.endswith(f"-{_digest_of(path, told.st_size, told.st_mtime_ns)}.npy"):
+            raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
+    return path
+
+
+@functools.lru_cache(maxsize=8)
+def _digest_of(path: Path, size: int, changed: int) -> str:
+    """Returns the digest of a file, cached until its size or its time of change differs."""
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _key(kernel_fn: Callable[..., Any], x: np.ndarray) -> str:
+    """Returns a hash that identifies a kernel: from the examples and the kernel between ``PROBED`` of them."""
+    probe = x[spaced(len(x), PROBED)]
+    parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

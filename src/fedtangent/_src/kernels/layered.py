@@ -1,0 +1,287 @@
+"""The tangent kernel of a network from its dense, convolutional and recurrent layers, one output's signals at a time.
+
+A layer that uses one matrix at positions p, ``z_i(p) = a_i(p) W + b``, adds
+``sum_{p,q} (<a_i(p), a_j(q)> + 1) <d_i^k(p), d_j^m(q)>`` to the kernel of output k at example i and output m at example
+j (the 1 comes from the bias), where ``a_i(p)`` is the layer's input patch and ``d_i^k(p)`` the derivative of output k
+by ``z_i(p)``. The sum runs either in this order, over pairs of positions, or as the product of the layer's gradients
+``G_i^k = sum_p (a_i(p), 1) d_i^k(p)'`` [fan_in + 1, channels], whichever takes fewer multiplications.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.models.layers import Call, LayeredStructure, Plan, layer_patches
+from fedtangent._src.types import Array, PyTree
+
+MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
+HELD = 2**25  # numbers of intermediate arrays held at once
+STRIPS = 8  # of a symmetric product, of which only the upper ones are computed
+SMALLEST_STRIP = 128  # examples
+
+
+class _Layer(NamedTuple):
+    """A layer with all its calls, whose positions are concatenated."""
+
+    calls: tuple[int, ...]
+    positions: int
+    fan_in: int  # including 1 for a bias
+    channels: int
+
+
+class _Rows(NamedTuple):
+    """A batch of examples: the input of each call [n, ...], and a function that returns the signals of output k."""
+
+    inputs: list[Array]
+    pull: Callable[[Array], tuple[list[Array], list[Array]]]  # k -> (by call [n, ...], gradients of others [n, ...])
+
+
+def is_layered(plan: Plan) -> bool:
+    """Returns whether almost all weights belong to dense or convolutional layers.
+
+    Depthwise kernels, scales and shifts count as other weights.
+    """
+    held = sum(math.prod(call.output) for call in plan.calls)  # of an example, by every pass
+    return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, held)
+
+
+def layered_kernel(
+    structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
+) -> Array:
+    """Computes ``empirical_ntk`` of a layered network: the mean over outputs [n1, n2], or all of it [n1, C, n2, C].
+
+    Args:
+        structure: Network whose layer calls are traced.
+        plan: Calls of the layers, and the parameters outside them.
+        num_outputs: Number C of outputs.
+        params: Parameters of the network.
+        x1, x2: Examples [n1, ...] and [n2, ...]; ``x2=None`` means ``x1``.
+        trace: Whether to return the mean over outputs.
+    """
+    layers = _layers(plan)
+    rows1 = _rows(structure, plan, num_outputs, params, x1)
+    rows2 = None if x2 is None else _rows(structure, plan, num_outputs, params, x2)
+    sizes = (x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0], num_outputs if trace else num_outputs**2)
+    by_gradients = [_prefers_gradients(layer, *sizes, num_outputs) for layer in layers]
+    contract = _trace if trace else _full
+    kernel = contract(plan, layers, by_gradients, rows1, rows2, num_outputs)
+    return kernel.astype(jnp.result_type(*jax.tree.leaves(params)))
+
+
+def _layers(plan: Plan) -> list[_Layer]:
+    """Returns the plan's layers, each with all its calls."""
+    found: dict[Any, list[int]] = {}
+    for c, call in enumerate(plan.calls):
+        found.setdefault(call.path, []).append(c)
+    layers = []
+    for own in found.values():
+        call = plan.calls[own[0]]
+        positions = sum(plan.calls[c].positions for c in own)
+        layers.append(_Layer(tuple(own), positions, call.fan_in + call.has_bias, call.output[-1]))
+    return layers
+
+
+def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs: int) -> bool:
+    """Returns whether products of the layer's gradients take fewer multiplications than pairs of positions."""
+    size = layer.fan_in * layer.channels
+    by_gradients = (n1 + n2) * num_outputs * layer.positions * size + n1 * n2 * blocks * size
+    by_positions = n1 * n2 * layer.positions**2 * (layer.fan_in + blocks * (layer.channels + 1))
+    return by_gradients < by_positions
+
+
+def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
+    """Runs the forward pass on ``x`` [n, ...] and linearises it at the calls' outputs and at the other parameters."""
+    leaves, tree = jax.tree.flatten(params)
+    dtype = jnp.result_type(*leaves)
+    n = x.shape[0]
+
+    def one(shifts: list[Array], others: list[Array], example: Array) -> tuple[Array, list[Array]]:
+        own = list(leaves)
+        for i, leaf in zip(plan.others, others, strict=True):
+            own[i] = leaf
+        outputs, inputs = structure.run(plan, jax.tree.unflatten(tree, own), shifts, example[None])
+        return outputs[0], inputs
+
+    # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative
+    shifts = [jnp.zeros((n, *call.output), dtype) for call in plan.calls]
+    others = [jnp.broadcast_to(leaves[i], (n, *jnp.shape(leaves[i]))) for i in plan.others]
+    outputs, pull, inputs = jax.vjp(lambda s, o: jax.vmap(one)(s, o, x), shifts, others, has_aux=True)
+
+    def of_output(k: Array) -> tuple[list[Array], list[Array]]:
+        basis = (jnp.arange(num_outputs) == k).astype(outputs.dtype)
+        return pull(jnp.broadcast_to(basis, outputs.shape))
+
+    return _Rows([h.astype(dtype) for h in inputs], of_output)
+
+
+def _signals(layer: _Layer, by_call: list[Array]) -> Array:
+    """Returns a layer's signals [n, P, channels]."""
+    parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Array:
+    """Returns the inputs of a layer's weights, including 1 for a bias: [n, P, fan_in]."""
+    parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
+    seen = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    if not calls[layer.calls[0]].has_bias:
+        return seen
+    return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1), seen.dtype)], axis=-1)
+
+
+def _trace(
+    plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
+) -> Array:
+    """Computes the mean over outputs [n1, n2]."""
+
+    def one_output(total: Array, k: Array) -> tuple[Array, list[tuple[Array, Array | None]]]:
+        signals1, others1 = rows1.pull(k)
+        signals2, others2 = (None, None) if rows2 is None else rows2.pull(k)
+        kept = []
+        for layer, gradients in zip(layers, by_gradients, strict=True):
+            d1 = _signals(layer, signals1)[:, None]
+            d2 = None if signals2 is None else _signals(layer, signals2)[:, None]
+            if gradients:
+                total = total + _gradient_product(plan.calls, layer, rows1, d1, rows2, d2)
+            else:
+                kept.append((d1[:, 0], None if d2 is None else d2[:, 0]))
+        if plan.others:
+            total = total + gram(_flat(others1), None if others2 is None else _flat(others2))
+        return total, kept
+
+    n1, n2, dtype = _sizes(rows1, rows2)
+    total, kept = jax.lax.scan(one_output, jnp.zeros((n1, n2), dtype), jnp.arange(num_outputs))
+    rest = [layer for layer, gradients in zip(layers, by_gradients, strict=True) if not gradients]
+    for layer, (d1, d2) in zip(rest, kept, strict=True):
+        wide2 = None if d2 is None else _channels(d2)
+        total = total + _position_product(plan.calls, layer, rows1, _channels(d1), rows2, wide2)[:, 0, :, 0]
+    return total / num_outputs
+
+
+def _channels(d: Array) -> Array:
+    """Reshapes signals [C, n, P, channels] to [n, 1, P, C channels], so that a sum over channels sums over outputs."""
+    moved = d.transpose(1, 2, 0, 3)
+    return moved.reshape((moved.shape[0], 1, moved.shape[1], -1))
+
+
+def _full(
+    plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
+) -> Array:
+    """Computes the whole kernel [n1, C, n2, C]."""
+
+    def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
+        if rows is None:
+            return None
+        by_call, others = jax.lax.map(rows.pull, jnp.arange(num_outputs))
+        signals = [_signals(layer, [d.reshape((-1, *d.shape[2:])) for d in by_call]) for layer in layers]
+        split = [d.reshape((num_outputs, -1, *d.shape[1:])).swapaxes(0, 1) for d in signals]
+        flat = [o.swapaxes(0, 1).reshape((o.shape[1] * num_outputs, -1)) for o in others]
+        return split, jnp.concatenate(flat, axis=1) if flat else jnp.zeros(())
+
+    n1, n2, dtype = _sizes(rows1, rows2)
+    every1, every2 = every_output(rows1), every_output(rows2)
+    assert every1 is not None
+    total = jnp.zeros((n1, num_outputs, n2, num_outputs), dtype)
+    if plan.others:
+        total = total + gram(every1[1], None if every2 is None else every2[1]).reshape(total.shape)
+    for i, (layer, gradients) in enumerate(zip(layers, by_gradients, strict=True)):
+        product = _gradient_product if gradients else _position_product
+        d2 = None if every2 is None else every2[0][i]
+        total = total + product(plan.calls, layer, rows1, every1[0][i], rows2, d2).reshape(total.shape)
+    return total
+
+
+def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, Any]:
+    return rows1.inputs[0].shape[0], (rows2 or rows1).inputs[0].shape[0], rows1.inputs[0].dtype
+
+
+def _flat(others: list[Array]) -> Array:
+    """Flattens the gradients of the other parameters to [n, parameters]."""
+    return jnp.concatenate([o.reshape((o.shape[0], -1)) for o in others], axis=1)
+
+
+def _gradient_product(
+    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
+) -> Array:
+    """Computes products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], by channel groups."""
+    rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
+    most = max(1, HELD // (rows * layer.fan_in))
+    width = next(w for w in range(min(most, layer.channels), 0, -1) if layer.channels % w == 0)
+
+    def gradients(rows: _Rows, d: Array) -> Array:
+        own = [rows.inputs[c] for c in range(len(calls))]
+
+        def one(example: tuple[list[Array], Array]) -> Array:
+            inputs, signal = example  # [...], [K, P, width]
+            seen = _features(calls, layer, [h[None] for h in inputs])[0]
+            wide = signal.transpose(1, 0, 2).reshape((layer.positions, -1))
+            return (seen.T @ wide).reshape((layer.fan_in, signal.shape[0], -1)).transpose(1, 0, 2)
+
+        built = _map_examples(one, (own, d), layer.positions * layer.fan_in)
+        return built.reshape((d.shape[0] * d.shape[1], -1))
+
+    def some(total: Array, start: Array) -> tuple[Array, None]:
+        def part(d: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(d, start, width, axis=3)
+
+        g2 = None if rows2 is None or d2 is None else gradients(rows2, part(d2))
+        return total + gram(gradients(rows1, part(d1)), g2), None
+
+    n2 = d1.shape[0] if d2 is None else d2.shape[0]
+    zero = jnp.zeros((d1.shape[0] * d1.shape[1], n2 * d1.shape[1]), d1.dtype)
+    return jax.lax.scan(some, zero, jnp.arange(0, layer.channels, width))[0]
+
+
+def _position_product(
+    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
+) -> Array:
+    """Computes the layer's kernel [n1, K, n2, K] over pairs of positions, for signals [n, K, P, channels]."""
+    if layer.positions == 1:
+        a1 = _features(calls, layer, rows1.inputs)[:, 0]
+        a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]
+        n1, k = d1.shape[:2]
+        signals = gram(d1.reshape((n1 * k, -1)), None if d2 is None else d2.reshape((-1, d2.shape[-1])))
+        return gram(a1, a2)[:, None, :, None] * signals.reshape((n1, k, -1, k))
+    other_inputs, other_d = (rows1.inputs, d1) if rows2 is None or d2 is None else (rows2.inputs, d2)
+    a2 = _features(calls, layer, other_inputs)
+
+    def some(example: tuple[list[Array], Array]) -> Array:
+        inputs, signal = example
+        a1 = _features(calls, layer, [h[None] for h in inputs])[0]
+        pairs = jnp.einsum("pf,jqf->pjq", a1, a2)
+        return jnp.einsum("pjq,kpjmq->kjm", pairs, jnp.einsum("kpc,jmqc->kpjmq", signal, other_d))
+
+    numbers = layer.positions**2 * other_d.shape[0] * (1 + d1.shape[1] ** 2)
+    return _map_examples(some, (rows1.inputs, d1), numbers)
+
+
+def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: int) -> Array:
+    """Maps ``function`` over examples: one by one on a CPU, whose batched products are slow, elsewhere in batches.
+
+    ``numbers`` is how many numbers the intermediate arrays of one example have; it bounds the size of a batch.
+    """
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(function, examples)
+    return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))
+
+
+def gram(a: Array, b: Array | None = None) -> Array:
+    """Computes ``a b'`` for ``a`` [m, p] and ``b`` [n, p]; for ``b=None`` it is ``a a'``, mirrored from one half."""
+    if b is not None:
+        return a @ b.T
+    m = a.shape[0]
+    strips = min(STRIPS, m // SMALLEST_STRIP)
+    if strips < 2:
+        return a @ a.T
+    ends = [math.ceil(m * i / strips) for i in range(strips + 1)]
+    upper = jnp.zeros((m, m), a.dtype)
+    for start, stop in itertools.pairwise(ends):
+        upper = upper.at[start:stop, start:].set(a[start:stop] @ a[start:].T)
+    index = jnp.arange(m)
+    return jnp.where(index[:, None] <= index[None, :], upper, upper.T)

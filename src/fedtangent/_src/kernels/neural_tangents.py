@@ -1,0 +1,398 @@
+"""neural-tangents 0.6.5 on JAX 0.8 to 0.12: the only importer of neural-tangents, the only user of JAX's internals.
+
+``from fedtangent._src.kernels.neural_tangents import nt, predict, stax``
+
+neural-tangents 0.6.5 uses names and behaviours of JAX (and SciPy) that have since moved or been removed. This module
+changes no installed file and patches nothing in JAX, not even during the import. It executes every module of
+neural-tangents with a modified ``import``, which returns proxies of the few modules with missing names. A proxy is the
+real module plus the names that ``_restored`` lists, each with its reason. The proxies exist only in the namespaces of
+neural-tangents' modules, so they serve its code at import and at run time alike.
+
+``neural_tangents.experimental`` (TensorFlow kernels) is replaced by an empty module: TensorFlow is never imported.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import importlib.util
+import math
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import scipy.linalg
+from jax import lax
+
+__all__ = ["nt", "predict", "stax"]
+
+PACKAGE = "neural_tangents"
+SUPPORTED_NEURAL_TANGENTS = "0.6.5"
+SUPPORTED_JAX = ((0, 8), (0, 12))  # oldest and newest minor version that the tests have run under
+_MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded from here
+
+
+# What JAX used to do, written with what it does today.
+
+
+def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """Returns ``fun`` over flat arguments and results, and a thunk with the tree of its last result."""
+    out_trees: list[Any] = []
+
+    def flat(*args: Any) -> list[Any]:
+        out, out_tree = jax.tree_util.tree_flatten(fun(*jax.tree_util.tree_unflatten(in_tree, args)))
+        out_trees.append(out_tree)
+        return out
+
+    return flat, lambda: out_trees[-1]
+
+
+def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, Any, Any, Any]:
+    """Returns ``(outputs, partial values, jaxpr of the linear map, its constants)``, as ``ad.linearize`` once did."""
+    outputs, tangent_map = jax.linearize(fun, *primals)
+    nested = jax.make_jaxpr(tangent_map)(*primals)
+    tape: list[_Step] = []
+    slots = [_Slot() for _ in primals]
+    out_slots = _unroll(nested.jaxpr, nested.consts, slots, tape)
+    flat = jax.make_jaxpr(lambda *tangents: _play(tape, dict(zip(slots, tangents, strict=True)), out_slots))(*primals)
+    return outputs, [_UNKNOWN] * len(outputs), flat.jaxpr, flat.consts
+
+
+class _Slot:
+    """Placeholder for a value that is known only when the tape is played."""
+
+
+class _Step(NamedTuple):
+    """Equation of the unrolled linear map; its inputs are values or slots, its outputs slots."""
+
+    eqn: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _unroll(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], tape: list[_Step]) -> list[Any]:
+    """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs expanded in place.
+
+    The other equations (recomputed by ``jax.checkpoint``) are evaluated here, outside the trace that will play the
+    tape: to neural-tangents a value inside the linear map is linear in the parameters.
+    """
+    from jax.extend.core import Literal
+
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if eqn.primitive.name in _CALLS and inner is not None:
+            body, body_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            outputs = _unroll(body, body_consts, inputs, tape)
+        elif any(isinstance(x, _Slot) for x in inputs):
+            outputs = [_Slot() for _ in eqn.outvars]
+            tape.append(_Step(eqn, inputs, outputs))
+        else:
+            outputs = _bind(eqn, inputs)
+        values.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _play(tape: Sequence[_Step], values: dict[Any, Any], outputs: Sequence[Any]) -> list[Any]:
+    """Evaluates the tape for the values of its first slots."""
+
+    def read(x: Any) -> Any:
+        return values[x] if isinstance(x, _Slot) else x
+
+    for step in tape:
+        values.update(zip(step.outputs, _bind(step.eqn, [read(x) for x in step.inputs]), strict=True))
+    return [read(x) for x in outputs]
+
+
+def _bind(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluates ``eqn``'s primitive and returns its outputs, always as a list."""
+    if eqn.primitive is lax.split_p:
+        return _split(inputs[0], **eqn.params)
+    bound = eqn.primitive.bind(*inputs, **eqn.params)
+    return list(bound) if eqn.primitive.multiple_results else [bound]
+
+
+_UNKNOWN = types.SimpleNamespace(is_known=lambda: False)  # the old partial value of an output: all need cotangents
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})  # calls that only nest a jaxpr
+
+
+def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
+    """Computes ``lax.split`` by slices: neural-tangents has no rule for a primitive with several outputs."""
+    stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [lax.slice_in_dim(x, stop - size, stop, axis=axis) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
+    """Returns cotangents of ``eqn``'s linear inputs (of type ``UndefinedPrimal``), and None for the other inputs.
+
+    ``eqn`` None is the identity.
+    """
+    from jax.interpreters import ad
+
+    if eqn is None:
+        return (cotangent,)
+    linear = [i for i, x in enumerate(inputs) if ad.is_undefined_primal(x)]
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(x.aval) if i in linear else None for i, x in enumerate(inputs)]
+
+    def bind(*args: Any) -> Any:
+        full = list(inputs)
+        for i, arg in zip(linear, args, strict=True):
+            full[i] = arg
+        return eqn.primitive.bind(*full, **eqn.params)
+
+    shapes = [jax.ShapeDtypeStruct(inputs[i].aval.shape, inputs[i].aval.dtype) for i in linear]
+    cotangents = iter(jax.linear_transpose(bind, *shapes)(cotangent))
+    return [next(cotangents) if i in linear else None for i in range(len(inputs))]
+
+
+def _eagerly(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``fun`` to evaluate known values at once: a cached result must not contain tracers of a past trace."""
+
+    @functools.wraps(fun)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return fun(*args, **kwargs)
+
+    return eager
+
+
+def _lru_cache(maxsize: int) -> Callable[..., Any]:
+    return lambda fun: functools.lru_cache(maxsize)(_eagerly(fun))
+
+
+def _with_eager_kernel(ensemble: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ensemble)
+    def predict_ensemble(kernel_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return ensemble(_eagerly(kernel_fn), *args, **kwargs)
+
+    return predict_ensemble
+
+
+def _size(x: Any, axis: int | None = None) -> int:
+    return int(jnp.size(x, axis)) if axis is not None else math.prod(_shape(x))
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
+
+
+class _CustomJvp(jax.custom_jvp):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        known = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        return self.fun(*args, **kwargs) if known else super().__call__(*args, **kwargs)
+
+
+def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
+    return scipy.linalg.eigvalsh(matrix, subset_by_index=eigvals)
+
+
+def _flops(fun: Callable[..., Any], optimize: bool, *args: Any, **kwargs: Any) -> float:
+    """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none."""
+    lowered = jax.jit(fun).lower(*args, **kwargs)
+    analysis = (lowered.compile() if optimize else lowered).cost_analysis()
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    return float((analysis or {}).get("flops", 0.0))
+
+
+# What is restored, and why.
+
+
+class Restored(NamedTuple):
+    """Name that neural-tangents reads from a module, the value that it gets, and the reason for the replacement."""
+
+    module: str
+    name: str
+    value: Any
+    reason: str
+
+
+def _restored() -> tuple[Restored, ...]:
+    from jax.extend import core as extend
+    from jax.extend import source_info_util
+
+    moved = "left jax.core for jax.extend.core in JAX 0.6"
+    util_gone = "jax.util is gone"
+    return (
+        Restored("jax.core", "Jaxpr", extend.Jaxpr, moved),
+        Restored("jax.core", "JaxprEqn", extend.JaxprEqn, moved),
+        Restored("jax.core", "Literal", extend.Literal, moved),
+        Restored("jax.core", "Primitive", extend.Primitive, moved),
+        Restored("jax.core", "Var", extend.Var, moved),
+        Restored("jax.core", "DShapedArray", type("DShapedArray", (), {}), "gone with dynamic shapes: nothing is one"),
+        Restored("jax.core", "eval_context", jax.ensure_compile_time_eval, "no longer lets tracers through"),
+        Restored("jax", "custom_jvp", _CustomJvp, "JAX 0.8 stages one out even when told to evaluate at once"),
+        Restored("jax.util", "safe_map", lambda f, *xs: [f(*x) for x in zip(*xs, strict=True)], util_gone),
+        Restored("jax.util", "safe_zip", lambda *xs: list(zip(*xs, strict=True)), util_gone),
+        Restored("jax.interpreters.ad", "zeros_like_p", extend.Primitive("zeros_like"), "gone, unused since 0.4.24"),
+        Restored("jax.interpreters.ad", "source_info_util", source_info_util, "now in jax.extend"),
+        Restored("jax.interpreters.ad", "config", types.SimpleNamespace(jax_enable_checks=False), "gone"),
+        Restored("jax.interpreters.ad", "linearize", _linearize, "returns other things; can leave nested jaxprs"),
+        Restored("jax.extend.linear_util", "wrap_init", lambda fun: fun, "needs debug information now"),
+        Restored("jax.api_util", "flatten_fun_nokwargs", _flatten_fun, "takes only what linear_util.wrap_init returns"),
+        Restored("jax.numpy", "size", _size, "refuses shapes that stand for arrays"),
+        Restored("jax.numpy", "shape", _shape, "refuses shapes that stand for arrays"),
+        Restored("jax.numpy", "dtype", lambda x: jnp.dtype(getattr(x, "dtype", x)), "refuses arrays"),
+        Restored("functools", "lru_cache", _lru_cache, "kept tracers of the trace that came first"),
+        Restored("scipy.linalg", "eigvalsh", _eigvalsh, "eigvals= is now subset_by_index="),
+    )
+
+
+def _replaced(package: Any) -> tuple[Restored, ...]:
+    """Returns replacements of neural-tangents' functions that no proxy can repair."""
+    empirical, ensemble = f"{PACKAGE}._src.empirical", package.predict.gradient_descent_mse_ensemble
+    return (
+        Restored(empirical, "_get_flops", _flops, "cost_analysis() returns a dictionary, once a list of them"),
+        Restored(empirical, "_eqn_vjp_fn", _eqn_vjp, "primitives lost map_primitive, and some their transpose rule"),
+        Restored(f"{PACKAGE}.predict", ensemble.__name__, _with_eager_kernel(ensemble), "kept tracers, like lru_cache"),
+    )
+
+
+# The import.
+
+
+class _Proxy(types.ModuleType):
+    """Proxy of the module ``real`` with added or replaced names; a removed module has ``real`` None."""
+
+    def __init__(self, name: str, real: types.ModuleType | None):
+        super().__init__(name)
+        self.__dict__["__real__"] = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["__real__"], name)
+
+
+def _build_proxies() -> dict[str, types.ModuleType]:
+    """Builds one proxy for each module with a restored name, and for each package on the way to it."""
+    proxies: dict[str, types.ModuleType] = {}
+
+    def proxy(name: str) -> types.ModuleType:
+        if name not in proxies:
+            exists = importlib.util.find_spec(name) is not None
+            proxies[name] = _Proxy(name, importlib.import_module(name) if exists else None)
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(proxy(parent), child, proxies[name])
+        return proxies[name]
+
+    for item in _restored():
+        setattr(proxy(item.module), item.name, item.value)
+    return proxies
+
+
+class _Loader(SourceFileLoader):
+    """Loader that executes a module of neural-tangents, unchanged, with an ``import`` that returns existing proxies."""
+
+    proxies: Mapping[str, types.ModuleType] = types.MappingProxyType({})
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        proxies = self.proxies
+
+        def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            if name in proxies and vars(proxies[name])["__real__"] is None:
+                return proxies[name]
+            found = builtins.__import__(name, globals, locals, fromlist, level)
+            return proxies.get(found.__name__, found)
+
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_}
+        module.__dict__[_MARK] = proxies
+        super().exec_module(module)
+
+
+class _Finder:
+    """Finder of neural-tangents' modules for :class:`_Loader`; on ``sys.meta_path`` only during their import."""
+
+    def __init__(self, proxies: Mapping[str, types.ModuleType]):
+        self.proxies = proxies
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == f"{PACKAGE}.experimental":
+            return ModuleSpec(name, None, is_package=True)  # an empty package
+        if name.partition(".")[0] != PACKAGE:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader.proxies = self.proxies
+        return spec
+
+
+def _versions() -> str:
+    """Returns installed and supported versions, for messages."""
+    low, high = (".".join(map(str, v)) for v in SUPPORTED_JAX)
+    return (
+        f"installed: neural-tangents {metadata.version('neural-tangents')}, jax {jax.__version__}; "
+        f"supported: neural-tangents {SUPPORTED_NEURAL_TANGENTS}, jax {low} to {high}"
+    )
+
+
+def _check_versions() -> None:
+    """Raises ``ImportError`` unless neural-tangents has the supported version and JAX is not too old."""
+    try:
+        installed = metadata.version("neural-tangents")
+    except metadata.PackageNotFoundError as error:
+        raise ImportError(f"neural-tangents {SUPPORTED_NEURAL_TANGENTS} is not installed") from error
+    if installed != SUPPORTED_NEURAL_TANGENTS:
+        raise ImportError(f"this version of neural-tangents is not supported ({_versions()})")
+    numbers = tuple(int(digits) for digits in re.findall(r"\d+", jax.__version__)[:2])
+    if numbers < SUPPORTED_JAX[0]:
+        raise ImportError(f"this version of jax is too old for fedtangent's neural-tangents ({_versions()})")
+
+
+def _forget() -> None:
+    """Removes the modules that a failed import of neural-tangents has left in ``sys.modules``."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def _load() -> types.ModuleType:
+    """Imports the package ``neural_tangents`` through the proxies, once per process.
+
+    Raises:
+        ImportError: Another version of neural-tangents, a JAX that is too old, or a JAX so new that a name or behaviour
+            that neural-tangents needs can no longer be restored; the message has the installed and supported versions.
+    """
+    loaded = sys.modules.get(PACKAGE)
+    if loaded is not None and hasattr(loaded, _MARK):
+        return loaded
+    _check_versions()
+    if loaded is not None:
+        raise ImportError(f"neural_tangents was imported before {__name__}; import {__name__} first ({_versions()})")
+    _forget()
+    finder: Any = None
+    try:
+        finder = _Finder(_build_proxies())
+        sys.meta_path.insert(0, finder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of neural-tangents' own source and imports
+            warnings.simplefilter("ignore", SyntaxWarning)
+            package = importlib.import_module(PACKAGE)
+        for item in _replaced(package):
+            module = sys.modules[item.module]
+            getattr(module, item.name)  # what is replaced must exist
+            setattr(module, item.name, item.value)
+    except (ImportError, AttributeError, TypeError, KeyError) as error:
+        _forget()
+        raise ImportError(f"neural-tangents cannot be made to work on this JAX: {error} ({_versions()})") from error
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+    return package
+
+
+nt: Any = _load()
+predict: Any = nt.predict
+stax: Any = nt.stax

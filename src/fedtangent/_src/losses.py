@@ -1,0 +1,203 @@
+"""Losses over a masked batch: the mean, or the sum, over the real examples only, so that padding never counts.
+
+A loss called ``<name>_sum`` is the sum over examples where ``<name>`` is their mean. ``targets_of`` says what kind of
+targets each loss takes: numbers, classes or signs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import choice
+from fedtangent._src.types import Array, Loss
+
+LEAST_MARGIN = -60.0
+"""Margin below which ``exponential`` continues as a straight line.
+
+At this margin the loss is e^60 = 1.1e26. That leaves twelve decades of float32 (up to 3.4e38) for sums over examples
+and for the factors that multiply a gradient.
+"""
+SUM = "_sum"
+
+
+def masked_mean(per_example: Array, mask: Array) -> Array:
+    """Returns the mean of ``per_example`` [B] over the examples in ``mask`` [B], a scalar; 0 if the mask has none."""
+    weight = mask.astype(per_example.dtype)
+    kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
+    return jnp.sum(kept) / jnp.maximum(jnp.sum(weight), 1)
+
+
+def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, summed over outputs (FE-2024, eq. 9).
+
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: Numbers [B, C].
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
+    """
+    _check_shape(targets, outputs)
+    return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
+
+
+def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes the mean softmax cross entropy over the real examples.
+
+    Args:
+        outputs: Logits [B, C].
+        targets: Integer labels [B], or probabilities of the classes [B, C], floating.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: Floating targets of another shape than the outputs.
+    """
+    log_probability = jax.nn.log_softmax(outputs, axis=-1)
+    if jnp.issubdtype(targets.dtype, jnp.floating):
+        _check_shape(targets, outputs)
+        return masked_mean(-jnp.sum(targets * log_probability, axis=-1), mask)
+    return masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
+
+
+def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples (Local-GD paper, eq. 12, as a mean).
+
+    C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Where a margin y f
+    is below ``LEAST_MARGIN`` the loss continues as its tangent line at ``LEAST_MARGIN``. So in float32 the gradient is
+    finite for every finite output, and the value is finite for outputs up to 1e12.
+
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: -1 and 1 [B, C], in a floating dtype.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
+    """
+    _check_shape(targets, outputs)
+    margin = targets * outputs
+    curve = jnp.exp(-jnp.maximum(margin, LEAST_MARGIN))
+    line = math.exp(-LEAST_MARGIN) * jnp.maximum(LEAST_MARGIN - margin, 0)
+    return masked_mean(jnp.sum(curve + line, axis=-1), mask)
+
+
+def logistic(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, without overflow.
+
+    Args:
+        outputs: Outputs of the network [B, C].
+        targets: -1 and 1 [B, C], in a floating dtype.
+        mask: Whether a row is a real example, [B] bool.
+
+    Returns:
+        The loss, a scalar [].
+
+    Raises:
+        ValueError: The shapes of outputs and targets differ.
+    """
+    _check_shape(targets, outputs)
+    return masked_mean(jnp.sum(jax.nn.softplus(-targets * outputs), axis=-1), mask)
+
+
+def summed(loss: Loss) -> Loss:
+    """Returns the sum form of ``loss``, which is a mean over the real examples: the mean times their number."""
+
+    def total(outputs: Array, targets: Array, mask: Array) -> Array:
+        value = loss(outputs, targets, mask)
+        return jnp.sum(mask.astype(value.dtype)) * value
+
+    return total
+
+
+def _check_shape(targets: Array, outputs: Array) -> None:
+    if outputs.shape != targets.shape:
+        raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
+
+
+_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and what it compares outputs with
+    "squared_error": (squared_error, "numbers"),
+    "cross_entropy": (cross_entropy, "classes"),
+    "exponential": (exponential, "signs"),
+    "logistic": (logistic, "signs"),
+}
+LOSSES: dict[str, Loss] = {name: loss for name, (loss, _) in _MEANS.items()}
+LOSSES |= {name + SUM: summed(loss) for name, loss in LOSSES.items()}
+
+
+def get_loss(name: str | Loss) -> Loss:
+    """Returns the loss function called ``name``; a function, the user's own loss, is returned unchanged.
+
+    A loss takes ``outputs`` [B, C], ``targets`` [B, ...] and ``mask`` [B], and returns a scalar.
+
+    Raises:
+        ValueError: An unknown name; the message lists the allowed names.
+    """
+    if callable(name):
+        return name
+    choice("loss", name, LOSSES)
+    return LOSSES[name]
+
+
+def mean_form(name: str | Loss) -> str | Loss:
+    """Returns the name of a loss without "_sum", so "logistic" for "logistic_sum"; a function is returned unchanged.
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    if callable(name):
+        return name
+    get_loss(name)
+    return name.removesuffix(SUM)
+
+
+def targets_of(name: str | Loss) -> str:
+    """Returns the kind of a loss's targets: "numbers", "classes", "signs", or "own" for a user's function.
+
+    Numbers are [n, C]; classes are labels [n] or probabilities [n, C]; signs are -1 and 1 [n, C].
+
+    Raises:
+        ValueError: An unknown name.
+    """
+    mean = mean_form(name)
+    return "own" if callable(mean) else _MEANS[mean][1]
+
+
+def words(name: str | Loss) -> str:
+    """Returns the name of a loss as words: "squared error" for "squared_error"; for a function, the function's name."""
+    return str(getattr(name, "__name__", "the user's own loss") if callable(name) else name).replace("_", " ")
+
+
+def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
+    """Raises ``ValueError`` if targets are bools, or if they are not -1 and 1 for a loss that takes signs.
+
+    Traced values pass, and so do targets of a user's own loss.
+
+    Args:
+        name: Name of the loss, or the user's loss function.
+        values: The targets.
+        what: Name of the targets in the error message.
+    """
+    if callable(name):
+        return
+    if getattr(values, "dtype", None) == jnp.bool_:
+        raise ValueError(f"{what}: got True and False, must be numbers")
+    if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
+        return
+    flat = jnp.ravel(jnp.asarray(values))
+    wrong = jnp.abs(flat) != 1
+    if bool(jnp.any(wrong)):
+        raise ValueError(f"{what}: got {flat[jnp.argmax(wrong)]:g}, must be -1 or 1 for the loss {name!r}")

@@ -1,0 +1,224 @@
+"""The loss on the plane through three models, and on the segment between two.
+
+Garipov et al., "Loss surfaces, mode connectivity, and fast ensembling of DNNs" (NeurIPS 2018), appendix A.1: with
+``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u / |u|^2``, both normalised, a point of the plane through w1, w2 and
+w3 is ``w1 + a u + b v``. FE-2024 draws its Fig. 3 on that plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedtangent._src import pytrees
+from fedtangent._src.checks import finite, number, real_array, whole
+from fedtangent._src.losses import get_loss, mean_form
+from fedtangent._src.progress import progress_of
+from fedtangent._src.types import Array, Model, PyTree
+
+Loss = Callable[..., Array]  # (params, *arguments) -> []
+POINTS_A_CALL, AT_ONCE = 512, 8  # between two updates of a progress bar, and evaluated together
+
+
+class Plane(NamedTuple):
+    """An affine plane in parameter space with an orthonormal frame, and the coordinates of three models in it."""
+
+    origin: PyTree  # the first model
+    first: PyTree  # of norm 1, towards the second model
+    second: PyTree  # of norm 1, orthogonal to ``first``, on the side of the third model
+    coordinates: np.ndarray  # [3, 2] float64: (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
+
+
+def plane_through(models: Sequence[PyTree]) -> Plane:
+    """Computes the plane through three models by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
+
+    ``point(plane, *c)`` at each row c of ``coordinates`` gives that model again, to rounding.
+
+    Args:
+        models: Three pytrees of floating arrays with one structure and equal shapes.
+
+    Raises:
+        ValueError: The number of models is not three, structures or shapes differ, leaves are not floating or not
+            finite, or the models are equal or lie on one line (to the precision of their dtype).
+    """
+    vectors, precision = _vectors(models)
+    u, towards = vectors[1] - vectors[0], vectors[2] - vectors[0]
+    rounding = precision * np.max(np.abs(vectors)) * np.sqrt(vectors.shape[1])
+    lengths = [float(np.linalg.norm(d)) for d in (u, towards, vectors[2] - vectors[1])]
+    if min(lengths) <= rounding:
+        pair = ("1 and 2", "1 and 3", "2 and 3")[int(np.argmin(lengths))]
+        raise ValueError(f"models: got {pair} equal (their distance is {min(lengths):.3g}), must be three points")
+    u /= lengths[0]
+    a = float(towards @ u)
+    v = towards - a * u
+    v -= (v @ u) * u  # again: the first pass leaves rounding in proportion to a
+    b = float(np.linalg.norm(v))
+    if b <= np.sqrt(precision) * lengths[1]:
+        raise ValueError(
+            f"models: got three on one line (the third is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
+            "must span a plane"
+        )
+    coordinates = np.array([[0.0, 0.0], [lengths[0], 0.0], [a, b]])
+    return Plane(models[0], _tree(u, models[0]), _tree(v / b, models[0]), coordinates)
+
+
+def point(plane: Plane, a: Array | float, b: Array | float) -> PyTree:
+    """Returns the parameters ``origin + a first + b second``; may be traced."""
+    return pytrees.add(plane.origin, pytrees.add(pytrees.scale(a, plane.first), pytrees.scale(b, plane.second)))
+
+
+def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the coordinates [num_points] along each direction of a square around the three models.
+
+    The square has the centre of the models' bounding box, and exceeds its larger side by ``margin`` times that side at
+    each end. Raises ``ValueError`` for fewer than 2 points or a negative margin.
+    """
+    whole("num_points", num_points, 2)
+    number("margin", margin, at_least=0)
+    low, high = plane.coordinates.min(axis=0), plane.coordinates.max(axis=0)
+    half = (0.5 + margin) * float(np.max(high - low))
+    first, second = 0.5 * (low + high)
+    return np.linspace(first - half, first + half, num_points), np.linspace(second - half, second + half, num_points)
+
+
+def surface(
+    loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), progress: bool = False
+) -> np.ndarray:
+    """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
+
+    Args:
+        loss: Function of parameters and ``arguments`` that returns a number. It is compiled once if every call gets the
+            same function.
+        plane: The plane.
+        a: Coordinates [A] along the first direction.
+        b: Coordinates [B] along the second direction.
+        arguments: Pytrees of arrays that the loss needs, such as the data.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: ``a`` or ``b`` is not a vector.
+    """
+    for name, values in (("a", a), ("b", b)):
+        if np.ndim(values) != 1 or np.size(values) == 0:
+            raise ValueError(f"{name}: got shape {np.shape(values)}, must be a vector of one or more coordinates")
+    points = np.stack(np.meshgrid(real_array("a", a), real_array("b", b)), axis=-1).reshape(-1, 2)
+    basis = plane.origin, (plane.first, plane.second)
+    return _evaluate(loss, basis, points, arguments, progress).reshape(np.size(b), np.size(a))
+
+
+def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = ()) -> np.ndarray:
+    """Evaluates ``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]; returns [q].
+
+    Other arguments are as in ``surface``. Raises ``ValueError`` for ends of different structure or shapes, and for
+    shares that are not a vector.
+    """
+    if _form(start) != _form(end):
+        raise ValueError("end: got another structure or other shapes, must be those of start")
+    if np.ndim(shares) != 1 or np.size(shares) == 0:
+        raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
+    basis = start, (pytrees.subtract(end, start),)
+    return _evaluate(loss, basis, real_array("shares", shares)[:, None], arguments)
+
+
+def barrier(losses: np.ndarray) -> float:
+    """Computes the highest loss on a segment minus the loss at its worse end; 0 if no loss is higher.
+
+    ``losses`` [q] includes both ends of the segment. Raises ``ValueError`` for any other shape, or q < 2.
+    """
+    if np.ndim(losses) != 1 or np.size(losses) < 2:
+        raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
+    return float(np.max(losses) - max(losses[0], losses[-1]))
+
+
+def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
+    """Builds ``(params, x [n, ...], y [n, ...]) -> []``: the mean loss of all examples, computed in blocks.
+
+    Args:
+        model: Network that is evaluated.
+        loss: Name of a loss in ``fedtangent._src.losses`` that is a mean over examples.
+        block: Number of examples that are evaluated at a time.
+
+    Raises:
+        ValueError: The loss is unknown or a sum over examples, or ``block`` is below 1.
+    """
+    one = get_loss(loss)
+    if loss != mean_form(loss):
+        raise ValueError(f"loss: got {loss!r}, must be {mean_form(loss)!r}, the mean over examples")
+    whole("block", block)
+
+    def mean_loss(params: PyTree, x: Array, y: Array) -> Array:
+        n, size = x.shape[0], min(block, x.shape[0])
+        starts = jnp.arange(-(-n // size), dtype=jnp.int32) * size
+
+        def of_block(start: Array) -> Array:
+            first = jnp.minimum(start, n - size)  # the last block overlaps the one before: its first rows do not count
+            rows = [jax.lax.dynamic_slice_in_dim(values, first, size) for values in (x, y)]
+            mask = first + jnp.arange(size, dtype=jnp.int32) >= start
+            mean = one(model.apply(params, rows[0]), rows[1], mask)
+            return mean * jnp.sum(mask.astype(mean.dtype))
+
+        return jnp.sum(jax.lax.map(of_block, starts)) / n
+
+    return mean_loss
+
+
+@partial(jax.jit, static_argnames="loss")
+def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...]) -> Array:
+    """Evaluates the loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
+    origin, directions = basis
+
+    def at(coordinates: Array) -> Array:
+        params = origin
+        for i, direction in enumerate(directions):
+            params = pytrees.add(params, pytrees.scale(coordinates[i], direction))
+        return loss(params, *arguments)
+
+    return jax.lax.map(at, points, batch_size=AT_ONCE)
+
+
+def _evaluate(
+    loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], progress: bool = False
+) -> np.ndarray:
+    """Applies ``_chunk`` to all points [q, d] in calls of one shape, so that it is compiled once."""
+    size = min(len(points), POINTS_A_CALL)
+    padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
+    found = []
+    with progress_of(len(points), "loss surface", "point", shown=progress) as bar:
+        for start in range(0, len(padded), size):
+            part = jnp.asarray(padded[start : start + size])
+            found.append(np.asarray(_chunk(loss, basis, part, arguments)))
+            bar.update(min(size, len(points) - start))
+    return np.concatenate(found)[: len(points)]
+
+
+def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
+    """Checks the three models and returns them as rows [3, P] float64, with the coarsest precision of their leaves."""
+    if not isinstance(models, Sequence) or len(models) != 3:
+        got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
+        raise ValueError(f"models: got {got}, must be three")
+    for i in (1, 2):
+        if _form(models[i]) != _form(models[0]):
+            raise ValueError(f"models: got 1 and {i + 1} of different structure or shapes, must be alike")
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))}
+    if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise ValueError(f"models: got {', '.join(sorted(map(str, dtypes))) or 'no'} arrays, must be floating")
+    rows = np.stack([np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(m)]) for m in models])
+    finite("models", rows)
+    return rows, max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+
+
+def _form(model: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """Returns structure and shapes."""
+    return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
+
+
+def _tree(vector: np.ndarray, like: PyTree) -> PyTree:
+    """Returns ``vector`` [P] in the structure, shapes and dtypes of ``like``."""
+    flat, unravel = ravel_pytree(like)
+    return unravel(jnp.asarray(vector, flat.dtype))

@@ -1,0 +1,92 @@
+"""Differences between the configurations of a sweep and a baseline, with confidence intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import choice, number, whole
+
+if TYPE_CHECKING:  # a run measures its metrics, so that the engine stands above this package
+    from fedtangent._src.engine.sweeps import Config, Sweep
+
+
+class Difference(NamedTuple):
+    """A configuration's metric minus the baseline's: the mean over seeds and its confidence interval."""
+
+    config: Config
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    num_seeds: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
+
+
+def differences(
+    sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95
+) -> list[Difference]:
+    """Computes the paired difference of every configuration of a sweep from the baseline, with a confidence interval.
+
+    Differences are taken seed by seed; the intervals are Student's, with n - 1 degrees of freedom.
+
+    Args:
+        sweep: Runs of all configurations with the same seeds.
+        metric: Name of a metric with one number for each run and evaluation.
+        baseline: Values that identify exactly one configuration; names may be left out.
+        evaluation: Index into ``sweep.rounds``, by default the last.
+        confidence: Level of the intervals.
+
+    Returns:
+        The differences in the order of the sweep, without the baseline.
+
+    Raises:
+        ValueError: There are fewer than two seeds, the metric is unknown, ``baseline`` does not identify exactly one
+            configuration, or ``confidence`` is outside (0, 1).
+    """
+    values = _values(sweep, metric, evaluation)
+    number("confidence", confidence, above=0, below=1)
+    matching = [i for i, c in enumerate(sweep.configs) if all(k in c and c[k] == v for k, v in baseline.items())]
+    if len(matching) != 1:
+        raise ValueError(f"baseline: got {baseline}, which names {len(matching)} configurations, must name exactly one")
+    base = values[:, matching[0]]
+    others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
+    return [_difference(config, mine - base, confidence) for config, mine in others]
+
+
+def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Computes half of the width of Student's interval for the mean over the first axis: [...] for values [n, ...].
+
+    Raises ``ValueError`` for fewer than two values.
+    """
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"values: got {n}, must be two or more")
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)
+
+
+def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
+    """Returns the metric at one evaluation, [seeds, configs] float64."""
+    choice("metric", metric, sweep.metrics)
+    if sweep.metrics[metric].ndim != 3:
+        raise ValueError(f"metric: got {metric!r} of shape {sweep.metrics[metric].shape[3:]} a run, must be one number")
+    if len(sweep.seeds) < 2:
+        raise ValueError("seeds: got 1, must be at least 2 for an interval")
+    whole("evaluation", evaluation, -len(sweep.rounds), len(sweep.rounds) - 1)
+    return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
+
+
+def _difference(config: Config, apart: np.ndarray, confidence: float) -> Difference:
+    mean, half = float(np.mean(apart)), float(half_width(apart, confidence))
+    error = float(np.std(apart, ddof=1)) / math.sqrt(len(apart))
+    return Difference(config, mean, mean - half, mean + half, error, len(apart))

@@ -1,0 +1,89 @@
+"""Privacy accounting: the (epsilon, delta) of a run of ``algorithms.dp_fed_avg``."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from fedtangent._src.checks import choice, number, whole
+
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e8  # beyond them dp-accounting says 0, or fails: its squares under- or overflow
+SAMPLINGS = ("without_replacement", "poisson")
+
+
+def epsilon(
+    *,
+    num_clients: int,
+    clients_per_round: float,
+    num_rounds: int,
+    noise_multiplier: float,
+    delta: float,
+    sampling: str = "without_replacement",
+) -> float:
+    """Computes an upper bound of the epsilon of all models of ``dp_fed_avg``, at ``delta``, for a whole client.
+
+    The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
+
+    Args:
+        num_clients: Number of clients in the federation.
+        clients_per_round: Of ``schedule.uniform_sampling``, a whole number; under Poisson sampling the expected number,
+            ``rate * num_clients``.
+        num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
+        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``.
+        delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
+        sampling: ``"poisson"`` (``schedule.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
+            federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
+            ``"without_replacement"`` (``schedule.uniform_sampling``; ``schedule.all_clients`` with ``clients_per_round
+            = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of clients is public and
+            neighbours differ in one client's data, which moves the sum by up to twice ``clip_norm``, so that the noise
+            counts half. Epsilons of the two kinds must not be compared.
+
+    Returns:
+        Epsilon; infinite if the noise multiplier is below 1e-100.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> of_run = dict(num_clients=1000, clients_per_round=50, num_rounds=100, delta=1e-5)
+        >>> quiet, noisy = (ft.measures.epsilon(noise_multiplier=noise, **of_run) for noise in (1.0, 2.0))
+        >>> noisy < quiet
+        True
+    """
+    whole("num_clients", num_clients)
+    whole("num_rounds", num_rounds)
+    choice("sampling", sampling, SAMPLINGS)
+    number("clients_per_round", clients_per_round, above=0, at_most=num_clients)
+    if sampling == "without_replacement":
+        whole("clients_per_round", clients_per_round)
+    number("noise_multiplier", noise_multiplier, at_least=0)
+    number("delta", delta, above=0, below=1)
+    if noise_multiplier < LEAST_NOISE:
+        return math.inf
+    noise_multiplier = min(float(noise_multiplier), MOST_NOISE)  # less noise: a bound of it is one of more
+    import dp_accounting  # a second to import, and nothing else needs it
+    from dp_accounting import rdp
+
+    if sampling == "poisson":
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+        noise = dp_accounting.GaussianDpEvent(noise_multiplier)
+        one = dp_accounting.PoissonSampledDpEvent(clients_per_round / num_clients, noise)
+    else:
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+        one = dp_accounting.SampledWithoutReplacementDpEvent(int(num_clients), int(clients_per_round), noise)
+
+    def total(event: Any) -> float:
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        return float(accountant.compose(event, int(num_rounds)).get_epsilon(float(delta)))
+
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which can only loosen the bound
+    try:
+        return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,419 @@
+"""What a tangent kernel says of a network and of its clients: drift, alignment, spectrum, Gram operators.
+
+Pure functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, an ``evaluate`` for
+``simulate`` that measures every model's kernel along training. For a matrix that is not finite (a run that diverged)
+they return NaN and raise nothing, so that measuring a run never ends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.checks import finite, real_array, square, whole
+from fedtangent._src.data.dataset import classification_targets
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.models.dense import DenseStructure
+from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Model, Partition, PyTree
+
+METRICS = (  # of each model
+    *("drift", "drift_operator", "alignment", "alignment_centred", "effective_rank", "trace_over_largest"),
+    *("largest_eigenvalue", "smallest_eigenvalue", "condition_number"),
+    *("commutator", "commutator_relative", "gram_variance", "gram_variance_relative"),
+)
+BLOCK_SIZE = 128  # of kernels of networks that have no structured kernel: bounds what is held at once
+
+
+class Drift(NamedTuple):
+    """Relative change of a kernel, in two norms."""
+
+    frobenius: float  # |Theta_t - Theta_0|_F / |Theta_0|_F
+    operator: float  # the same in the operator norm, the largest absolute eigenvalue
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of a kernel matrix and their summaries."""
+
+    eigenvalues: np.ndarray  # [n], largest first, those below 0 by rounding set to 0
+    effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
+    trace_over_largest: float  # trace / lambda_max, 1 to n; never above the effective rank
+    condition_number: float  # lambda_max / lambda_min; infinite where lambda_min is rounding, n eps lambda_max or less
+
+
+class GramOperators(NamedTuple):
+    """Distances of clients' Gram operators from commuting and from being equal; see ``gram_operators``."""
+
+    commutators: np.ndarray  # [p] |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
+    relative: np.ndarray  # [p] the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
+    variance: float  # |Var(Pi_i)| as an operator on functions
+    relative_variance: float  # the same over |E[Pi_i]^2|
+
+    @property
+    def mean(self) -> float:
+        """Mean of ``commutators`` over the pairs; 0 if there are no pairs."""
+        return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
+
+    @property
+    def relative_mean(self) -> float:
+        """Mean of ``relative`` over the pairs; 0 if there are no pairs."""
+        return float(np.mean(self.relative)) if len(self.relative) else 0.0
+
+
+def drift(theta: Any, theta_0: Any) -> Drift:
+    """Computes the relative change of a kernel from ``theta_0``, which Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
+
+    Args:
+        theta: The kernel now, [n, n].
+        theta_0: The initial kernel, [n, n].
+
+    Raises:
+        ValueError: The matrices are not square and of one shape, or ``theta_0`` is zero.
+    """
+    now, before = square("theta", theta), square("theta_0", theta_0)
+    if now.shape != before.shape:
+        raise ValueError(f"theta_0: got shape {before.shape}, must be theta's, {now.shape}")
+    if not before.any():
+        raise ValueError("theta_0: got zeros, must not be zero: its change has no scale")
+    if not (np.isfinite(now).all() and np.isfinite(before).all()):
+        return Drift(float("nan"), float("nan"))
+    change = now - before
+    frobenius = float(np.linalg.norm(change) / np.linalg.norm(before))
+    return Drift(frobenius, _operator_norm(change) / _operator_norm(before) if change.any() else 0.0)
+
+
+def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
+    """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
+
+    Cristianini et al., 2001, definitions 1 and 3.
+
+    Args:
+        theta: Kernel [n, n].
+        targets: Y [n, C]: labels, one-hot classes or numbers.
+        centred: Whether both kernels are first centred in feature space, ``H Theta H`` with ``H = I - 11'/n`` (Cortes
+            et al., 2012, definition 4). Without it the alignment of an almost constant kernel is near 1 for any
+            targets.
+
+    Returns:
+        The alignment; NaN if a norm is zero.
+
+    Raises:
+        ValueError: The targets are not finite [n, C].
+    """
+    kernel, y = square("theta", theta), real_array("targets", targets)
+    if y.ndim != 2 or len(y) != len(kernel):
+        raise ValueError(f"targets: got shape {y.shape}, must be [n, C] with n = {len(kernel)}")
+    finite("targets", y)
+    if centred:
+        y = y - y.mean(axis=0)
+        kernel = kernel - kernel.mean(axis=0)
+        kernel = kernel - kernel.mean(axis=1, keepdims=True)
+    # |Y Y'|_F = |Y' Y|_F and <Theta, Y Y'> = tr(Y' Theta Y): nothing of size n x n is made of Y
+    scale = float(np.linalg.norm(kernel) * np.linalg.norm(y.T @ y))
+    return float(np.sum(y * (kernel @ y)) / scale) if scale > 0 else float("nan")
+
+
+def spectrum(theta: Any) -> Spectrum:
+    """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
+
+    Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
+    positive semidefinite matrix are its eigenvalues).
+    """
+    kernel = square("theta", theta)
+    if not np.isfinite(kernel).all():
+        nothing = float("nan")
+        return Spectrum(np.full(len(kernel), nothing), nothing, nothing, nothing)
+    raw = np.linalg.eigvalsh(0.5 * (kernel + kernel.T))[::-1]
+    values = np.maximum(raw, 0.0)
+    total = float(values.sum())
+    if total == 0:
+        return Spectrum(values, float("nan"), float("nan"), float("inf"))
+    share = values[values > 0] / total
+    rank = float(np.exp(-np.sum(share * np.log(share))))
+    rounding = len(values) * np.finfo(np.float64).eps * values[0]
+    condition = float(values[0] / values[-1]) if values[-1] > rounding else float("inf")
+    return Spectrum(values, rank, total / float(values[0]), condition)
+
+
+def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
+    """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
+
+    FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
+    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is that of Lemma 9.3, here over all clients with examples. Both vanish
+    if the clients hold the same examples. They are positive for different examples of one distribution; compare with a
+    random partition of the same sizes.
+
+    Norms are those of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
+    symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
+    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly separates clients of one
+    distribution from clients of different ones: columns of clients without a common example are disjoint.)
+
+    A pair costs ``n_i n_j (n_i + n_j)``. ``Var`` is one product, ``Theta (B - D Theta D)`` with B block-diagonal, for
+    any number of clients.
+
+    Args:
+        theta: [n, n], symmetric positive semidefinite.
+        clients: Rows of ``theta`` that each client holds; clients may share rows, and clients without rows are left
+            out.
+        max_pairs: Number of pairs that are drawn if there are more.
+        seed: Seed of the drawn pairs.
+
+    Raises:
+        ValueError: The matrix is not square, rows are out of its range, a client holds a row twice, no client holds a
+            row, or ``max_pairs`` is below 1.
+    """
+    kernel = square("theta", theta)
+    whole("max_pairs", max_pairs)
+    rows = _rows_of(clients, len(kernel))
+    first, second = np.triu_indices(len(rows), 1)
+    if len(first) > max_pairs:
+        drawn = np.sort(np.random.default_rng(checks.seed(seed)).choice(len(first), max_pairs, replace=False))
+        first, second = first[drawn], second[drawn]
+    if not np.isfinite(kernel).all():
+        unknown = np.full(len(first), np.nan)
+        return GramOperators(unknown, unknown, float("nan"), float("nan"))
+    norms = np.array([np.linalg.norm(kernel[np.ix_(own, own)]) / len(own) for own in rows])
+    found = [_commutator(kernel, rows[i], rows[j]) for i, j in zip(first, second, strict=True)]
+    commutators = np.sqrt(np.maximum(np.array(found), 0.0))
+    relative = commutators / (np.sqrt(2) * norms[first] * norms[second])
+    return GramOperators(commutators, relative, *_variance(kernel, rows))
+
+
+def _commutator(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """Computes the squared norm of ``[Pi_a, Pi_b]`` on functions."""
+    cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
+    found = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
+    return float(found) / (len(a) * len(b)) ** 2
+
+
+def _variance(kernel: np.ndarray, rows: list[np.ndarray]) -> tuple[float, float]:
+    """Computes ``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
+    total = sum(map(len, rows))
+    count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
+    for own in rows:
+        count[own] += 1 / total
+        within[np.ix_(own, own)] += kernel[np.ix_(own, own)] / (len(own) * total)
+    mean_squared = kernel @ (count[:, None] * kernel * count[None, :])
+    matrix = kernel @ within - mean_squared
+    norms = [np.sqrt(max(float(np.sum(m * m.T)), 0.0)) for m in (matrix, mean_squared)]  # of J M J' from Theta M
+    return norms[0], norms[0] / norms[1] if norms[1] > 0 else float("nan")
+
+
+def _operator_norm(symmetric: np.ndarray) -> float:
+    return float(np.max(np.abs(np.linalg.eigvalsh(0.5 * (symmetric + symmetric.T)))))
+
+
+def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
+    """Returns the rows of every client that holds rows."""
+    rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
+    if not rows:
+        raise ValueError("clients: got a partition without examples, must hold at least one")
+    for own in rows:
+        if own.min() < 0 or own.max() >= n:
+            raise ValueError(f"clients: got rows {own.min()} to {own.max()}, must lie in 0..{n - 1}, those of theta")
+        if len(np.unique(own)) < len(own):
+            raise ValueError("clients: got a client that holds a row twice, must hold each once")
+    return rows
+
+
+# ---- along training -------------------------------------------------------------------------------------------------
+
+
+class Watched(NamedTuple):
+    """Examples on which kernels are measured."""
+
+    rows: np.ndarray  # [m] rows of the data, ascending
+    x: Array  # [m, ...]
+    targets: np.ndarray  # [m, C] float64
+    clients: Partition  # which of the m each client holds
+
+
+@dataclass(frozen=True)
+class KernelDiagnostics:
+    """Function that measures the tangent kernels of a run at an evaluation; built by ``kernel_diagnostics``.
+
+    Metrics are means over the K models; with several models each model has its own too, such as ``drift_model_0``. A
+    metric is NaN while a model's kernel is not finite. The state is only read: a run has the same history, bit for bit,
+    with and without the measurement.
+    """
+
+    watched: Watched
+    kernels_of: Callable[[PyTree, Array], Array]  # parameters [K, ...], x -> [K, m, m]
+    parameters: Callable[[PyTree], PyTree]  # of a state
+    initial: np.ndarray  # [K, m, m] Theta_0
+
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
+        """Computes the metrics named in ``METRICS`` for a state of the run."""
+        each = [self.measure(theta, k) for k, theta in enumerate(self.kernels(state))]
+        found = {name: float(np.mean([values[name] for values in each])) for name in METRICS}
+        if len(each) > 1:
+            found |= {f"{name}_model_{k}": values[name] for name in METRICS for k, values in enumerate(each)}
+        return found
+
+    def kernels(self, state: PyTree) -> np.ndarray:
+        """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
+        return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
+
+    def drifts(self, state: PyTree) -> np.ndarray:
+        """Computes the relative drift of every model's kernel in the Frobenius norm, [K]."""
+        return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
+
+    def measure(self, theta: np.ndarray, model: int) -> dict[str, float]:
+        """Computes the metrics of a kernel [m, m] of the model with number ``model``."""
+        found, targets = spectrum(theta), self.watched.targets
+        gram = gram_operators(theta, self.watched.clients)
+        values = (
+            *(*drift(theta, self.initial[model]), alignment(theta, targets), alignment(theta, targets, centred=True)),
+            *(
+                found.effective_rank,
+                found.trace_over_largest,
+                float(found.eigenvalues[0]),
+                float(found.eigenvalues[-1]),
+            ),
+            *(found.condition_number, gram.mean, gram.relative_mean, gram.variance, gram.relative_variance),
+        )
+        return dict(zip(METRICS, values, strict=True))
+
+    def of_seed(
+        self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
+    ) -> Any:
+        """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew."""
+        return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
+
+
+def kernel_diagnostics(
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    seed: int | Key = 0,
+    num_examples: int = 256,
+    examples_seed: int = 0,
+    start: Key | PyTree | None = None,
+) -> KernelDiagnostics:
+    """Builds the function that measures the tangent kernels of a run at every evaluation.
+
+    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics,
+    for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius and
+    operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace over
+    largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the clients'
+    Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
+
+    Kernels are means over outputs. They are float64 if JAX's 64-bit types are enabled and the model is an ``mlp`` or
+    linear in its parameters; kernels of any other network have the network's precision (in float32 eigenvalues below
+    1e-6 of the largest are rounding). The initial kernels are recomputed from the seed, so that a resumed run has the
+    same Theta_0.
+
+    Args:
+        algorithm: An algorithm that predicts with K networks of ``model``, so that its ``params`` is not None.
+        model: The network.
+        data: The clients' data.
+        seed: Seed of the run.
+        num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
+            operators of clients are those of their drawn examples.
+        examples_seed: Seed of the drawn examples.
+        start: Initial models of the run, as for ``simulate``.
+
+    Raises:
+        ValueError: The algorithm has no such networks, ``model`` is not the algorithm's, or a number is out of range.
+    """
+    params = check_watchable(algorithm, model, data.num_clients, num_examples)
+    watched = stratified(data, model.output_size, num_examples, examples_seed)
+    cheap = isinstance(model.structure, (DenseStructure, LinearStructure))
+
+    @jax.jit
+    def kernels_of(all_params: PyTree, x: Array) -> Array:
+        wide, inputs = jax.tree.map(_widest, (all_params, x)) if cheap else (all_params, x)
+        block = None if cheap else BLOCK_SIZE
+        return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
+
+    fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros(0))
+    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, start)
+    return found
+
+
+def stratified(data: FederatedData, output_size: int, num_examples: int, seed: int) -> Watched:
+    """Draws at most ``num_examples`` distinct examples of ``data``, from each client in proportion to its size.
+
+    Every client with examples gives at least one. If there are more such clients than ``num_examples``, clients are
+    drawn. An example counts for every client that holds it.
+
+    Args:
+        data: The clients' data.
+        output_size: Number of outputs, for one-hot targets of classes.
+        num_examples: Largest number of examples.
+        seed: Seed of the draw.
+    """
+    rng = np.random.default_rng(checks.seed(seed))
+    indices, offsets = np.asarray(data.indices), np.asarray(data.offsets)
+    owned = [np.unique(indices[a:b]) for a, b in itertools.pairwise(offsets)]
+    quota = _quotas(np.array([len(own) for own in owned]), num_examples, rng)
+    drawn = [rng.choice(own, take, replace=False) for own, take in zip(owned, quota, strict=True)]
+    rows = np.unique(np.concatenate(drawn))
+    held = [np.flatnonzero(np.isin(rows, own)) for own in owned]
+    ends = np.cumsum([0, *map(len, held)])
+    clients = Partition(np.concatenate(held).astype(np.int32), ends.astype(np.int32))
+    y = np.asarray(data.y[rows])
+    targets = classification_targets(y, output_size, centred=True) if np.issubdtype(y.dtype, np.integer) else y
+    return Watched(rows, data.x[rows], np.asarray(targets, np.float64), clients)
+
+
+def _quotas(sizes: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Computes the number of examples drawn from each client: proportional by largest remainder, and at least 1."""
+    if sizes.sum() <= total:
+        return sizes
+    full = np.flatnonzero(sizes)
+    quota = np.zeros(len(sizes), int)
+    if len(full) >= total:
+        quota[rng.choice(full, total, replace=False)] = 1
+        return quota
+    share = sizes * (total / sizes.sum())
+    quota = np.where(sizes > 0, np.maximum(np.floor(share).astype(int), 1), 0)
+    while quota.sum() != total:  # a few steps: the floors lose, and the ones gain, less than one each
+        step = 1 if quota.sum() < total else -1
+        free = (quota < sizes) if step > 0 else (quota > 1)
+        quota[np.argmax(np.where(free, step * (share - quota), -np.inf))] += step
+    return quota
+
+
+def _widest(leaf: Array) -> Array:
+    """Converts floating arrays to float64 if 64-bit types are enabled, as small eigenvalues are rounding in float32."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))
+
+
+def check_watchable(
+    algorithm: Algorithm, model: Model, num_clients: int, num_examples: int = 2
+) -> Callable[[PyTree], PyTree]:
+    """Returns the function from a state of ``algorithm`` to its networks' parameters [K, ...], after checks.
+
+    Args:
+        algorithm: Algorithm of the run.
+        model: Network whose kernels are to be measured.
+        num_clients: Number of clients of the run.
+        num_examples: Number of examples to measure on.
+
+    Raises:
+        ValueError: The algorithm does not predict with K trained networks, ``model`` has other parameters than they
+            have, or ``num_examples`` is below 2.
+    """
+    whole("num_examples", num_examples, 2)
+    params = algorithm.params
+    if params is None:
+        raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, one kernel for each")
+    given = jax.eval_shape(lambda: params(algorithm.init(0, num_clients)))
+    own = jax.eval_shape(model.init, jax.random.key(0))
+    shapes, stacked = (
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (own, given)
+    )
+    if shapes != {path: shape[1:] for path, shape in stacked.items()}:
+        raise ValueError(f"model: got {model.name}, must have the parameters of the networks of {algorithm.name}")
+    return params

@@ -1,0 +1,309 @@
+"""What an ensemble knows and how well it says so: entropies, calibration, intervals, and all of them in one row.
+
+Pure functions, which may be jitted and run in float32 or float64. ``members`` are the outputs of the K models of an
+ensemble, [K, n, C]: logits for classification (the logarithms of probabilities are logits too), values for regression.
+A single model is an ensemble of K = 1. Logarithms are natural: entropies and likelihoods are in nats. The ensemble
+predicts with the mean of its members' softmax probabilities,
+
+    p(c | x) = 1/K sum_k softmax(f_k(x))_c,
+
+which is formed in logarithms, so that no logit overflows and no likely class underflows. ``labels`` are integers [n].
+Every function raises ``ValueError`` for members or labels of another shape or kind, and, where they are not traced, for
+labels that are not among the C classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from scipy.special import ndtri
+
+from fedtangent._src.checks import class_labels, number, real_array, whole
+from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of
+from fedtangent._src.types import Array, Prediction
+
+METRICS = (  # in the order of a table
+    *("nll", "mse", "loss", "accuracy", "accuracy_of_members", "ece", "brier"),
+    *("predictive_entropy", "mutual_information", "knowledge_variance"),
+)
+
+
+class Reliability(NamedTuple):
+    """Confidence and accuracy in B bins, for a reliability diagram; empty bins hold zeros."""
+
+    edges: Array  # [B + 1], bin b holds the confidences in (edges[b], edges[b + 1]]
+    examples: Array  # [B] how many, floating
+    confidence: Array  # [B] mean confidence
+    accuracy: Array  # [B] share of correct predictions
+
+
+class Interval(NamedTuple):
+    """Lower and upper ends, of equal shape."""
+
+    low: Array
+    high: Array
+
+
+def log_probability(members: Array) -> Array:
+    """Computes ``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
+    return _log_mean(_checked_members(members))
+
+
+@jax.jit  # one program, where each operation would be compiled alone
+def _log_mean(members: Array) -> Array:
+    return logsumexp(jax.nn.log_softmax(members, axis=-1), axis=0) - math.log(members.shape[0])
+
+
+def knowledge_variance(members: Array) -> Array:
+    """Computes knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` of values [K, n, C]: [n, C] (FE-2024, V-B)."""
+    return jnp.var(_checked_members(members), axis=0)
+
+
+def predictive_entropy(members: Array) -> Array:
+    """Computes the entropy ``H[p] = -sum_c p_c log p_c`` of the prediction in nats, [n], from logits [K, n, C].
+
+    This is the total uncertainty of Depeweg et al. (2018), section 3.
+    """
+    log_p = log_probability(members)
+    return -jnp.sum(_weighed(log_p, log_p), axis=-1)
+
+
+def mutual_information(members: Array) -> Array:
+    """Computes knowledge uncertainty in nats, [n], from logits [K, n, C]: predictive minus mean entropy.
+
+    Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which equals it and loses no
+    digits if the members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
+    """
+    each = jax.nn.log_softmax(_checked_members(members), axis=-1)
+    mean = log_probability(members)
+    divergence = jnp.sum(_weighed(each, each) - _weighed(each, mean[None]), axis=-1)
+    return jnp.maximum(jnp.mean(divergence, axis=0), 0)
+
+
+def negative_log_likelihood(members: Array, labels: Array) -> Array:
+    """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [], from logits [K, n, C] and labels [n]."""
+    _check_labels(members, labels)
+    return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
+
+
+def brier_score(members: Array, labels: Array) -> Array:
+    """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
+    _check_labels(members, labels)
+    probability = jnp.exp(log_probability(members))
+    truth = jax.nn.one_hot(labels, probability.shape[-1], dtype=probability.dtype)
+    return jnp.mean(jnp.sum((probability - truth) ** 2, axis=-1))
+
+
+def accuracy(members: Array, labels: Array) -> Array:
+    """Computes the share of examples whose most probable class is their label, []; logits [K, n, C], labels [n]."""
+    return jnp.mean(_confidence(members, labels)[1])
+
+
+def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliability:
+    """Computes accuracy against confidence, the probability of the predicted class, in ``num_bins`` = B bins.
+
+    The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2).
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+        num_bins: Number of bins B.
+
+    Raises:
+        ValueError: ``num_bins`` is below 1.
+    """
+    confidence, correct = _confidence(members, labels)
+    whole("num_bins", num_bins)
+    upper = jnp.arange(1, num_bins + 1, dtype=confidence.dtype) / num_bins
+    at = jnp.minimum(jnp.searchsorted(upper, confidence, side="left"), num_bins - 1)
+    empty = jnp.zeros((num_bins,), confidence.dtype)
+    count = empty.at[at].add(1)
+    sums = empty.at[at].add(confidence), empty.at[at].add(correct)
+    edges = jnp.concatenate([jnp.zeros((1,), upper.dtype), upper])
+    return Reliability(edges, count, *(total / jnp.maximum(count, 1) for total in sums))
+
+
+def calibration_error(bins: Reliability) -> Array:
+    """Computes the ECE of ``bins``, ``sum_b n_b / n |accuracy_b - confidence_b|``, [] (Guo et al., 2017, eq. 3)."""
+    return jnp.sum(bins.examples * jnp.abs(bins.accuracy - bins.confidence)) / jnp.sum(bins.examples)
+
+
+def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15) -> Array:
+    """Computes the expected calibration error (ECE), [], from 0 to 1; arguments are those of ``reliability``.
+
+    Guo et al. (2017), equation 3. With n examples a perfectly calibrated ensemble has a positive ECE, of the order of
+    ``sqrt(B / n)``: compare ECEs at equal n and B. Raises ``ValueError`` for fewer than one bin.
+    """
+    return calibration_error(reliability(members, labels, num_bins))
+
+
+def predictive_interval(members: Array, level: float = 0.95, noise_variance: float | Array = 0.0) -> Interval:
+    """Computes Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
+
+    Args:
+        members: Values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B).
+        level: Probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
+        noise_variance: Variance of an observation about its expectation, a number or [n, C]; 0 for an interval of the
+            expectation itself.
+
+    Raises:
+        ValueError: The level is outside (0, 1), or the noise variance is negative.
+    """
+    variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
+    mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
+    return Interval(mean - half, mean + half)
+
+
+def coverage(interval: Interval, targets: Array) -> Array:
+    """Computes the share of targets in their intervals, ends included, []; raises ``ValueError`` if shapes differ."""
+    if not interval.low.shape == interval.high.shape == targets.shape:
+        shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
+        raise ValueError(f"interval: got shapes {shapes}, must be equal")
+    inside = (interval.low <= targets) & (targets <= interval.high)
+    return jnp.mean(inside.astype(interval.low.dtype))
+
+
+def coverage_interval(share: float | Array, num_points: int, level: float = 0.95) -> Interval:
+    """Computes the confidence interval of a coverage that was measured at ``num_points`` independent points.
+
+    Wilson (1927): with ``z`` the normal quantile of ``(1 + level) / 2`` and m points, the ends are ``(s + z^2 / 2m +- z
+    sqrt(s (1 - s) / m + z^2 / 4m^2)) / (1 + z^2 / m)``.
+
+    Args:
+        share: Measured coverage s, of any shape.
+        num_points: Number m of points.
+        level: Probability of the interval.
+
+    Raises:
+        ValueError: There is less than one point, or the level is outside (0, 1).
+    """
+    whole("num_points", num_points)
+    s = jnp.asarray(share)
+    s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(jnp.zeros(()).dtype)
+    z = _normal_quantile(level, s.dtype)
+    centre = s + z**2 / (2 * num_points)
+    half = z * jnp.sqrt(s * (1 - s) / num_points + (z / (2 * num_points)) ** 2)
+    scale = 1 + z**2 / num_points
+    return Interval((centre - half) / scale, (centre + half) / scale)
+
+
+def measure(
+    predicted: Prediction, targets: Array | np.ndarray, labels: Array | np.ndarray | None, loss: str | Loss
+) -> dict[str, float]:
+    """Computes the metrics of a prediction under a loss, by name: the names of ``METRICS`` that apply.
+
+    The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
+
+    Args:
+        predicted: Outputs of the K models, [K, n, C], and their mean.
+        targets: Numbers [n, C] with which the squared error, or a loss of margins, compares outputs.
+        labels: [n] class labels; None for regression.
+        loss: Name of a loss, or a function. The function is called with the labels, or in regression with the targets.
+    """
+    members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
+    known = None if labels is None else class_labels("labels", labels, members.shape[-1])
+    takes_labels = callable(loss) and labels is not None
+    scores, classes = _scores(members, mean, np.asarray(labels if takes_labels else targets), known, loss)
+    found = {name: float(value) for name, value in scores.items()}
+    if known is not None:  # on the host, where a share is divided exactly
+        right = {"accuracy": np.asarray(classes) == known, "accuracy_of_members": members.argmax(axis=-1) == known}
+        finite = bool(np.isfinite(members).all())
+        found |= {name: float(np.mean(share)) if finite else np.nan for name, share in right.items()}
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def metric_of(loss: str | Loss) -> str:
+    """Returns the name of the metric that shows the progress of training by a loss.
+
+    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's own function
+    it is "loss": the loss itself, of the mean prediction. Raises ``ValueError`` for an unknown loss.
+    """
+    return {"classes": "nll", "numbers": "mse"}.get(targets_of(loss), "loss")
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+def _scores(
+    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str | Loss
+) -> tuple[dict[str, Array], Array]:
+    """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
+    several, found = members.shape[0] > 1, dict[str, Array]()
+    metric = metric_of(loss)
+    if metric == "nll" and labels is not None:
+        mean = log_probability(members)
+        found["nll"] = negative_log_likelihood(members, labels)
+        found["ece"] = expected_calibration_error(members, labels)
+        found["brier"] = brier_score(members, labels)
+        found["predictive_entropy"] = jnp.mean(predictive_entropy(members))
+        if several:
+            found["mutual_information"] = jnp.mean(mutual_information(members))
+    elif metric == "loss":
+        found["loss"] = get_loss(mean_form(loss))(mean, targets, jnp.ones(len(mean), bool))
+    else:
+        found["mse"] = jnp.mean((mean - targets) ** 2)
+    if several:
+        found["knowledge_variance"] = jnp.mean(knowledge_variance(members))
+    return found, mean.argmax(axis=-1)
+
+
+def _weighed(log_p: Array, log_q: Array) -> Array:
+    """Computes ``p log q``, and 0 where p is 0."""
+    p = jnp.exp(log_p)
+    return p * jnp.where(p > 0, log_q, 0)
+
+
+def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
+    """Returns the probability of the predicted class [n], and 1 where that class is right, else 0."""
+    _check_labels(members, labels)
+    log_p = log_probability(members)
+    best = jnp.max(log_p, axis=-1)
+    return jnp.exp(best), (jnp.argmax(log_p, axis=-1) == labels).astype(log_p.dtype)
+
+
+def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
+    """Returns the two-sided normal quantile of ``level``."""
+    number("level", level, above=0, below=1)
+    return jnp.asarray(ndtri(0.5 + level / 2), dtype)
+
+
+def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or negative values."""
+    known = not isinstance(variance, jax.core.Tracer)
+    value = jnp.asarray(real_array("noise_variance", variance) if known else variance, dtype)
+    if value.shape not in ((), shape):
+        raise ValueError(f"noise_variance: got shape {value.shape}, must be a number or {shape}")
+    if known and not bool(jnp.all(value >= 0)):
+        raise ValueError(f"noise_variance: got {float(jnp.min(value)):g}, must be at least 0 everywhere")
+    return jnp.broadcast_to(value, shape)
+
+
+def _checked_members(members: Array) -> Array:
+    """Returns ``members`` unchanged; raises ``ValueError`` unless they are floating, [K, n, C] and not empty."""
+    _check_array("members", members)
+    if members.ndim != 3 or 0 in members.shape:
+        raise ValueError(f"members: got shape {members.shape}, must be [K, n, C] with K, n and C at least 1")
+    if not jnp.issubdtype(members.dtype, jnp.floating):
+        raise ValueError(f"members: got dtype {members.dtype}, must be floating")
+    return members
+
+
+def _check_array(name: str, value: Any) -> None:
+    if not isinstance(value, jax.Array | np.ndarray):
+        raise ValueError(f"{name}: got {value!r:.60}, must be an array")
+
+
+def _check_labels(members: Array, labels: Array) -> None:
+    _checked_members(members)
+    _check_array("labels", labels)
+    if labels.shape != (members.shape[1],) or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels: got {labels.dtype} {labels.shape}, must be integers [n] for members {members.shape}, "
+            f"that is ({members.shape[1]},)"
+        )
+    if not isinstance(labels, jax.core.Tracer):
+        class_labels("labels", labels, members.shape[-1])

@@ -1,0 +1,262 @@
+"""The convolutional network of the federated-learning literature, as a flax network, and what makes it fast on a CPU.
+
+Max pooling is written out, and which convolution is the faster one on this machine is measured once and kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedtangent._src.checks import choice, whole
+from fedtangent._src.data import calibration
+from fedtangent._src.entries import option
+from fedtangent._src.models.entry import MOST_UNITS
+from fedtangent._src.models.gemm import Convolution, gemm_convolution
+from fedtangent._src.models.images import image_entry, image_shape, of_images
+from fedtangent._src.types import Array, Model
+
+CONVOLUTIONS: dict[str, Convolution] = {"lax": lax.conv_general_dilated, "gemm": gemm_convolution}
+BATCH, CLIENTS = 10, 2  # of the convolutions that are timed
+LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
+
+
+# ---- pooling -------------------------------------------------------------------------------------------------------
+
+
+def _windows(x: Array, window: tuple[int, int]) -> Array:
+    """Reshapes ``x`` [B, H, W, C] to [B, H // h, h, W // w, w, C]; drops rows and columns that fill no window."""
+    (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
+    kept = x[:, : rows * h, : columns * w]
+    return kept.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
+
+
+def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
+    """Returns the largest entry of each window and its position, the first of equal ones; [B, H', W', C] each."""
+    parts = _windows(x, window)
+    positions = itertools.product(range(window[0]), range(window[1]))
+    best = parts[:, :, 0, :, 0]
+    where = jnp.zeros(best.shape, jnp.int8)
+    for place, (i, j) in list(enumerate(positions))[1:]:
+        other = parts[:, :, i, :, j]
+        where = jnp.where(other > best, jnp.int8(place), where)
+        best = jnp.maximum(best, other)
+    return best, where
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _pool(x: Array, window: tuple[int, int]) -> Array:
+    return _largest(x, window)[0]
+
+
+@_pool.defjvp
+def _pool_jvp(window: tuple[int, int], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    best, where = _largest(primals[0], window)
+    places = jnp.arange(window[0] * window[1], dtype=jnp.int8).reshape((1, 1, window[0], 1, window[1], 1))
+    chosen = where[:, :, None, :, None, :] == places
+    moved = _windows(tangents[0], window)
+    return best, jnp.sum(jnp.where(chosen, moved, jnp.zeros((), moved.dtype)), axis=(2, 4))
+
+
+def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
+    """Computes ``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
+
+    Values and gradient are the same: the first of several equal entries in a window gets the gradient. It has
+    derivatives of both modes and any order. Raises ``ValueError`` for other shapes and for windows of more than 127
+    entries.
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
+    if min(window) < 1 or window[0] * window[1] > LARGEST_WINDOW:
+        raise ValueError(f"window: got {window}, must have from 1 to {LARGEST_WINDOW} entries")
+    return _pool(x, tuple(window))
+
+
+# ---- the faster convolution ---------------------------------------------------------------------------------------
+
+
+def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
+    """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
+
+    It is measured once on a machine, for two clients with their own kernels [window, window, I, filters] and batches of
+    10 images. As in the engine, clients are computed one after another on a CPU, and both at once elsewhere.
+
+    Args:
+        input_shape: (H, W, I) of an image.
+        filters: Output channels.
+        window: Side of the window.
+    """
+    settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
+    asked, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
+    seconds = calibration.cached(asked, measure, CONVOLUTIONS)
+    return min(CONVOLUTIONS, key=lambda name: seconds[name])
+
+
+def convolution_called(name: str, input_shape: Sequence[int], filters: int, window: int) -> Convolution:
+    """Returns the convolution for a network's option: one of ``CONVOLUTIONS``, or the faster one for ``"auto"``.
+
+    Args:
+        name: Value of the option.
+        input_shape: Input shape of the costliest layer, as for ``choose_convolution``.
+        filters: Output channels of that layer.
+        window: Side of its window.
+
+    Raises:
+        ValueError: The name is unknown; the message lists the allowed names.
+    """
+    choice("convolution", name, ("auto", *CONVOLUTIONS))
+    return CONVOLUTIONS[choose_convolution(input_shape, filters, window) if name == "auto" else name]
+
+
+def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, Any]:
+    """Measures the median seconds of each convolution's ``_step``."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
+    w = jax.random.normal(keys[1], (CLIENTS, window, window, shape[-1], filters), jnp.float32)
+    steps = {name: _step(convolve, mapping) for name, convolve in CONVOLUTIONS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        jax.block_until_ready(step(x, w))  # compiles
+    for _ in range(3):  # in turn, so that both meet the same load
+        for name, step in steps.items():
+            start = time.perf_counter()
+            jax.block_until_ready(step(x, w))
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
+    """Compiles the function whose time is measured: a convolution and both its gradients, for N clients.
+
+    It maps inputs [N, B, H, W, I] and kernels [N, h, w, I, O] to a scalar, the sum over clients of half the squared
+    norm of the output and of all entries of its gradients by input and kernel.
+
+    Args:
+        convolve: The convolution.
+        mapping: "vmap" computes all clients at once, "scan" one after another.
+    """
+
+    def loss(x: Array, w: Array) -> Array:
+        y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return 0.5 * jnp.vdot(y, y)
+
+    def one(x: Array, w: Array) -> Array:
+        value, (by_x, by_w) = jax.value_and_grad(loss, (0, 1))(x, w)
+        return value + jnp.sum(by_x) + jnp.sum(by_w)
+
+    def step(x: Array, w: Array) -> Array:
+        if mapping == "vmap":
+            return jnp.sum(jax.vmap(one)(x, w))
+        return lax.scan(lambda total, pair: (total + one(*pair), None), jnp.zeros((), x.dtype), (x, w))[0]
+
+    return jax.jit(step)
+
+
+# ---- the network --------------------------------------------------------------------------------------------------
+
+
+def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int], int], window: int, pool: int) -> None:
+    filters, hidden, output_size = sizes
+    named = {"filters": filters, "hidden": hidden, "output_size": (output_size,), "window": (window,), "pool": (pool,)}
+    for name, values in named.items():
+        for value in values:
+            whole(name, value)
+    if not filters:
+        raise ValueError("filters: got none, must be those of one convolution or more")
+    if min(input_shape[:2]) < pool ** len(filters):
+        side = pool ** len(filters)
+        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide, to be pooled")
+
+
+def _network(convolution: Any, sizes: tuple[tuple[int, ...], tuple[int, ...], int], window: int, pool: int) -> Any:
+    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+
+    filters, hidden, output_size = sizes
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            for size in filters:
+                x = nn.Conv(size, (window, window), padding="SAME", conv_general_dilated=convolution)(x)
+                # relu and max commute, and after the pooling there is less of it to do
+                x = nn.relu(max_pool(x, (pool, pool)))
+            x = x.reshape((x.shape[0], -1))
+            for size in hidden:
+                x = nn.relu(nn.Dense(size)(x))
+            return nn.Dense(output_size)(x)
+
+    return Network()
+
+
+def cnn(
+    input_shape: Sequence[int] = (28, 28, 1),
+    output_size: int = 10,
+    filters: Sequence[int] = (32, 64),
+    hidden: Sequence[int] = (512,),
+    window: int = 5,
+    pool: int = 2,
+    convolution: str = "auto",
+) -> Model:
+    """Convolutions with relu and max pooling, then dense layers: by default FedAvg's CNN (McMahan et al., 2017).
+
+    The default has 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a
+    linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size. ``apply``
+    takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as flax's
+    (LeCun normal, zero biases), float32. There is no analytic kernel.
+
+    Args:
+        input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
+        output_size: Number of outputs.
+        filters: Channels of the convolutions.
+        hidden: Widths of the dense layers.
+        window: Side of a convolution's window.
+        pool: Side of a pooling window.
+        convolution: ``"lax"``, ``"gemm"`` (see ``models.gemm_convolution``) or ``"auto"``, the faster one on this
+            machine, which is measured once.
+
+    Raises:
+        ValueError: A size is impossible, or a name is unknown.
+    """
+    shape = image_shape(input_shape)
+    filters, hidden = tuple(filters), tuple(hidden)
+    _check(shape, (filters, hidden, output_size), window, pool)
+    last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
+    chosen = convolution_called(convolution, last, filters[-1], window)
+    network = _network(chosen, (filters, hidden, output_size), window, pool)
+    name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))})"
+    return of_images(network, shape, output_size, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class CnnOptions:
+    """Options of cnn."""
+
+    filters: tuple[int, ...] = option((32, 64), most=4096)
+    """Channels of the convolutions."""
+    hidden: tuple[int, ...] = option((512,), most=MOST_UNITS)
+    """Widths of the dense layers."""
+    window: int = option(5, most=1000)
+    """Side of a convolution's window."""
+    pool: int = 2
+    """Side of a pooling's window."""
+    convolution: str = "auto"
+    """lax, gemm, or auto: the faster one of them on this machine, measured once."""
+
+
+ENTRIES = (
+    image_entry(
+        cnn,
+        CnnOptions,
+        "FedAvg's convolutional network: convolutions with max pooling, then dense layers (McMahan et al., 2017)",
+        "mcmahan2017",
+    ),
+)

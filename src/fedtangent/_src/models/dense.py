@@ -1,0 +1,332 @@
+"""Multilayer perceptrons as neural-tangents stax networks, with the analytic kernel of exactly that network."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.checks import choice, number, whole
+from fedtangent._src.entries import option
+from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
+from fedtangent._src.models.kernels import AnalyticKernel, check_dtype
+from fedtangent._src.types import Array, Descend, Key, Model, PyTree
+
+PARAMETERIZATIONS = ("ntk", "standard")
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """Shape of the examples of a data set and number of outputs of its models; a ``Dataset`` has both."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs C."""
+
+
+class DenseLayer(NamedTuple):
+    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None for a layer without bias."""
+
+    weight_scale: float  # Python floats, so that they never decide the dtype
+    bias_scale: float | None
+
+
+class DenseStructure(NamedTuple):
+    """Dense layers with one elementwise activation between them.
+
+    Parameters follow neural-tangents' stax: a list with ``(W [fan_in, fan_out], b [1, fan_out] or None)`` for each
+    layer and ``()`` for each activation in between, so layer ``l``'s parameters are ``params[2 * l]``.
+    """
+
+    input_size: int
+    activation: Callable[[Array], Array]
+    layers: tuple[DenseLayer, ...]
+    descend: Descend | None = None  # several gradient steps at once, see ``types.Model``
+
+
+def flatten_inputs(x: Array, input_size: int) -> Array:
+    """Reshapes ``x`` [n, ...] to [n, input_size]; raises ``ValueError`` with both sizes if they differ."""
+    flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
+    if flat.shape[1] != input_size:
+        raise ValueError(f"x: got {x.shape}, {flat.shape[1]} numbers an example, must be {input_size} for this model")
+    return flat
+
+
+def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[Array], list[Array]]:
+    """Computes every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
+
+    Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
+    """
+    h = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    for i, layer in enumerate(structure.layers):
+        weight, bias = params[2 * i]
+        h = structure.activation(outputs[-1]) if i else h
+        z = layer.weight_scale * (h @ weight)
+        if layer.bias_scale is not None:
+            z = z + layer.bias_scale * bias
+        inputs.append(h)
+        outputs.append(z)
+    return inputs, outputs
+
+
+class Activation(NamedTuple):
+    """An elementwise function, with name and arguments of the layer in stax that has its analytic kernel."""
+
+    function: Callable[[Array], Array]
+    stax_name: str
+    stax_arguments: dict[str, float]
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(jax.nn.relu, "Relu", {}),
+    "leaky_relu": Activation(lambda z: jax.nn.leaky_relu(z, 0.01), "LeakyRelu", {"alpha": 0.01}),
+    "abs": Activation(jnp.abs, "Abs", {}),
+    "erf": Activation(jax.scipy.special.erf, "Erf", {}),
+    "gelu": Activation(lambda z: jax.nn.gelu(z, approximate=False), "Gelu", {}),
+    "sin": Activation(jnp.sin, "Sin", {}),
+    "cos": Activation(jnp.cos, "Cos", {}),
+}
+
+
+class _Layer(NamedTuple):
+    fan_in: int
+    fan_out: int
+    w_std: float
+    b_std: float | None
+
+
+def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
+    for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
+        whole(name, size)
+    choice("activation", activation, ACTIVATIONS)  # those with an analytic kernel
+    choice("parameterization", parameterization, PARAMETERIZATIONS)
+
+
+def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: Any, key: Key) -> PyTree:
+    params: list[Any] = []
+    for i, layer in enumerate(layers):
+        weight_key, bias_key = jax.random.split(jax.random.fold_in(key, i))
+        standard = parameterization == "standard"
+        weight_std = layer.w_std / layer.fan_in**0.5 if standard else 1.0
+        bias_std = (layer.b_std or 0.0) if standard else 1.0
+        weight = weight_std * jax.random.normal(weight_key, (layer.fan_in, layer.fan_out), dtype)
+        bias = None if layer.b_std is None else bias_std * jax.random.normal(bias_key, (1, layer.fan_out), dtype)
+        params.extend([(weight, bias), ()] if i + 1 < len(layers) else [(weight, bias)])
+    return params
+
+
+def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) -> Any:
+    # imported here: neural-tangents takes longer to import than the rest of the package together
+    from fedtangent._src.kernels.neural_tangents import stax
+
+    chosen = ACTIVATIONS[activation]
+    stack = []
+    for i, layer in enumerate(layers):
+        if i:
+            stack.append(getattr(stax, chosen.stax_name)(**chosen.stax_arguments))
+        stack.append(stax.Dense(layer.fan_out, layer.w_std, layer.b_std, parameterization=parameterization))
+    return stax.serial(*stack)
+
+
+class WeightScales(TypedDict, total=False):
+    """Standard deviations of the initial weights and biases of ``mlp``."""
+
+    w_std: float  # of the weights, sqrt(2) if not given
+    b_std: float | None  # of the biases, 0.1 if not given; None: there are none
+    last_w_std: float | None  # replaces w_std in the last layer
+
+
+def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int]:
+    """Returns the numbers of inputs and outputs.
+
+    Args:
+        input_size: Number of inputs, or a data set, which has both numbers.
+        output_size: Number of outputs; None for the data set's.
+
+    Raises:
+        ValueError: No number of outputs beside a number of inputs.
+    """
+    if isinstance(output_size, tuple | list):
+        raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
+    if isinstance(input_size, Sized):
+        outputs = input_size.num_outputs if output_size is None else output_size
+        return math.prod(input_size.input_shape), outputs
+    if output_size is None:
+        raise ValueError("output_size: got none, must be given unless a Dataset stands in place of input_size")
+    return input_size, output_size
+
+
+def mlp(
+    input_size: int | Sized,
+    output_size: int | None = None,
+    widths: Sequence[int] = (128,),
+    activation: str = "relu",
+    parameterization: str = "ntk",
+    dtype: Any = jnp.float32,
+    **scales: Unpack[WeightScales],
+) -> Model:
+    """A multilayer perceptron of any depth whose ``kernel`` is that of its infinite width.
+
+    ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model. ``mlp(data)`` has
+    the inputs and outputs of a ``Dataset``.
+
+    A layer is ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization. In the
+    ``standard`` one it is ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2); its tangent kernel
+    grows with ``widths``, and ``kernel`` is the one for these widths. ``b_std=None`` leaves the biases out; ``b_std=0``
+    in the standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last
+    layer: a small value starts the network near zero.
+
+    ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws in
+    ``dtype``, the same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
+    ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
+
+    Args:
+        input_size: Numbers of an example, or a ``Dataset``.
+        output_size: Number of outputs; None with a ``Dataset``.
+        widths: Widths of the hidden layers.
+        activation: Name of the activation.
+        parameterization: "ntk" or "standard".
+        dtype: Type of the parameters.
+        **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
+
+    Raises:
+        ValueError: A size is below 1, a name is unknown, a scale is negative, or ``float64`` is used without 64-bit
+            mode.
+
+    Example, a network of width 64, and the kernels of infinite width:
+
+        >>> import jax, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=3, output_size=2, widths=(64,))
+        >>> x = jax.numpy.ones((5, 3))
+        >>> model.apply(model.init(jax.random.key(0)), x).shape, model.kernel(x).ntk.shape
+        ((5, 2), (5, 5))
+    """
+    input_size, output_size = sizes_of(input_size, output_size)
+    w_std, b_std, last_w_std = scales.get("w_std", 2.0**0.5), scales.get("b_std", 0.1), scales.get("last_w_std")
+    widths = (widths,) if isinstance(widths, int) else tuple(widths)
+    sizes = (input_size, *widths, output_size)
+    _check(sizes, activation, parameterization)
+    for name, std in {"w_std": w_std, "b_std": b_std, "last_w_std": last_w_std}.items():
+        if std is not None:
+            number(name, std, at_least=0)
+    check_dtype(dtype, needs_x64=False)
+    # Python floats: a NumPy scalar would turn float32 into float64
+    stds = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]
+    b_std = None if b_std is None else float(b_std)
+    layers = tuple(_Layer(*layer, b_std) for layer in zip(sizes[:-1], sizes[1:], stds, strict=True))
+    dense = tuple(
+        DenseLayer(layer.w_std / layer.fan_in**0.5, b_std)
+        if parameterization == "ntk"
+        else DenseLayer(1.0, None if b_std is None else 1.0)
+        for layer in layers
+    )
+    structure = DenseStructure(input_size, ACTIVATIONS[activation].function, dense)
+
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        return _initialise(layers, parameterization, dtype, key)
+
+    def at_width(width: int) -> Model:
+        return mlp(input_size, output_size, (width,) * len(widths), activation, parameterization, dtype, **scales)
+
+    kernel = AnalyticKernel(
+        network=functools.cache(lambda: _stax(layers, activation, parameterization)),
+        prepare=lambda x: flatten_inputs(x, input_size),
+    )
+    return Model(
+        name=f"mlp({'-'.join(map(str, sizes))}, {activation}, {parameterization})",
+        init=init,
+        apply=lambda params, x: forward(structure, params, x)[1][-1],
+        kernel=kernel,
+        output_size=output_size,
+        structure=structure,
+        at_width=at_width if widths else None,
+        is_linear=not widths,
+        reads_tokens=False,
+    )
+
+
+def logistic(
+    input_size: int | Sized, output_size: int | None = None, zero_init: bool = True, dtype: Any = jnp.float32
+) -> Model:
+    """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
+
+    With ``zero_init`` all parameters start at zero, otherwise the weights start as N(0, 1 / input_size). The tangent
+    kernel does not depend on the parameters: ``x1 x2' + 1``.
+    """
+    input_size, output_size = sizes_of(input_size, output_size)
+    return mlp(
+        input_size,
+        output_size,
+        (),
+        parameterization="standard",
+        w_std=0.0 if zero_init else 1.0,
+        b_std=0.0,
+        dtype=dtype,
+    )._replace(name=f"logistic({input_size}-{output_size})")
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpOptions:
+    """Options of mlp."""
+
+    widths: tuple[int, ...] = option((128,), most=MOST_UNITS)
+    """Hidden widths."""
+    activation: str = "relu"
+    """relu, leaky_relu, abs, erf, gelu, sin or cos."""
+    parameterization: str = "ntk"
+    """ntk or standard."""
+    w_std: float = 2.0**0.5
+    """Standard deviation of the weights, in units of 1 / sqrt(fan-in)."""
+    b_std: float = 0.1
+    """Standard deviation of the biases."""
+    last_w_std: float | None = None
+    """w_std of the last layer, if another one: a small value starts the network near zero."""
+
+
+def _build_mlp(o: MlpOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    scales: WeightScales = {"w_std": o.w_std, "b_std": o.b_std, "last_w_std": o.last_w_std}
+    return mlp(math.prod(input_shape), output_size, o.widths, o.activation, o.parameterization, **scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogisticOptions:
+    """Options of logistic."""
+
+    zero_init: bool = True
+    """Start at zero."""
+
+
+def _build_logistic(o: LogisticOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    return logistic(math.prod(input_shape), output_size, o.zero_init)
+
+
+ENTRIES = (
+    ModelEntry(
+        "mlp",
+        "a multilayer perceptron of any depth, with the kernels of its infinite width",
+        _build_mlp,
+        MlpOptions,
+        function=mlp,
+        learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+    ),
+    ModelEntry(
+        "logistic",
+        "multinomial logistic regression, the linear mlp in the standard parameterization",
+        _build_logistic,
+        LogisticOptions,
+        function=logistic,
+        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1},
+    ),
+)

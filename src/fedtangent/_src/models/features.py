@@ -1,0 +1,173 @@
+"""Models linear in their weights: of the inputs (Local-GD), and of radial basis functions (FE-2024, section V-A)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.checks import number, whole
+from fedtangent._src.entries import option
+from fedtangent._src.models.dense import flatten_inputs
+from fedtangent._src.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, ModelEntry
+from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+
+class LinearStructure(NamedTuple):
+    """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``."""
+
+    features: Callable[[Array], Array]  # x [n, ...] -> [n, num_features], in x's dtype
+
+
+def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any = jnp.float32) -> Model:
+    """``f(x) = x W`` without a bias, inputs [n, ...] flattened to [n, d] (Local-GD paper, section 2; C = 1 there).
+
+    ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); the paper's results start at w = 0, that is sigma = 0.
+    The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
+
+    Args:
+        input_size: Numbers d of an example.
+        output_size: Number of outputs C.
+        sigma: Standard deviation of the initial weights.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, ``sigma`` is negative, or inputs have another size.
+    """
+    for name, size in (("input_size", input_size), ("output_size", output_size)):
+        whole(name, size)
+    number("sigma", sigma, at_least=0)
+    features = partial(flatten_inputs, input_size=int(input_size))
+    return _of_features(f"linear({input_size})", features, int(input_size), float(sigma), output_size, dtype)
+
+
+def rbf_linear(
+    num_features: int = 100,
+    bandwidth: float = 0.08,
+    sigma: float = 1.0,
+    seed: int = 0,
+    output_size: int = 1,
+    dtype: Any = jnp.float32,
+) -> Model:
+    """``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x`` (FE-2024, section V-A).
+
+    The defaults of ``num_features`` and ``bandwidth`` are the paper's; the paper does not state sigma, and we take 1.
+    Each output has its own weights: ``params["weights"]`` is [num_features, C]. The kernel is exact, not a limit:
+    ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
+
+    Args:
+        num_features: Number of basis functions.
+        bandwidth: Width b of each.
+        sigma: Standard deviation of the initial weights, which are N(0, sigma^2).
+        seed: Seed of the centres v_p, which are uniform in [-1, 1] and stay fixed.
+        output_size: Number of outputs C.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, ``bandwidth`` is not positive, ``sigma`` is negative, or inputs are not scalar.
+    """
+    for name, size in (("num_features", num_features), ("output_size", output_size)):
+        whole(name, size)
+    number("bandwidth", bandwidth, above=0)
+    number("sigma", sigma, at_least=0)
+    centres = np.random.default_rng(checks.seed(seed)).uniform(-1.0, 1.0, num_features)
+
+    def features(x: Array) -> Array:
+        x = flatten_inputs(x, 1)
+        return jnp.exp(-((x - jnp.asarray(centres, x.dtype)[None, :]) ** 2) / (2 * float(bandwidth) ** 2))
+
+    name = f"rbf_linear({num_features}, b={bandwidth}, seed={seed})"
+    return _of_features(name, features, num_features, float(sigma), output_size, dtype)
+
+
+def _of_features(
+    name: str, features: Callable[[Array], Array], num_features: int, sigma: float, output_size: int, dtype: Any
+) -> Model:
+    """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
+    check_dtype(dtype, needs_x64=False)
+
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        return {"weights": sigma * jax.random.normal(key, (num_features, output_size), dtype)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return features(x.astype(params["weights"].dtype)) @ params["weights"]
+
+    def kernel(x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+        names = check_get(get)
+        phi1 = features(as_floating(x1))
+        gram = phi1 @ (phi1 if x2 is None else features(as_floating(x2))).T
+        blocks = Kernels(nngp=sigma**2 * gram if "nngp" in names else None, ntk=gram if "ntk" in names else None)
+        return select(blocks, get)
+
+    return Model(
+        name=name,
+        init=init,
+        apply=apply,
+        kernel=kernel,
+        output_size=output_size,
+        structure=LinearStructure(features),
+        is_linear=True,
+        reads_tokens=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RbfOptions:
+    """Options of rbf_linear."""
+
+    num_features: int = option(100, most=MOST_UNITS)
+    """Radial basis functions."""
+    bandwidth: float = 0.08
+    """Width b of each."""
+    sigma: float = 1.0
+    """Standard deviation of the weights at the start."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearOptions:
+    """Options of linear."""
+
+    sigma: float = 0.0
+    """Standard deviation of the weights at the start (0: every run starts as the zero function)."""
+
+
+def _build_linear(o: LinearOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    return linear(math.prod(input_shape), output_size, o.sigma)
+
+
+def _build(o: RbfOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    if math.prod(input_shape) != 1:
+        raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
+    return rbf_linear(o.num_features, o.bandwidth, o.sigma, output_size=output_size)
+
+
+ENTRIES = (
+    ModelEntry(
+        "linear",
+        "linear in the inputs, without a bias, whose kernel is exact (Local-GD)",
+        _build_linear,
+        LinearOptions,
+        ("localgd",),
+        function=linear,
+        learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
+    ),
+    ModelEntry(
+        "rbf_linear",
+        "a linear model of radial basis functions of one number, whose kernel is exact (Fed-ensemble's toy)",
+        _build,
+        RbfOptions,
+        ("shi2024",),
+        function=rbf_linear,
+        kinds=("vector",),
+        learning_rates={SQUARED_ERROR: 0.1},
+    ),
+)

@@ -1,0 +1,301 @@
+"""Convolutions that stay fast where federated learning needs them: inside loops over clients, and with one kernel each.
+
+``gemm_convolution`` stands in for ``jax.lax.conv_general_dilated`` in ``flax.linen.Conv(conv_general_dilated=...)``.
+Two things make the latter slow there. XLA's CPU backend runs only channels-last convolutions with an unreversed kernel
+at the speed of a matrix product, and the gradients that JAX derives are not of that form: here they are rewritten to
+be. And ``vmap`` over clients turns per-client kernels into grouped convolutions: here they become batched matrix
+products over patches of the input.
+
+A convolution, its gradient by the input and its gradient by the kernel are bilinear, and each is the transpose of the
+others. They are three primitives, so that forward and reverse differentiation of any order, ``jit``, ``vmap``, ``scan``
+and ``remat`` apply. A depthwise convolution has no product in it: it is a sum of shifted inputs times numbers, as is
+each of its gradients, under ``vmap`` too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fedtangent._src.types import Array
+
+Convolution = Callable[..., Array]
+
+
+class Geometry(NamedTuple):
+    """Static settings of a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O]."""
+
+    spatial: tuple[int, ...]
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]  # of the kernel
+    precision: Any
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Size of the dilated window."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.window, self.dilation, strict=True))
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Spatial size of the result."""
+        room = (n + low + high for n, (low, high) in zip(self.spatial, self.padding, strict=True))
+        return tuple(max(0, (r - e) // s + 1) for r, e, s in zip(room, self.extent, self.strides, strict=True))
+
+
+def channels_last(ndim: int) -> tuple[str, str, str]:
+    """Returns the dimension numbers of arrays with ``ndim`` axes, channels last."""
+    spatial = "DHW"[-(ndim - 2) :]
+    return f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
+
+
+def _library(x: Array, w: Array, g: Geometry) -> Array:
+    return lax.conv_general_dilated(
+        x, w, g.strides, g.padding, rhs_dilation=g.dilation, dimension_numbers=channels_last(x.ndim),
+        precision=g.precision,
+    )  # fmt: skip
+
+
+def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
+    """Computes the input's gradient as a convolution of the dilated, padded cotangent with the flipped kernel."""
+    before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
+    dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
+    after = [n + e - 1 - d - b for n, e, d, b in zip(g.spatial, g.extent, dilated, before, strict=True)]
+    turned = jnp.swapaxes(jnp.flip(w, range(w.ndim - 2)), -1, -2)
+    return lax.conv_general_dilated(
+        y, turned, (1,) * len(g.window), list(zip(before, after, strict=True)), lhs_dilation=g.strides,
+        rhs_dilation=g.dilation, dimension_numbers=channels_last(y.ndim), precision=g.precision,
+    )  # fmt: skip
+
+
+def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
+    """Computes the kernel's gradient as a convolution with the cotangent, with channels and examples swapped."""
+    dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
+    padding = [
+        (low, e - 1 + d - n - low)
+        for (low, _), e, d, n in zip(g.padding, g.extent, dilated, g.spatial, strict=True)
+    ]  # fmt: skip
+    out = lax.conv_general_dilated(
+        jnp.swapaxes(x, 0, -1), jnp.moveaxis(y, 0, -2), g.dilation, padding, rhs_dilation=g.strides,
+        dimension_numbers=channels_last(x.ndim), precision=g.precision,
+    )  # fmt: skip
+    return jnp.moveaxis(out, 0, -2)
+
+
+def _shifted(x: Array, g: Geometry) -> list[Array]:
+    """Returns for each place of the window the entries of ``x`` [B, *spatial, I] under it, [B, *output, I] each."""
+    padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
+    shifted = []
+    for offset in itertools.product(*map(range, g.window)):
+        start = [o * d for o, d in zip(offset, g.dilation, strict=True)]
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, g.output, g.strides, strict=True)]
+        shifted.append(lax.slice(padded, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *g.strides, 1)))
+    return shifted
+
+
+def patches(x: Array, g: Geometry) -> Array:
+    """Gathers the window's entries at each place of ``x`` [B, *spatial, I]: [B, *output, window * I], kernel order."""
+    shifted = _shifted(x, g)
+    return shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
+
+
+def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
+    """Convolves each channel of ``x`` [B, *spatial, I] with its own kernels, ``w`` [*window, 1, O]."""
+    wide = jnp.repeat(x, w.shape[-1] // x.shape[-1], axis=-1)
+    rows = w.reshape((-1, *(1,) * (x.ndim - 1), w.shape[-1]))
+    return functools.reduce(jnp.add, (part * row for part, row in zip(_shifted(wide, g), rows, strict=True)))
+
+
+def _product(x: Array, w: Array, g: Geometry) -> Array:
+    """Computes the convolution as one matrix product of patches [B * output, window * I] with the kernel."""
+    seen = patches(x, g)
+    flat = seen.reshape((-1, seen.shape[-1]))
+    return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape((*seen.shape[:-1], w.shape[-1]))
+
+
+def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> Callable[..., Array]:
+    """Returns the gradient of ``forward`` by its ``"input"`` or ``"kernel"``, from JAX's transposition."""
+
+    def to_input(y: Array, w: Array, g: Geometry) -> Array:
+        like = jax.ShapeDtypeStruct((y.shape[0], *g.spatial, w.shape[-2]), y.dtype)
+        return jax.linear_transpose(lambda x: forward(x, w, g), like)(y)[0]
+
+    def to_kernel(x: Array, y: Array, g: Geometry) -> Array:
+        like = jax.ShapeDtypeStruct((*g.window, x.shape[-1], y.shape[-1]), x.dtype)
+        return jax.linear_transpose(lambda w: forward(x, w, g), like)(y)[0]
+
+    return to_input if by == "input" else to_kernel
+
+
+class _Map(NamedTuple):
+    """One of the three bilinear maps: its implementations, and the axes for folding in a batch axis of one operand."""
+
+    direct: Callable[..., Array]  # fast on a CPU
+    library: Callable[..., Array]  # fast on an accelerator
+    product: Callable[..., Array]  # matrix products of patches
+    shape: Callable[[Any, Any, Geometry], tuple[int, ...]]
+    folds: tuple[tuple[int, int], tuple[int, int]]  # per operand: (its axis, the axis of the result)
+
+
+_MAPS = {
+    "forward": _Map(
+        _library, _library, _product,
+        lambda x, w, g: (x.shape[0], *g.output, w.shape[-1]), ((0, 0), (-1, -1)),
+    ),
+    "to_input": _Map(
+        _direct_to_input, _transposed(_library, "input"), _transposed(_product, "input"),
+        lambda y, w, g: (y.shape[0], *g.spatial, w.shape[-2]), ((0, 0), (-2, -1)),
+    ),
+    "to_kernel": _Map(
+        _direct_to_kernel, _transposed(_library, "kernel"), _transposed(_product, "kernel"),
+        lambda x, y, g: (*g.window, x.shape[-1], y.shape[-1]), ((-1, -2), (-1, -1)),
+    ),
+}  # fmt: skip
+
+
+def _is_direct(a: Array, g: Geometry) -> bool:
+    """Tells whether XLA's fast CPU convolution applies and beats a product: float32, and a window larger than 1."""
+    return a.dtype == jnp.float32 and max(g.window) > 1
+
+
+def _batched(primitive: Primitive, rules: _Map, args: Sequence[Array], dims: Sequence[Any], g: Geometry) -> Any:
+    """Implements ``vmap``: one batched operand is folded into a larger map, two become products, or a loop on a CPU."""
+    if None in dims:
+        i = 1 if dims[0] is None else 0
+        axis, result_axis = (place % args[1 - i].ndim for place in rules.folds[i])
+        moved = jnp.moveaxis(args[i], dims[i], axis)
+        size = moved.shape[axis]
+        folded = moved.reshape((*moved.shape[:axis], -1, *moved.shape[axis + 2 :]))
+        out = primitive.bind(*((folded, args[1]) if i == 0 else (args[0], folded)), geometry=g)
+        shape = (*out.shape[:result_axis], size, out.shape[result_axis] // size, *out.shape[result_axis + 1 :])
+        return out.reshape(shape), result_axis
+    a, b = (jnp.moveaxis(operand, dim, 0) for operand, dim in zip(args, dims, strict=True))
+
+    def loop(a: Array, b: Array) -> Array:
+        return lax.map(lambda pair: primitive.bind(*pair, geometry=g), (a, b))
+
+    def products(a: Array, b: Array) -> Array:
+        return jax.vmap(lambda a, b: rules.product(a, b, g))(a, b)
+
+    if not _is_direct(a, g):
+        return products(a, b), 0
+    return lax.platform_dependent(a, b, cpu=loop, default=products), 0
+
+
+def _primitive(name: str) -> Primitive:
+    rules = _MAPS[name]
+    primitive = Primitive(f"convolution_{name}")
+
+    def on_cpu(a: Array, b: Array, *, geometry: Geometry) -> Array:
+        return (rules.direct if _is_direct(a, geometry) else rules.product)(a, b, geometry)
+
+    def abstract(a: Any, b: Any, *, geometry: Geometry) -> Any:
+        return a.update(shape=rules.shape(a, b, geometry), weak_type=False)
+
+    primitive.def_abstract_eval(abstract)
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames=("geometry",)))
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda a, b, *, geometry: rules.library(a, b, geometry), False))
+    mlir.register_lowering(primitive, mlir.lower_fun(on_cpu, False), platform="cpu")
+    batching.primitive_batchers[primitive] = lambda args, dims, *, geometry: _batched(
+        primitive, rules, args, dims, geometry
+    )
+    return primitive
+
+
+_forward, _to_input, _to_kernel = map(_primitive, _MAPS)
+# each is the transpose of the others, by its first operand and by its second
+ad.defbilinear(
+    _forward, lambda y, _, w, **g: _to_input.bind(y, w, **g), lambda y, x, _, **g: _to_kernel.bind(x, y, **g)
+)
+ad.defbilinear(
+    _to_input, lambda x, _, w, **g: _forward.bind(x, w, **g), lambda x, y, _, **g: _to_kernel.bind(x, y, **g)
+)
+ad.defbilinear(
+    _to_kernel, lambda w, _, y, **g: _to_input.bind(y, w, **g), lambda w, x, _, **g: _forward.bind(x, w, **g)
+)
+
+
+def _check(x: Array, w: Array, dimension_numbers: Any, groups: int) -> None:
+    if not 3 <= x.ndim <= 5 or w.ndim != x.ndim:
+        raise ValueError(f"lhs and rhs: got {x.shape} and {w.shape}, must have one to three spatial axes each")
+    wanted = lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim))
+    given = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+    if given != wanted:
+        allowed = ", ".join(channels_last(x.ndim))
+        raise ValueError(f"dimension_numbers: got {dimension_numbers}, allowed are those of ({allowed})")
+    if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"lhs and rhs: got {x.dtype} and {w.dtype}, must be of one floating type")
+    if groups < 1 or w.shape[-2] * groups != x.shape[-1] or w.shape[-1] % groups:
+        raise ValueError(
+            f"rhs: got {w.shape} for {groups} feature groups of lhs {x.shape}, its last axes must be "
+            "(lhs channels / groups, a multiple of groups)"
+        )
+
+
+class ConvolutionOptions(TypedDict, total=False):
+    """Further arguments of ``jax.lax.conv_general_dilated``, with its defaults."""
+
+    lhs_dilation: Sequence[int] | None
+    rhs_dilation: Sequence[int] | None
+    dimension_numbers: Any
+    feature_group_count: int
+    precision: Any
+
+
+def gemm_convolution(
+    lhs: Array,
+    rhs: Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    **options: Unpack[ConvolutionOptions],
+) -> Array:
+    """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
+
+    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. The result equals
+    that of ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order.
+
+    Args:
+        lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.
+        rhs: Kernel ``[*window, I / groups, O]`` of the same floating type.
+        window_strides: Stride along each spatial axis.
+        padding: ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"`` or pairs (low, high), which may be negative.
+        **options: See ``ConvolutionOptions``.
+
+    Returns:
+        Array ``[B, *output, O]``.
+
+    Raises:
+        ValueError: The layout is another, dtypes differ, channels do not fit, or padding is given by name for a dilated
+            input.
+    """
+    lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
+    groups = options.get("feature_group_count", 1)
+    _check(lhs, rhs, options.get("dimension_numbers"), groups)
+    num_axes = lhs.ndim - 2
+    if lhs_dilation is not None and max(lhs_dilation) > 1:
+        spread = [(0, 0, 0), *((0, 0, d - 1) for d in lhs_dilation), (0, 0, 0)]
+        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), spread)
+    dilation = (1,) * num_axes if rhs_dilation is None else tuple(rhs_dilation)
+    geometry = Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), (), dilation, options.get("precision"))
+    if isinstance(padding, str):
+        if lhs_dilation is not None and max(lhs_dilation) > 1:
+            raise ValueError(f"padding: got {padding!r} with lhs_dilation {tuple(lhs_dilation)}, must be pairs then")
+        padding = lax.padtype_to_pads(geometry.spatial, geometry.extent, geometry.strides, padding)
+    geometry = geometry._replace(padding=tuple((int(low), int(high)) for low, high in padding))
+    if groups == 1:
+        return _forward.bind(lhs, rhs, geometry=geometry)
+    if groups == lhs.shape[-1]:
+        return _depthwise(lhs, rhs, geometry)
+    x = lhs.reshape((*lhs.shape[:-1], groups, -1))
+    w = rhs.reshape((*rhs.shape[:-1], groups, -1))
+    out = jax.vmap(functools.partial(_forward.bind, geometry=geometry), in_axes=-2, out_axes=-2)(x, w)
+    return out.reshape((*out.shape[:-2], -1))

@@ -1,0 +1,71 @@
+"""What the models' analytic kernels have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.types import Array
+
+KERNELS = ("nngp", "ntk")
+
+
+class Kernels(NamedTuple):
+    """Blocks [n1, n2] of the prior covariance (``nngp``) and the tangent kernel (``ntk``); None if not requested."""
+
+    nngp: Array | None = None
+    ntk: Array | None = None
+
+
+def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Returns ``get`` as a tuple of kernel names; raises ``ValueError`` with the allowed ones."""
+    names = (get,) if isinstance(get, str) else tuple(get) if isinstance(get, tuple | list) else ()
+    if not names or any(name not in KERNELS for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
+    return names
+
+
+def select(blocks: Kernels, get: str | tuple[str, ...]) -> Any:
+    """Returns the array itself if ``get`` is one name, or ``blocks`` if it is a tuple of names."""
+    return getattr(blocks, get) if isinstance(get, str) else blocks
+
+
+def as_floating(x: Any) -> Array:
+    """Converts ``x`` to a floating array; whole numbers (such as raw pixels) take the default floating dtype."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyticKernel:
+    """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use."""
+
+    network: Callable[[], Any]  # -> (init, apply, kernel) of neural-tangents
+    prepare: Callable[[Array], Array]  # inputs [n, ...] -> [n, input_size]
+
+    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+        """Computes kernel blocks [n1, n2], see ``Kernels``; if ``get`` is a single name, returns that block itself."""
+        names = check_get(get)
+        second = None if x2 is None else as_floating(x2)
+        return select(_blocks(self, as_floating(x1), second, names), get)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))  # one program: operation by operation, each would be compiled alone
+def _blocks(kernel: AnalyticKernel, x1: Array, x2: Array | None, names: tuple[str, ...]) -> Kernels:
+    second = None if x2 is None else kernel.prepare(x2)
+    return Kernels(**kernel.network()[2](kernel.prepare(x1), second, names)._asdict())
+
+
+def check_dtype(dtype: Any, needs_x64: bool) -> None:
+    """Raises ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode."""
+    wanted = np.dtype(dtype)
+    if not jnp.issubdtype(wanted, jnp.floating):
+        raise ValueError(f"dtype: got {wanted.name}, must be a floating type")
+    if needs_x64 and jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ValueError(f"dtype: got {wanted.name}, must be float32 without fedtangent.enable_x64()")

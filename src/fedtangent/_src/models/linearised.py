@@ -1,0 +1,26 @@
+"""A model as a first-order polynomial in its weights, at a fixed point: a model like any other, linear in them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.types import Array, Model, PyTree
+
+
+def linearised(model: Model, at: PyTree) -> Model:
+    """Returns ``model`` linearised in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return first_order(model, at, params, x)
+
+    return model._replace(
+        name=f"linearised {model.name}", apply=apply, kernel=None, structure=None, at_width=None, is_linear=True
+    )
+
+
+def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:
+    """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
+    at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
+    value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
+    return value + change

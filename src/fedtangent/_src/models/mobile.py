@@ -1,0 +1,273 @@
+"""Networks for small devices, MobileNetV2 and ShuffleNetV2, with group normalisation (see ``models.images``).
+
+Both consist of 1x1 and of depthwise 3x3 convolutions, all of them ``models.gemm_convolution``'s: inside a loop over
+clients on a CPU the library's depthwise convolutions take a hundred times as long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedtangent._src.checks import number, whole
+from fedtangent._src.entries import option
+from fedtangent._src.models.entry import MOST_LAYERS
+from fedtangent._src.models.gemm import gemm_convolution
+from fedtangent._src.models.images import check_blocks, check_groups, image_entry, image_shape, of_images, strides
+from fedtangent._src.types import Array, Model
+
+# Sandler et al. (2018), table 2: of each stage the factor t, the channels c, whether its first block halves the image
+INVERTED = (
+    (1, 16, False),
+    (6, 24, True),
+    (6, 32, True),
+    (6, 64, True),
+    (6, 96, False),
+    (6, 160, True),
+    (6, 320, False),
+)
+STEM, HEAD = 32, 1280  # channels of the first and of the last convolution
+SHUFFLED = {  # Ma et al. (2018), table 5: width -> channels of the stages, and of the last convolution
+    0.5: (48, 96, 192, 1024),
+    1.0: (116, 232, 464, 1024),
+    1.5: (176, 352, 704, 1024),
+    2.0: (244, 488, 976, 2048),
+}
+SHUFFLED_STEM = 24
+
+
+def _parts(groups: int) -> tuple[Any, Any, Any]:
+    """Returns a plain and a depthwise convolution of a 1x1 or 3x3 window, and the normalisation."""
+    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+
+    def conv(channels: int, window: int = 1, stride: int = 1, feature_groups: int = 1) -> Any:
+        return nn.Conv(
+            channels, (window, window), stride, window // 2, use_bias=False, feature_group_count=feature_groups,
+            conv_general_dilated=gemm_convolution,
+            # by what enters: by what leaves, a depthwise kernel would start smaller than one step on it
+            kernel_init=nn.initializers.he_normal(),
+        )  # fmt: skip
+
+    def depthwise(channels: int, stride: int) -> Any:
+        return conv(channels, 3, stride, channels)
+
+    return conv, depthwise, partial(nn.GroupNorm, groups, epsilon=1e-5)
+
+
+# ---- MobileNetV2 ----------------------------------------------------------------------------------------------------
+
+
+def _eighths(channels: float) -> int:
+    """Rounds to the nearest multiple of 8 that is not more than a tenth below, as in the authors' code."""
+    found = max(8, int(channels + 4) // 8 * 8)
+    return found + 8 if found < 0.9 * channels else found
+
+
+def _inverted_network(
+    stem: tuple[int, int], stages: list[tuple[int, int, int, int]], head: int, groups: int, output_size: int
+) -> Any:
+    """Builds the network; ``stem`` is (channels, stride), a stage (factor, channels, blocks, first stride)."""
+    import flax.linen as nn
+
+    conv, depthwise, norm = _parts(groups)
+
+    class Block(nn.Module):
+        factor: int
+        channels: int
+        stride: int
+
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            hidden = self.factor * x.shape[-1]
+            y = nn.relu6(norm()(conv(hidden)(x))) if self.factor > 1 else x
+            y = nn.relu6(norm()(depthwise(hidden, self.stride)(y)))
+            y = norm()(conv(self.channels)(y))
+            return x + y if x.shape[-1] == self.channels and self.stride == 1 else y
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            x = nn.relu6(norm()(conv(stem[0], 3, stem[1])(x)))
+            for factor, channels, blocks, stride in stages:
+                for block in range(blocks):
+                    x = Block(factor, channels, 1 if block else stride)(x)
+            x = nn.relu6(norm()(conv(head)(x)))
+            return nn.Dense(output_size)(x.mean((1, 2)))
+
+    return Network()
+
+
+def mobilenet_v2(
+    input_shape: Sequence[int] = (32, 32, 3),
+    output_size: int = 10,
+    width: float = 1.0,
+    blocks: Sequence[int] = (1, 2, 3, 4, 3, 3, 1),
+    groups: int = 2,
+) -> Model:
+    """MobileNetV2 (Sandler et al., 2018, table 2): inverted residual blocks with depthwise convolutions.
+
+    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. The images are halved
+    at up to five places, small ones only at the last places (``models.images.strides``). There is no dropout before the
+    output, since a model has no random numbers. GroupNorm replaces batch normalisation, whose statistics are not shared
+    (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+
+    Args:
+        input_shape: (height, width, channels).
+        output_size: Number of outputs.
+        width: Factor of the channels, which are rounded to multiples of 8; the last convolution has no fewer than at 1.
+        blocks: Number of blocks of each stage; fewer numbers, fewer stages.
+        groups: Groups of GroupNorm.
+
+    Raises:
+        ValueError: Images are below 4x4, a size is below 1, or ``groups`` does not divide the channels.
+    """
+    shape, size = image_shape(input_shape), whole("output_size", output_size)
+    factor_of_all = number("width", width, above=0)
+    numbers = check_blocks(blocks, len(INVERTED))
+    halved = iter(strides(shape, 1 + sum(halves for _, _, halves in INVERTED)))
+    stem = _eighths(STEM * factor_of_all), next(halved)
+    stages = [
+        (factor, _eighths(channels * factor_of_all), repeated, next(halved) if halves else 1)
+        for (factor, channels, halves), repeated in zip(INVERTED, numbers, strict=False)
+    ]
+    head = _eighths(HEAD * max(1.0, factor_of_all))
+    check_groups(groups, (stem[0], head, *(channels for _, channels, _, _ in stages)))
+    return of_images(_inverted_network(stem, stages, head, groups, size), shape, size, "mobilenet_v2")
+
+
+# ---- ShuffleNetV2 ---------------------------------------------------------------------------------------------------
+
+
+def _shuffled_network(
+    strides: Sequence[int], stages: list[tuple[int, int, int]], head: int, groups: int, output_size: int
+) -> Any:
+    """Builds the network; ``strides`` are the two before the stages, a stage is (channels, units, first stride)."""
+    import flax.linen as nn
+
+    conv, depthwise, norm = _parts(groups)
+
+    def branch(x: Array, channels: int, stride: int) -> Array:
+        y = nn.relu(norm()(conv(channels)(x)))
+        y = norm()(depthwise(channels, stride)(y))
+        return nn.relu(norm()(conv(channels)(y)))
+
+    class Reducing(nn.Module):
+        channels: int
+        stride: int
+
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            half = self.channels // 2
+            left = norm()(depthwise(x.shape[-1], self.stride)(x))
+            return _in_turn(nn.relu(norm()(conv(half)(left))), branch(x, half, self.stride))
+
+    class Unit(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            left, right = jnp.split(x, 2, axis=-1)
+            return _in_turn(left, branch(right, right.shape[-1], 1))
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            x = nn.relu(norm()(conv(SHUFFLED_STEM, 3, strides[0])(x)))
+            if strides[1] > 1:  # where the image is not halved there is nothing to pool
+                x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+            for channels, units, stride in stages:
+                x = Reducing(channels, stride)(x)
+                for _ in range(units - 1):
+                    x = Unit()(x)
+            x = nn.relu(norm()(conv(head)(x)))
+            return nn.Dense(output_size)(x.mean((1, 2)))
+
+    return Network()
+
+
+def _in_turn(left: Array, right: Array) -> Array:
+    """Interleaves the channels of both, so that each half of the next unit's input holds channels of both."""
+    return jnp.stack([left, right], axis=-1).reshape((*left.shape[:-1], -1))
+
+
+def shufflenet_v2(
+    input_shape: Sequence[int] = (32, 32, 3),
+    output_size: int = 10,
+    width: float = 1.0,
+    blocks: Sequence[int] = (4, 8, 4),
+    groups: int = 2,
+) -> Model:
+    """ShuffleNetV2 (Ma et al., 2018, table 5): units of which half the channels pass, then all change places.
+
+    By default it has 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved
+    at up to five places, small ones only at the last places (``models.images.strides``). GroupNorm replaces batch
+    normalisation, whose statistics are not shared (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
+    any shape that holds an example's numbers.
+
+    Args:
+        input_shape: (height, width, channels).
+        output_size: Number of outputs.
+        width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.
+        blocks: Number of units of each stage; fewer numbers, fewer stages.
+        groups: Groups of GroupNorm.
+
+    Raises:
+        ValueError: Images are below 4x4, the width is another, a size is below 1, or ``groups`` does not divide the
+            channels.
+    """
+    shape, size = image_shape(input_shape), whole("output_size", output_size)
+    if number("width", width, above=0) not in SHUFFLED:
+        raise ValueError(f"width: got {width}, allowed are {', '.join(map(str, SHUFFLED))}")
+    *channels, head = SHUFFLED[width]
+    numbers = check_blocks(blocks, len(channels))
+    first, second, *halved = strides(shape, 2 + len(channels))
+    stages = list(zip(channels, numbers, halved, strict=False))
+    check_groups(groups, (SHUFFLED_STEM, head, *(wide // 2 for wide, _, _ in stages)))
+    return of_images(_shuffled_network((first, second), stages, head, groups, size), shape, size, "shufflenet_v2")
+
+
+# ---- entries --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class MobileNetV2Options:
+    """Options of mobilenet_v2."""
+
+    width: float = option(1.0, most=100)
+    """What the channels are multiplied with."""
+    blocks: tuple[int, ...] = option((1, 2, 3, 4, 3, 3, 1), most=MOST_LAYERS)
+    """Blocks of each stage; fewer numbers, fewer stages."""
+    groups: int = 2
+    """Groups of channels that are normalised together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffleNetV2Options:
+    """Options of shufflenet_v2."""
+
+    width: float = option(1.0, most=100)
+    """What the channels are multiplied with: 0.5, 1, 1.5 or 2."""
+    blocks: tuple[int, ...] = option((4, 8, 4), most=MOST_LAYERS)
+    """Units of each stage; fewer numbers, fewer stages."""
+    groups: int = 2
+    """Groups of channels that are normalised together."""
+
+
+ENTRIES = (
+    image_entry(
+        mobilenet_v2,
+        MobileNetV2Options,
+        "inverted residual blocks with depthwise convolutions and group normalisation (Sandler et al., 2018)",
+        "sandler2018",
+        "wu_he2018",
+    ),
+    image_entry(
+        shufflenet_v2,
+        ShuffleNetV2Options,
+        "units that shuffle channels, with depthwise convolutions and group normalisation (Ma et al., 2018)",
+        "ma2018",
+        "wu_he2018",
+    ),
+)

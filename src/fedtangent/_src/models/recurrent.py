@@ -1,0 +1,273 @@
+"""The next-character network of the federated-learning literature: embedding, LSTM layers, a linear output.
+
+Everything that does not wait for the previous character is one matrix product over all characters at once: the input
+projections, and in the backward pass the gradients of both kernels. What is left in the loop over time is one product
+with the four gates side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedtangent._src.checks import choice, whole
+from fedtangent._src.entries import option
+from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
+from fedtangent._src.models.kernels import check_dtype
+from fedtangent._src.models.layers import Call, LayeredStructure, Plan
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+POSITIONS = ("last", "all")
+DIFFERENTIATION = ("reverse", "any")
+Recurrence = Callable[[Array, Array], Array]  # (projected inputs [T, B, 4 H], recurrent kernel) -> hidden [T, B, H]
+
+
+def _gates(z: Array) -> tuple[Array, Array]:
+    """Computes input, forget and output gates [B, 3 H] and the candidate [B, H] from ``z`` [B, 4 H]."""
+    size = z.shape[-1] // 4
+    return jax.nn.sigmoid(z[:, : 3 * size]), jnp.tanh(z[:, 3 * size :])
+
+
+def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Computes the hidden states [T, B, H] of one layer, and the values that its backward pass needs."""
+    start = jnp.zeros((z.shape[1], kernel.shape[0]), z.dtype)
+
+    def step(carry: tuple[Array, Array], z_t: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+        h, c = carry
+        gates, candidate = _gates(z_t + h @ kernel)
+        i, f, o = jnp.split(gates, 3, axis=-1)
+        c = f * c + i * candidate
+        h = o * jnp.tanh(c)
+        return (h, c), (h, c, gates, candidate)
+
+    _, kept = lax.scan(step, (start, start), z)
+    return kept[0], kept
+
+
+def _layer(z: Array, kernel: Array) -> Array:
+    """Computes hidden states [T, B, H] from projected inputs ``z`` [T, B, 4 H] and the recurrent kernel [H, 4 H]."""
+    return _forward(z, kernel)[0]
+
+
+def _save(z: Array, kernel: Array) -> tuple[Array, PyTree]:
+    hidden, kept = _forward(z, kernel)
+    return hidden, (kept, kernel)
+
+
+def _previous(states: Array) -> Array:
+    return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+
+
+def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
+    """Computes the gradients by ``z`` and by the kernel, the latter as one product over all steps of time."""
+    (hidden, cell, gates, candidate), kernel = saved
+    transposed = kernel.T
+
+    def step(carry: tuple[Array, Array], row: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        by_h, by_c = carry
+        outer, c, c_before, gates_t, g = row
+        i, f, o = jnp.split(gates_t, 3, axis=-1)
+        by_h = by_h + outer
+        squashed = jnp.tanh(c)
+        by_c = by_c + by_h * o * (1 - squashed**2)
+        by_gates = jnp.concatenate([by_c * g, by_c * c_before, by_h * squashed], axis=-1) * gates_t * (1 - gates_t)
+        by_z = jnp.concatenate([by_gates, by_c * i * (1 - g**2)], axis=-1)
+        return (by_z @ transposed, by_c * f), by_z
+
+    start = jnp.zeros_like(hidden[0])
+    rows = (by_hidden, cell, _previous(cell), gates, candidate)
+    _, by_z = lax.scan(step, (start, start), rows, reverse=True)
+    flat = _previous(hidden).reshape((-1, hidden.shape[-1]))
+    return by_z, flat.T @ by_z.reshape((-1, by_z.shape[-1]))
+
+
+_layer_reverse = jax.custom_vjp(_layer)
+_layer_reverse.defvjp(_save, _backward)
+
+
+def _initialise(sizes: tuple[int, int, int, int, int], dtype: Any, key: Key) -> PyTree:
+    vocabulary, embedding, units, layers, output_size = sizes
+    glorot, orthogonal = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.orthogonal()
+    keys = iter(jax.random.split(key, 2 + 2 * layers))
+    params: dict[str, Any] = {"embedding": jax.random.uniform(next(keys), (vocabulary, embedding), dtype, -0.05, 0.05)}
+    bias = jnp.zeros((4 * units,), dtype).at[units : 2 * units].set(1)
+    for layer in range(layers):
+        fan_in = embedding if layer == 0 else units
+        params[f"layer_{layer}"] = {
+            "input": jnp.concatenate([glorot(k, (fan_in, units), dtype) for k in jax.random.split(next(keys), 4)], 1),
+            "recurrent": jnp.concatenate(
+                [orthogonal(k, (units, units), dtype) for k in jax.random.split(next(keys), 4)], 1
+            ),
+            "bias": bias,
+        }
+    params["output"] = {
+        "kernel": glorot(next(keys), (units, output_size), dtype),
+        "bias": jnp.zeros(output_size, dtype),
+    }
+    return params
+
+
+def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Array) -> tuple[list[Array], Array]:
+    """Returns the inputs of each layer, [T, B, ..], and the hidden states of the last one, [T, B, H]."""
+    table = params["embedding"]
+    # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
+    characters = jax.nn.one_hot(x.T.astype(jnp.int32), table.shape[0], dtype=table.dtype)  # [T, B, V]
+    h, seen = characters @ table, []
+    for layer in range(layers):
+        part = params[f"layer_{layer}"]
+        seen.append(h)
+        flat = h.reshape((-1, h.shape[-1])) @ part["input"] + part["bias"][None]
+        h = recur(flat.reshape((*h.shape[:2], -1)), part["recurrent"])
+    return seen, h
+
+
+def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Array) -> Array:
+    h = _hidden(layers, recur, params, x)[1]
+    chosen = h[-1] if positions == "last" else jnp.swapaxes(h, 0, 1)
+    bias = params["output"]["bias"]
+    return chosen @ params["output"]["kernel"] + bias.reshape((1,) * (chosen.ndim - 1) + bias.shape)
+
+
+def _plan(layers: int, params: PyTree, x: Any) -> Plan:
+    """Plans each LSTM layer as one matrix of its input and last state; the embedding belongs to no layer."""
+    length, calls = x.shape[1], []
+    for layer in range(layers):
+        own = params[f"layer_{layer}"]
+        fan_in, gates = own["input"].shape[0] + own["recurrent"].shape[0], own["bias"].shape[0]
+        shapes = (1, length, fan_in), (1, length, gates)
+        calls.append(Call((f"layer_{layer}",), (), (), None, (), fan_in, True, *shapes))
+    units, outputs = params["output"]["kernel"].shape
+    calls.append(Call(("output",), (), (), None, (), units, True, (1, units), (1, outputs)))
+    names = [path[0].key for path, _ in jax.tree.leaves_with_path(params)]
+    return Plan(tuple(calls), (names.index("embedding"),), math.prod(params["embedding"].shape))
+
+
+def _run(
+    layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
+) -> tuple[Array, list[Array]]:
+    """Implements ``LayeredStructure.run`` for the network that predicts the character after the last."""
+    inputs: list[Array] = []
+
+    def moved(z: Array, kernel: Array) -> Array:
+        layer = len(inputs)
+        hidden = recur(z + jnp.swapaxes(shifts[layer], 0, 1), kernel)
+        inputs.append(_previous(hidden))
+        return hidden
+
+    seen, h = _hidden(layers, moved, params, x)
+    inputs = [jnp.swapaxes(jnp.concatenate(pair, axis=-1), 0, 1) for pair in zip(seen, inputs, strict=True)]
+    output = params["output"]
+    return h[-1] @ output["kernel"] + output["bias"][None] + shifts[-1], [*inputs, h[-1]]
+
+
+def lstm(
+    vocabulary: int = 80,
+    output_size: int | None = None,
+    embedding: int = 8,
+    units: int = 256,
+    layers: int = 2,
+    positions: str = "last",
+    differentiation: str = "reverse",
+    dtype: Any = jnp.float32,
+) -> Model:
+    """Embedding, LSTM layers and a linear output: the Shakespeare network of McMahan et al. (2017) and LEAF (2018).
+
+    Their sizes are the defaults: characters of 80 kinds in 8 dimensions, two layers of 256 units. ``apply`` takes ``x``
+    [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and returns logits of the next
+    character. There is no analytic kernel.
+
+    Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
+    ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
+    kernels, forget bias 1), embeddings uniform in [-0.05, 0.05].
+
+    Args:
+        vocabulary: Number of characters.
+        output_size: Number of outputs C, by default ``vocabulary``.
+        embedding: Dimensions of an embedded character.
+        units: Units H of a layer.
+        layers: Number of LSTM layers.
+        positions: ``"last"`` for outputs [n, C] after the last character (LEAF), ``"all"`` for [n, T, C] after each.
+        differentiation: ``"reverse"`` uses an explicit backward pass, about twice as fast on a CPU, for reverse mode of
+            any order. ``"any"`` leaves differentiation to JAX and allows forward mode too (``jax.linearize``, which
+            NTK-FL needs).
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, or a name is unknown.
+    """
+    sizes = (vocabulary, embedding, units, layers, vocabulary if output_size is None else output_size)
+    for name, size in zip(("vocabulary", "embedding", "units", "layers", "output_size"), sizes, strict=True):
+        whole(name, size)
+    for name, value, allowed in (
+        ("positions", positions, POSITIONS),
+        ("differentiation", differentiation, DIFFERENTIATION),
+    ):
+        choice(name, value, allowed)
+    check_dtype(dtype, needs_x64=False)
+    recur = _layer_reverse if differentiation == "reverse" else _layer
+
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        return _initialise(sizes, dtype, key)
+
+    def apply(params: PyTree, x: Array) -> Array:
+        if x.ndim != 2:
+            raise ValueError(f"x: got shape {x.shape}, must be characters [n, T]")
+        return _apply(layers, positions, recur, params, x)
+
+    name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
+    # one output for each example: of several the kernel would be one of positions, too
+    structure = LayeredStructure(partial(_plan, layers), partial(_run, layers, recur)) if positions == "last" else None
+    return Model(
+        name=name,
+        init=init,
+        apply=apply,
+        kernel=None,
+        output_size=sizes[-1],
+        structure=structure,
+        loss=CROSS_ENTROPY,
+        reads_tokens=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmOptions:
+    """Options of lstm."""
+
+    embedding: int = option(8, most=MOST_UNITS)
+    """Dimensions of a character."""
+    units: int = option(256, most=MOST_UNITS)
+    """Units of a layer."""
+    layers: int = option(2, most=MOST_LAYERS)
+    """LSTM layers."""
+    positions: str = "last"
+    """last: the character after the whole text; all: that after each one."""
+    differentiation: str = "reverse"
+    """reverse (fast), or any, which NTK-FL needs."""
+
+
+def _build(o: LstmOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    # the number of characters of an example is left open; there are as many kinds of them as outputs
+    return lstm(output_size, output_size, o.embedding, o.units, o.layers, o.positions, o.differentiation)
+
+
+ENTRIES = (
+    ModelEntry(
+        "lstm",
+        "FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017)",
+        _build,
+        LstmOptions,
+        ("mcmahan2017",),
+        function=lstm,
+        kinds=("tokens",),
+        loss=CROSS_ENTROPY,
+        learning_rates={SQUARED_ERROR: 0.1, CROSS_ENTROPY: 1.0},
+    ),
+)

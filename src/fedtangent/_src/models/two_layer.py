@@ -1,0 +1,127 @@
+"""The two-layer ReLU network of NTK-FL's analysis (Yue et al., ICML 2022, eq. 12), with the kernel of eq. (13).
+
+``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``: the first layer v is trained, the signs c stay as they are drawn. The
+factor is ``n^{-1/2}``: with it the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``, as the paper has it below
+eq. (12) and in (39b), (54a), (58b); a factor ``1/n`` would make that ``1/n^2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.checks import number, symmetric, whole
+from fedtangent._src.models.dense import flatten_inputs
+from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
+from fedtangent._src.types import Array, Key, Model, PyTree
+
+
+def two_layer_relu(
+    input_size: int, width: int, alpha: float = 1.0, covariance: Any = None, seed: int = 0, dtype: Any = jnp.float32
+) -> Model:
+    """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
+
+    ``init(key)`` draws ``{"v": [n, input_size]}`` (Assumption 1). ``kernel``: ``ntk`` is eq. (13), for any signs c;
+    ``nngp`` is the covariance of f at the start over random v and c.
+
+    Args:
+        input_size: Numbers of an example.
+        width: Number n of neurons.
+        alpha: Standard deviation of v: rows are N(0, alpha^2 I).
+        covariance: Covariance of the rows instead, [input_size, input_size].
+        seed: Seed of the signs c, +1 or -1 with equal probability, which are no parameters (``output_signs``).
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
+            symmetric and positive definite, or it is given together with another alpha.
+    """
+    for name, size in (("input_size", input_size), ("width", width)):
+        whole(name, size)
+    check_dtype(dtype, needs_x64=False)
+    spread = _spread(input_size, alpha, covariance)
+    signs = output_signs(width, seed)
+
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        normal = jax.random.normal(key, (width, input_size), dtype)
+        return {"v": normal @ jnp.asarray(spread.T, dtype)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        v = params["v"]
+        hidden = jax.nn.relu(flatten_inputs(x, input_size).astype(v.dtype) @ v.T)
+        return hidden @ jnp.asarray(signs / np.sqrt(width), v.dtype)[:, None]
+
+    def kernel(x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+        names = check_get(get)
+        first = flatten_inputs(as_floating(x1), input_size)
+        second = None if x2 is None else flatten_inputs(as_floating(x2), input_size)
+        nngp, ntk = arc_cosine(first, second, spread)
+        return select(Kernels(nngp if "nngp" in names else None, ntk if "ntk" in names else None), get)
+
+    return Model(
+        name=f"two_layer_relu({input_size}-{width}-1)",
+        init=init,
+        apply=apply,
+        kernel=kernel,
+        output_size=1,
+        at_width=lambda other: two_layer_relu(input_size, other, alpha, covariance, seed, dtype),
+        reads_tokens=False,
+    )
+
+
+def output_signs(width: int, seed: int = 0) -> np.ndarray:
+    """Draws the fixed second layer c [width] float64, each +1 or -1 with equal probability."""
+    return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
+
+
+def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
+    """Computes ``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
+
+    With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. NumPy arrays are
+    computed in NumPy, JAX arrays in JAX.
+
+    Args:
+        x1: Inputs [n1, d].
+        x2: Inputs [n2, d]; None means ``x1``, with angle 0 along the diagonal.
+        spread: A [d, d].
+    """
+    xp: Any = np if isinstance(x1, np.ndarray) else jnp
+    second = x1 if x2 is None else x2
+    turned = [xp.asarray(x @ spread, x.dtype) for x in (x1, second)]
+    norms = [xp.sqrt(xp.sum(t**2, axis=1)) for t in turned]
+    product = norms[0][:, None] * norms[1][None, :]
+    cosine = xp.clip(turned[0] @ turned[1].T / xp.where(product == 0, 1, product), -1, 1)
+    if x2 is None:
+        # an arc cosine next to 1 would keep half of the digits
+        same = xp.eye(len(x1), dtype=bool) & (product > 0)
+        cosine = xp.where(same, xp.ones((), x1.dtype), cosine)
+    angle = xp.arccos(cosine)
+    nngp = product * (xp.sin(angle) + (np.pi - angle) * cosine) / (2 * np.pi)
+    return nngp, (x1 @ second.T) * (np.pi - angle) / (2 * np.pi)
+
+
+def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
+    """Returns A [d, d] with ``A A'`` the covariance of a row of v."""
+    number("alpha", alpha, above=0)
+    if covariance is None:
+        return float(alpha) * np.eye(input_size)
+    if alpha != 1.0:
+        raise ValueError(f"alpha: got {alpha!r}, must be left out where a covariance is given")
+    return square_root(covariance, input_size)
+
+
+def square_root(covariance: Any, input_size: int) -> np.ndarray:
+    """Computes the lower Cholesky factor [d, d] float64; raises ``ValueError`` unless symmetric positive definite."""
+    matrix = symmetric("covariance", covariance)
+    if matrix.shape != (input_size, input_size):
+        raise ValueError(f"covariance: got shape {matrix.shape}, must be {(input_size, input_size)}")
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError as error:
+        least = float(np.linalg.eigvalsh(matrix)[0])
+        raise ValueError(f"covariance: got a least eigenvalue of {least:.3g}, must be positive definite") from error

@@ -1,0 +1,270 @@
+"""Figures of comparisons: networks beside the flow, and K trained networks beside the law that all are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent._src.comparison.side_by_side import Comparison
+from fedtangent._src.comparison.statistics import fitted_slope
+from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import Theorem2
+from fedtangent._src.output.files import Figures
+from fedtangent._src.output.style import (
+    DATA,
+    LAZINESS,
+    METHODS,
+    NEUTRAL,
+    PREDICTED,
+    SIMULATED,
+    band,
+    canvas,
+    dress,
+    save,
+    shades,
+    slug,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MEMBERS_SHOWN = 8
+LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
+MOST_NAMED = 30  # clients with their number on the axis
+MOST_BARS = 600  # entries drawn of a scatter
+MOST_LINEAR = 30  # largest over smallest variance on linear axes
+
+
+def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
+    """Draws every figure that applies to ``results`` into the folder of ``figures``, and returns their paths."""
+
+    def of(result: Comparison, what: str) -> Path:
+        return figures.path(f"{slug(result.setting.name)}_{what}")
+
+    paths = [bands(r, of(r, "bands")) for r in results if r.setting.x_train.shape[1] == 1]
+    networks = [r for r in results if not r.setting.is_linear]
+    if networks:
+        paths.append(width_errors(networks, figures.path("width_error")))
+    paths.append(residuals(results, figures.path("residual")))
+    paths += [beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
+    paths += [laziness(r, of(r, "laziness")) for r in results if r.laziness]
+    paths += [uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.x_train.shape[1] > 1]
+    return paths
+
+
+def bands(result: Comparison, path: Path) -> Path:
+    """Draws networks, NTK-FL and theory on a scalar input: mean, 95 % band, single models and training data."""
+    setting, theory = result.setting, result.theory
+    x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
+    evolved = [s for s in result.ntk_fl if s.width == setting.largest][:1]
+    shown = [result.simulated[-1], *evolved]
+    figure, axes = canvas(len(shown) + 1, sharey=True, sharex=True)
+    for ax, seen in zip(axes[0], shown, strict=False):
+        draws = seen.test[-1].swapaxes(0, 1).reshape(-1, *seen.test.shape[3:])[:, order, 0]
+        for draw in draws[:MEMBERS_SHOWN]:
+            ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+        band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
+    last = theory.moments[-1]
+    mean, cov = last.mean.mean(axis=0)[order, 0], last.cov.mean(axis=0)
+    band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
+    rng = np.random.default_rng(0)
+    for draw in rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh"):
+        axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+    low = min(float(np.min(setting.y_train)), float(np.min(mean))) - 1.5
+    high = max(float(np.max(setting.y_train)), float(np.max(mean))) + 1.5
+    titles = [f"{seen.method}, width {seen.width}" for seen in shown]
+    for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.num_rounds}"], strict=True):
+        ax.plot(setting.x_train[:, 0], setting.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
+        ax.set_ylim(low, high)
+        dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title)
+    return save(figure, path, setting.title)
+
+
+def width_errors(results: Sequence[Comparison], path: Path) -> Path:
+    """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2."""
+    figure, axes = canvas(len(results), width=4.6, height=3.8)
+    for ax, result in zip(axes[0], results, strict=True):
+        widths = np.array(result.setting.widths, float)
+        errors = [g.error[-1].ravel() for g in result.gaps]
+        for w, e in zip(widths, errors, strict=True):
+            ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
+        means = np.array([np.exp(np.log(e).mean()) for e in errors])
+        ax.plot(widths, means, "o", color=SIMULATED, label="geometric mean over networks")
+        if len(widths) >= 3:
+            slope, intercept = fitted_slope(widths, errors)
+            line = np.exp(intercept) * widths**slope.value
+            ax.plot(widths, line, color=SIMULATED, label=f"fitted slope {slope.value:.3f}")
+        ax.plot(widths, means[-1] * (widths / widths[-1]) ** -0.5, "--", color=PREDICTED, label="theory: slope -1/2")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
+        dress(ax, "width", title=result.setting.name, log="y")
+    axes[0][0].set_ylabel("relative error of a network\nto the flow, last round")
+    return save(figure, path)
+
+
+def residuals(results: Sequence[Comparison], path: Path) -> Path:
+    """Draws the predicted and the simulated training residual against the round."""
+    figure, axes = canvas(len(results), width=4.6, height=3.6)
+    for ax, result in zip(axes[0], results, strict=True):
+        for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
+            ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+        ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
+        dress(ax, "round", result.setting.what_is_left, result.setting.name, log="y")
+    return save(figure, path)
+
+
+def beside(result: Comparison, path: Path) -> Path:
+    """Draws learning curves at every width with the predicted one, and the residual of each client's examples."""
+    setting, widest = result.setting, result.simulated[-1]
+    figure, axes = canvas(2, width=5.2, height=3.9)
+    curve, clients = axes[0]
+    what = "mean squared error" if setting.labels_test is None else "accuracy"
+    for seen, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
+        mean = np.mean(setting.score(seen.test), axis=(1, 2))
+        curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+    each, rounds = result.curve.score, result.curve.rounds
+    low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
+    curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {each[0].size} starts")
+    curve.plot(rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
+    dress(curve, "round", f"test {what}", "learning curve", whole=True)
+    left = result.by_client()
+    order = sorted(left, key=lambda i: left[i][0])
+    predicted, simulated = np.array([left[i] for i in order]).T
+    clients.plot(predicted, "_", ms=9, mew=2, color=PREDICTED, label="predicted")
+    clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
+    if len(order) <= MOST_NAMED:
+        clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
+    dress(clients, "client", setting.what_is_left, f"each client's own examples, round {setting.num_rounds}")
+    return save(figure, path, setting.title)
+
+
+def laziness(result: Comparison, path: Path) -> Path:
+    """Draws the parts of the distance to the flow against width and round, and the drift of the tangent kernels.
+
+    Points are networks; lines go through their geometric means.
+    """
+    figure, axes = canvas(3, width=4.6, height=3.8)
+    across, along, drift = axes[0]
+    widths = np.array([lazy.width for lazy in result.laziness], float)
+    shown = LAZINESS | {"drift": ("drift of its tangent kernel", METHODS[3])}
+    for metric, (label, colour) in shown.items():
+        values = np.array([lazy.curves()[metric] for lazy in result.laziness])  # [W, r, K, e]
+        each = values[:, -1].reshape(len(widths), -1)
+        across.plot(widths, each, ".", color=colour, ms=3, alpha=0.4)
+        across.plot(widths, _geometric(each), "o-", ms=4, color=colour, label=label)
+        if metric != "drift":
+            mean = _geometric(values[-1, 1:].reshape(len(values[-1]) - 1, -1))
+            along.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=label)
+    first = _geometric(result.laziness[-1].parts.feature_learning[-1].reshape(1, -1))
+    across.plot(widths, first * (widths / widths[-1]) ** -0.5, "--", lw=1, color=NEUTRAL, label="slope -1/2")
+    across.set_xscale("log", base=2)
+    across.set_xticks(widths, [f"{w:.0f}" for w in widths])
+    rounds = result.setting.rounds[-1]
+    dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
+    dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
+    for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
+        mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
+        drift.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
+    dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
+    for ax in (along, drift):
+        ax.set_ylim(bottom=0)
+    count = result.laziness[-1].drift[0].size
+    title = f"{result.setting.name}: network, its linearisation at the start, and infinite width"
+    return save(figure, path, f"{title} ({count} networks a width)")
+
+
+def _geometric(values: np.ndarray) -> np.ndarray:
+    """Computes geometric means over the last axis."""
+    return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
+
+
+def uncertainty(result: Comparison, path: Path) -> Path:
+    """Draws sampled against predicted mean and standard deviation at every test point, for the largest width."""
+    seen, last = result.simulated[-1], result.theory.moments[-1]
+    members = seen.test[-1]  # [K, E, m, C]
+    variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
+    shown = {
+        "mean of the models, every output": (last.mean.mean(axis=0), members.mean(axis=(0, 1))),
+        "standard deviation over models": (
+            np.sqrt(variance),
+            np.sqrt(members.var(axis=1, ddof=1).mean(axis=(0, 2))),
+        ),
+    }
+    figure, axes = canvas(2, width=4.4, height=4.0)
+    for ax, (name, (predicted, sampled)) in zip(axes[0], shown.items(), strict=True):
+        ax.plot(predicted.ravel(), sampled.ravel(), ".", ms=3, color=SIMULATED, alpha=0.4)
+        ends = [min(predicted.min(), sampled.min()), max(predicted.max(), sampled.max())]
+        ax.plot(ends, ends, color=PREDICTED, lw=1.2, label="equal")
+        dress(ax, "predicted by the flow", title=name)
+    axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {seen.width}")
+    title = f"{result.setting.name}: test points, round {result.setting.num_rounds}"
+    return save(figure, path, title)
+
+
+def theorem2_figure(result: Theorem2, path: Path) -> Path:
+    """Draws sampled against predicted mean, variance and covariance of Theorem 2, and the coverage of its intervals.
+
+    The first panel shows mean and band over x for scalar inputs, and a scatter of the means otherwise.
+    """
+    figure, axes = canvas(4, width=4.3, height=3.9)
+    first, variance, covariance, cover = axes[0]
+    found = [entries(t.samples, result.law) for t in result.trained]
+    if result.setting.x_train.shape[1] == 1:
+        _law_band(first, result)
+    else:
+        _scatter(first, "mean", [f["mean"] for f in found], result)
+    _scatter(variance, "variance", [f["variance"] for f in found], result)
+    _scatter(covariance, "off-diagonal covariance", [f["covariance"] for f in found], result)
+    predicted = found[0]["variance"].predicted
+    if np.max(predicted) > MOST_LINEAR * np.min(predicted):
+        variance.set(xscale="log", yscale="log")
+    _coverage(cover, result)
+    return save(figure, path, f"{result.setting.title}: K = {len(result.law.mean)} models beside {result.of}")
+
+
+def _law_band(ax: Axes, result: Theorem2) -> None:
+    x, order = result.setting.x_test[:, 0], np.argsort(result.setting.x_test[:, 0])
+    largest = result.trained[-1]
+    mean, sd = result.law.mean.mean(axis=0)[order, 0], np.sqrt(np.diag(result.law.average_cov))[order]
+    band(ax, x[order], mean, sd, PREDICTED, "predicted mean")
+    sampled, spread = largest.samples[..., 0].mean(axis=0)[order], largest.samples[..., 0].std(axis=0, ddof=1)[order]
+    band(ax, x[order], sampled, spread, SIMULATED, f"mean of networks, width {largest.width}")
+    ax.plot(result.setting.x_train[:, 0], result.setting.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
+    low, high = np.min(mean - 2 * sd), np.max(mean + 2 * sd)
+    ax.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
+    dress(ax, "x", "f(x)")
+
+
+def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
+    """Draws measured against predicted entries of each width, with bars of one standard error and the line of equality.
+
+    All outputs share variances and covariances, so these are averaged over the outputs, whose errors are independent.
+    If there are more than ``MOST_BARS`` entries, an evenly spaced subset is drawn.
+    """
+    outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
+    step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
+    for found, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
+        predicted, measured, error = (
+            part.reshape(-1, outputs).mean(axis=1)[::step]
+            for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
+        )
+        label = f"width {trained.width}: at most {found.farthest:.1f} SE off"
+        ax.errorbar(predicted, measured, error, fmt=".", ms=4, lw=0.5, alpha=0.6, color=colour, label=label)
+    line = np.sort(widths[0].predicted)
+    ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
+    notes = [f"mean of {outputs} outputs"] * (outputs > 1) + [f"1 in {step}"] * (step > 1)
+    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
+
+
+def _coverage(ax: Axes, result: Theorem2) -> None:
+    """Draws the share of values inside the law's central interval of each level, after and before training."""
+    ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
+    for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
+        shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]
+        ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
+    start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]
+    ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
+    dress(ax, "nominal level of the interval", "share inside", "coverage")

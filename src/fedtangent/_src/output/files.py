@@ -1,0 +1,226 @@
+"""The files of an output folder: config.json, metrics.csv, result.json."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.data.files import json_of
+from fedtangent._src.engine.history import FINISHED
+from fedtangent._src.engine.processes import environment
+
+# All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
+WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
+PART = ".part"  # the end of the names of files that are being written
+
+
+class Metric(NamedTuple):
+    """One row of metrics.csv: one metric of one evaluation."""
+
+    round: int
+    algorithm: str
+    seed: int
+    split: str  # "train" or "test"
+    metric: str
+    value: float
+    uplink_bytes: int
+    downlink_bytes: int
+    seconds: float | None = None  # by the clock since that run began, where that was measured
+
+
+class Format(NamedTuple):
+    """A file format of figures: its MIME type, and the bytes with which a file begins and ends."""
+
+    kind: str
+    first: bytes
+    last: bytes
+
+
+FORMATS = {
+    "png": Format("image/png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"),
+    "pdf": Format("application/pdf", b"%PDF-", b"%%EOF\n"),
+    "svg": Format("image/svg+xml", b"<?xml", b"</svg>\n"),
+}
+
+
+class Figures(NamedTuple):
+    """Folder and file format of a command's figures; ``kind`` is a key of ``FORMATS``."""
+
+    folder: Path
+    kind: str = "png"
+
+    def path(self, name: str) -> Path:
+        """Returns the path of the figure called ``name``."""
+        return self.folder / f"{name}.{self.kind}"
+
+
+class Ended(NamedTuple):
+    """The outcome of a command: the status of result.json, the exit code, and the advice printed after a failure."""
+
+    status: str = FINISHED
+    code: int = 0
+    advice: str = ""  # what the user may do about it
+
+
+def ended(failures: Iterable[str], advice: str = "") -> Ended:
+    """Builds the outcome of a command: exit code 1 with all ``failures`` as its status, or success without failures."""
+    status = "; ".join(failures)
+    return Ended(status, 1, advice) if status else Ended()
+
+
+def output_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the folder at ``path``, which it creates if need be; raises ``ValueError`` if that is impossible."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
+    figures = folder / "figures"  # made with the first of them, when the work is done
+    if os.path.lexists(figures) and not figures.is_dir():
+        raise ValueError(f"output: got {folder}, in which {figures.name} is no folder: name another folder")
+    return folder
+
+
+def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: bool, can_go_on: bool) -> None:
+    """Raises ``ValueError`` if ``folder`` holds a run, unless the command continues that very run.
+
+    Args:
+        folder: Output folder.
+        command: Name of the command that is to write there.
+        options: Options that tell the new run from other runs.
+        goes_on: Whether the command may continue the run in the folder.
+        can_go_on: Whether the error message should offer ``--resume``.
+
+    Raises:
+        ValueError: The folder holds a run of another command, a run that is not to be continued, or a run with other
+            options. The message names the differences.
+    """
+    held = held_by(folder)
+    if held is None:
+        return
+    if held.get("command") != command:
+        raise ValueError(
+            f"output: {folder} holds a run of fedtangent {held.get('command')}: name another folder, or give "
+            "--overwrite to replace it"
+        )
+    if not goes_on:
+        more = ", --resume to continue it" if can_go_on else ""
+        raise ValueError(f"output: {folder} holds a run: name another folder{more} or --overwrite to replace it")
+    before, now = held.get("options", {}), _plain(_said(options))
+    texts = {name: (json.dumps(before.get(name)), json.dumps(value)) for name, value in now.items()}
+    differ = [f"{name} ({there} there, {here} here)" for name, (there, here) in texts.items() if there != here]
+    if differ:
+        advice = f"repeat its options, or give --config {folder / 'config.json'}"
+        raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}: {advice}")
+
+
+def held_by(folder: Path) -> dict[str, Any] | None:
+    """Reads the configuration of the run in ``folder``; None if the folder holds no run."""
+    path, found = folder / "config.json", None
+    if not path.exists():
+        return None
+    with contextlib.suppress(ValueError):
+        found = json_of("output", path)
+    return found if isinstance(found, dict) and "command" in found else {"command": "that cannot be read"}
+
+
+def clear(folder: Path, whole: bool = True) -> None:
+    """Removes the run in ``folder``; with ``whole=False`` only files that a killed process left half written."""
+    halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
+    for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes ``text`` to ``path`` so that readers, and a kill, find either the old file or the complete new one."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")  # no other writer's
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """Converts ``value`` to types that JSON has; numbers that are not finite become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options with infinities as text, since JSON has no infinities."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in options.items()}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a dataclass, NamedTuple, dict or list as JSON, atomically."""
+    write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
+
+
+def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
+    """Writes config.json: the command, all its options, the environment and ``more``; enough to repeat the run.
+
+    Removes result.json and the figures of an earlier, shorter run that this one continues.
+
+    Args:
+        folder: Output folder.
+        command: Name of the command.
+        config: Options, as a mapping or a dataclass.
+        **more: Further entries of the file.
+    """
+    drawn = [path for path in folder.glob("figures/*") if path.suffix[1:] in FORMATS]
+    for path in (folder / "result.json", *drawn):
+        path.unlink(missing_ok=True)
+    options = config if isinstance(config, Mapping) else dataclasses.asdict(config)
+    whole = {"command": command, "options": _said(options), **more, "environment": environment()}
+    write_json(folder / "config.json", whole)
+
+
+def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
+    """Writes all ``metrics`` to metrics.csv, atomically."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(Metric._fields)
+    writer.writerows(metrics)
+    write_atomically(folder / "metrics.csv", text.getvalue())
+
+
+def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
+    """Writes result.json: the final table as ``{"rows": [...]}``, with the entries of ``more`` beside it."""
+    write_json(folder / "result.json", {"rows": list(rows), **more})
+
+
+def write_end(folder: Path, ended: Ended) -> None:
+    """Adds status and exit code to result.json; does nothing if the run ended before that file was written."""
+    path = folder / "result.json"
+    if path.exists():
+        result = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, result | {"status": ended.status, "exit_code": ended.code})

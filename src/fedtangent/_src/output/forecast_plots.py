@@ -1,0 +1,107 @@
+"""Figures of predictions: learning curves with their bands, and the loss at the horizon against the clients' rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent._src.comparison.forecast import Curve, Forecast
+from fedtangent._src.output.style import (
+    FEW,
+    METHODS,
+    NEUTRAL,
+    PREDICTED,
+    SIMULATED,
+    canvas,
+    dress,
+    in_words,
+    reach,
+    save,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
+
+
+def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
+    """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
+
+    Percentiles are over initial functions. For one forecast: training and test curves at the given rate, and the test
+    curve at the best rate. For several: each test curve at its own best rate. Runs of many rounds get a further panel,
+    with the axis of their last half.
+    """
+    first = forecasts[0].plan
+    target = first.forecasting.target
+    panels = [(metric, False) for metric in dict.fromkeys((first.loss, first.main))]
+    panels += [(first.main, True)] * (first.setting.num_rounds > FEW)
+    figure, axes = canvas(len(panels), width=4.6, height=3.6)
+    for ax, (metric, late) in zip(axes[0], panels, strict=True):
+        shown = []
+        for curve, split, label, colour in _lines(forecasts):
+            mean, (low, high) = curve.mean(split, metric), curve.band(split, metric)
+            shown += [end[len(end) // 2 :] for end in (low, high)]
+            ax.fill_between(curve.rounds, low, high, color=colour, alpha=0.18, lw=0)
+            ax.plot(curve.rounds, mean, color=colour, lw=1.6, label=label, ls="-" if split == "test" else "--")
+        if late:
+            ax.set_ylim(reach(np.concatenate(shown)))
+        elif metric != "accuracy":
+            untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
+            values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
+            least = np.nanmin(values if target is None else [*values, target])
+            ax.set_ylim(0.8 * least, BEYOND * untrained)
+        if target is not None and metric == first.main:
+            ax.axhline(target, color=NEUTRAL, lw=1, ls=":", label=f"target {target:g}")
+        title = "axis of the last half" if late else ""
+        dress(ax, "round", in_words(metric), title, log="" if late or metric == "accuracy" else "y", whole=True)
+    starts = first.forecasting.draws
+    return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
+
+
+def _title(forecasts: Sequence[Forecast]) -> str:
+    dataset = forecasts[0].plan.examples.dataset.name
+    return f"{forecasts[0].name if len(forecasts) == 1 else f'{len(forecasts)} algorithms'} on {dataset}"
+
+
+def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
+    if len(forecasts) > 1:
+        return [
+            (f.best, "test", f"{f.name}, rate {f.best.rate:.3g}", METHODS[i % len(METHODS)])
+            for i, f in enumerate(forecasts)
+        ]
+    (found,) = forecasts
+    given = f"rate {found.given.rate:.3g}"
+    lines = [
+        (found.given, "train", f"training, {given}", SIMULATED),
+        (found.given, "test", f"test, {given}", SIMULATED),
+    ]
+    if found.rates is not None:
+        lines.append((found.best, "test", f"test, best rate {found.best.rate:.3g}", PREDICTED))
+    return lines
+
+
+def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
+    """Draws the predicted test loss at the last round against the client learning rate, with best and stable rates."""
+    figure, axes = canvas(1, width=6.0, height=4.0)
+    ax: Axes = axes[0][0]
+    for i, found in enumerate(forecasts):
+        colour, rates, one = METHODS[i % len(METHODS)], found.rates, len(forecasts) == 1
+        if rates is None:
+            continue
+        kept = np.isfinite(rates.losses)
+        ax.plot(rates.tried[kept], rates.losses[kept], ".-", ms=4, lw=1.2, color=colour, label=found.name)
+        best = float(rates.losses[rates.tried == rates.best][0])
+        ax.plot(rates.best, best, "o", ms=7, color=colour, label=f"best: {rates.best:.3g}" if one else None)
+        if 0 < rates.stable < np.inf:
+            label = f"largest stable: {rates.stable:.3g}" if one else None
+            ax.axvline(rates.stable, color=colour, lw=1, ls="--", label=label)
+        if one:
+            ax.axvline(found.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {found.given.rate:.3g}")
+    metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.num_rounds
+    what = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
+    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", what, log="xy")
+    return save(figure, path, f"{_title(forecasts)}, predicted")

@@ -1,0 +1,156 @@
+"""Figures of functions with their bands: samples of a posterior, and what methods know where they have no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, dress, save
+
+TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colour a model, apart from the theory's
+
+
+class PosteriorRow(NamedTuple):
+    """Functions of one family of models on a scalar input: Gaussian process, draws from it, and trained models."""
+
+    name: str
+    x: np.ndarray  # [n] training inputs
+    y: np.ndarray  # [n]
+    grid: np.ndarray  # [m]
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    draws: np.ndarray  # [K, m]
+    trained: np.ndarray  # [K, m]
+    untrained: np.ndarray  # [K, m]
+
+
+class BandPanel(NamedTuple):
+    """Prediction of one method on a scalar input."""
+
+    name: str
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    members: np.ndarray  # [K, m], drawn as thin lines; K = 0 for none
+    colour: str
+
+
+class UserCurve(NamedTuple):
+    """Measurements of one user on a scalar input, and the prediction for that user."""
+
+    name: str
+    grid: np.ndarray  # [m]
+    predicted: np.ndarray  # [m]
+    points: tuple[np.ndarray, np.ndarray]  # x and y of training examples
+    tested: tuple[np.ndarray, np.ndarray]  # of test examples, which may be none
+
+
+def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: str, path: Path) -> Path:
+    """Draws a panel for each user: dots for training data, crosses for test data, a line for the prediction.
+
+    Args:
+        users: The panels, on shared axes.
+        names: Names of the horizontal and the vertical axis.
+        title: Title of the figure.
+        path: File to write; its ending sets the format.
+
+    Returns:
+        ``path``.
+    """
+    columns = min(len(users), 3)
+    figure, axes = canvas(columns, rows=-(-len(users) // columns), width=3.4, height=2.5, sharex=True, sharey=True)
+    for ax, user, colour in zip(axes.ravel(), users, cycle(METHODS), strict=False):
+        ax.plot(user.grid, user.predicted, color=colour, lw=1.6, label="prediction")
+        ax.plot(*user.points, ".", ms=3.5, color=DATA, alpha=0.7, label="training data")
+        if len(user.tested[0]):
+            ax.plot(*user.tested, "x", ms=5, color=PREDICTED, label="test data")
+        dress(ax, title=user.name)
+    for ax in axes.ravel()[len(users) :]:
+        ax.set_axis_off()
+    for ax in axes[-1]:
+        ax.set_xlabel(names[0])
+    for line in axes:
+        line[0].set_ylabel(names[1])
+    return save(figure, path, title)
+
+
+def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
+    """Draws three panels for each family, in the process's band: draws of the process, trained and untrained models.
+
+    The panels of a row share axes that fit the band and the data; untrained models may leave them.
+
+    Args:
+        rows: One family of models each.
+        num_rounds: Rounds of training, for the titles.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
+    figure, axes = canvas(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
+    for line, row in zip(axes, rows, strict=True):
+        shown = (
+            ("Theorem 2: three draws", row.draws),
+            (f"Fed-ensemble: after {num_rounds} rounds", row.trained),
+            ("the same models before training", row.untrained),
+        )
+        for ax, (title, functions) in zip(line, shown, strict=True):
+            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2's process")
+            for k, (f, colour) in enumerate(zip(functions, MEMBERS, strict=False), start=1):
+                ax.plot(row.grid, f, color=colour, lw=1.3, label=f"draw or model {k}")
+            ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5, label="training data")
+            ax.set_title(title, fontsize=10)
+        held = np.concatenate([row.mean - 3.1 * row.sd, row.mean + 3.1 * row.sd, row.y])
+        line[0].set_ylim(float(held.min()), float(held.max()))
+        line[0].set_xlim(float(row.grid[0]), float(row.grid[-1]))
+        line[0].set_ylabel(f"{row.name}\nf(x)")
+    for ax in axes[-1]:
+        ax.set_xlabel("input x")
+    axes[0][0].set_xticks(TICKS)
+    return save(figure, path)
+
+
+def bands_side_by_side(
+    panels: Sequence[BandPanel], points: tuple[np.ndarray, np.ndarray], truth: tuple[np.ndarray, np.ndarray],
+    edge: float, height: float, title: str, path: Path,
+) -> Path:  # fmt: skip
+    """Draws one panel for each method on shared axes: mean, 95 % band, models, data and the true function.
+
+    Args:
+        panels: The methods' predictions.
+        points: Training inputs and targets.
+        truth: Grid of the panels, and the true function on it.
+        edge: Half width of the shaded interval around 0 that holds no data.
+        height: The vertical axis shows [-height, height].
+        title: Title of the figure.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
+    grid, columns = truth[0], min(len(panels), 3)
+    figure, axes = canvas(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
+    for ax, panel in zip(axes.ravel(), panels, strict=False):
+        ax.axvspan(-edge, edge, color="#000000", alpha=0.05, lw=0, label="no data")
+        for k, f in enumerate(panel.members):
+            ax.plot(grid, f, color=panel.colour, lw=0.7, alpha=0.6, label=None if k else "models of the ensemble")
+        ax.plot(*truth, "--", color=NEUTRAL, lw=1.2, label="true function sin(2 pi x)")
+        band(ax, grid, panel.mean, panel.sd, panel.colour, "prediction")
+        ax.plot(*points, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5, label="training data")
+        ax.set_title(panel.name, fontsize=10)
+        ax.set_ylim(-height, height)
+        ax.set_xlim(float(grid[0]), float(grid[-1]))
+    for ax in axes.ravel()[len(panels) :]:
+        ax.set_axis_off()
+    for column in range(columns):
+        lowest = axes.ravel()[: len(panels)][column::columns][-1]
+        lowest.set_xlabel("input x")
+        lowest.tick_params(labelbottom=True)
+    axes[0][0].set_xticks(TICKS)
+    for line in axes:
+        line[0].set_ylabel("f(x)")
+    return save(figure, path, title)

@@ -1,0 +1,79 @@
+"""Figures of a run's history: its metrics along the rounds, theory dashed over simulation, with bands."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent._src.output.style import PREDICTED, SIMULATED, canvas, dress, finish, in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedtangent._src.engine.history import History
+
+LOSSES = ("nll", "mse", "loss")  # on a logarithmic axis
+FIRST = ("accuracy", *LOSSES)  # metrics that are drawn where none is named, two at most
+ROWS = 8  # of the table in a notebook, at most
+SPLITS = {"test": (1.8, 1.0), "train": (1.1, 0.55)}  # width and strength of a line
+
+
+def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
+    """Returns a figure with a panel for each metric against the round: simulation solid, theory dashed, bands shaded.
+
+    Args:
+        history: History of a simulated run, of a forecast or of a comparison.
+        metrics: Names such as "accuracy"; empty for accuracy and loss.
+
+    Raises:
+        ValueError: The history has no metrics, or lacks one of ``metrics``.
+    """
+    both = [history] if history.predicted is None else [history, history.predicted]
+    curves = [one.curves() for one in both]
+    known = list(dict.fromkeys(name.rpartition(".")[2] for found in curves for name in found))
+    shown = list(metrics) or [name for name in FIRST if name in known][:2] or known[:2]
+    for name in shown or [""]:
+        if name not in known:
+            raise ValueError(f"metrics: got {name!r}, allowed are {', '.join(known) or 'none: nothing was measured'}")
+    figure, axes = canvas(len(shown), width=4.4, height=3.2)
+    for ax, metric in zip(axes[0], shown, strict=True):
+        for one, found in zip(both, curves, strict=True):
+            colour, style = (PREDICTED, "--") if one.is_predicted else (SIMULATED, "-")
+            what = "predicted" if one.is_predicted else "simulated"
+            for name, values in found.items():
+                split, _, last = name.rpartition(".")
+                if last != metric:
+                    continue
+                width, strength = SPLITS.get(split, SPLITS["test"])
+                label = f"{what}, {split}" if split else what
+                ax.plot(one.evaluated, values, style, color=colour, lw=width, alpha=strength, label=label)
+                if name in one.bands:
+                    ax.fill_between(one.evaluated, *one.bands[name], color=colour, alpha=0.15, lw=0)
+        positive = all(v > 0 for found in curves for n, vs in found.items() if n.endswith(metric) for v in vs)
+        dress(ax, "round", in_words(metric), log="y" if metric in LOSSES and positive else "", whole=True)
+    finish(figure)
+    return figure
+
+
+def history_html(history: History) -> str:
+    """Returns HTML for a notebook: a table of up to 8 evaluations, the last one included, and the figure."""
+    curves = history.curves()
+    if not curves:
+        return f"<pre>{escape(repr(history))}</pre>"
+    rounds = history.evaluated
+    rows = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), ROWS)).astype(int))
+    names = [name for name in curves if name.rpartition(".")[2] in FIRST] or list(curves)
+    cells = [["round", *names]] + [[str(rounds[i]), *(f"{curves[name][i]:.4g}" for name in names)] for i in rows]
+    lines = "".join(
+        "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
+        for tag, row in zip(["th"] + ["td"] * (len(cells) - 1), cells, strict=True)
+    )
+    buffer = io.BytesIO()
+    history_figure(history).savefig(buffer, dpi=90, format="png")
+    picture = base64.b64encode(buffer.getvalue()).decode()
+    return f'<p>{escape(repr(history))}</p><table>{lines}</table><img src="data:image/png;base64,{picture}">'

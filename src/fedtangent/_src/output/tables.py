@@ -1,0 +1,215 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedtangent._src.comparison.table import MethodRow
+from fedtangent._src.comparison.verdicts import Verdict
+
+NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
+FOLDED = 24  # columns of a screen into which words are folded where it is narrow
+EDGES, GAP = 2, 3  # columns of a screen at both ends of a table, and between two of its columns
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """Formats a number with ``digits`` decimals, or in scientific notation if very small or large; "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    return f"{value:.{digits}f}"
+
+
+def counted(number: int, what: str) -> str:
+    """Returns a number with its noun in the singular or plural: ``1 run``, ``2 runs``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+_COLUMNS = {
+    "test MSE": lambda r: number(r.test_mse, 4),
+    "accuracy": lambda r: number(r.accuracy),
+    "NLL": lambda r: number(r.nll),
+    "95 % cover": lambda r: number(r.coverage),
+    "|diff| / SE": lambda r: number(r.mean_difference, 2),
+    "var ratio": lambda r: number(r.variance_ratio),
+    "flow error": lambda r: number(r.flow_error),
+    "rounds": lambda r: number(r.rounds),
+    "MiB up": lambda r: number(r.uplink_mib, 1),
+    "s": lambda r: number(r.seconds, 2),
+}
+
+
+def _titled(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+class TextTable(NamedTuple):
+    """A table of text, which is split into parts one below the other if the screen is too narrow for all columns.
+
+    Every part repeats the first column, which holds the names of the rows.
+    """
+
+    title: str | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the parts of the table for the width of the screen."""
+        for i, part in enumerate(self._parts(options.max_width)):
+            yield self._table(self.title if i == 0 else None, part, options.max_width)
+
+    def _parts(self, width: int) -> Iterable[list[int]]:
+        first, *others = (self._least(place) for place in range(len(self.columns)))
+        part, used = [0], EDGES + first
+        for place, needed in enumerate(others, start=1):
+            if len(part) > 1 and used + GAP + needed > width:
+                yield part
+                part, used = [0], EDGES + first
+            part.append(place)
+            used += GAP + needed
+        yield part
+
+    def _least(self, place: int) -> int:
+        """Returns the smallest width, in characters, at which a column is still readable.
+
+        It is the length of the longest cell or word of the heading; a column of text needs at most ``FOLDED``, as it
+        can wrap.
+        """
+        cells = [row[place] for row in self.rows]
+        longest = max(map(len, (*cells, *self.columns[place].split())), default=0)
+        return longest if self._numeric(place) else min(longest, FOLDED)
+
+    def _numeric(self, place: int) -> bool:
+        """Tells whether all cells of a column begin as numbers do."""
+        return all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in self.rows if row[place])
+
+    def _table(self, title: str | None, part: list[int], width: int) -> Table:
+        table = _titled(title)
+        longest = [max(map(len, (self.columns[place], *(row[place] for row in self.rows)))) for place in part]
+        narrow = EDGES + sum(longest) + GAP * (len(part) - 1) > width
+        for place in part:
+            numeric, least = place > 0 and self._numeric(place), self._least(place)
+            # cells of numbers are not to be folded, but what stands above them may have to be
+            heading = textwrap.fill(self.columns[place], max(least, 1)) if numeric and narrow else self.columns[place]
+            table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
+        for row in self.rows:
+            table.add_row(*(Text(row[place]) for place in part))
+        return table
+
+
+def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
+    """Builds the table of one comparison, with a row for each method."""
+    columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
+    cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
+    return TextTable(rows[0].setting, ("method", *columns), cells)
+
+
+LEGEND = (
+    "test MSE, accuracy: the ensemble of K models, averaged over the independent draws. NLL, 95 % cover: Gaussian with "
+    "the mean and variance of all the draws, plus fitted noise; under the cross entropy, MSE and NLL are of "
+    "probabilities.\n"
+    "For the rows of theory they are what K draws have on average, and what one draw has.\n"
+    "|diff| / SE, var ratio: to the GP limit; of a run of your own, or where there is no limit, to the flow's last "
+    "round; 0.80 and 1 in agreement. flow error: of each network to the flow from its own initial function.\n"
+    "MiB up, s: uplink and time of one run of the K models (for the flow: all of it)."
+)
+VERDICT_LEGEND = (
+    "measured, expected: in simulation, and by the theory with its tolerance. Each negative control is a wrong theory, "
+    "put through the same check, which it has to fail.\n"
+    "notices: the smallest error of a theory that is noticed, in the units of what is measured, as a share of the "
+    "control's mistake, or as a factor of the bound. undecided: too few draws to tell, which counts neither way."
+)
+COMPARISON_LEGEND = (
+    "mean: distance of the networks' mean from the predicted one, over how far training has moved the function. "
+    "variance: theirs over the predicted one. Both are extrapolated to infinite width; their intervals miss 1 in "
+    "10,000. The control is the nearest of several wrong theories that is far enough to be noticed.\n"
+    "linearised network, law: models for which the flow is exact, trained by the same code; small mistakes show."
+)
+
+
+HOLDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("undecided", "yellow")}
+FAILS = {
+    True: ("fails, as it must", "green"),
+    False: ("PASSES TOO: inconclusive", "bold red"),
+    None: ("undecided", "yellow"),
+}
+
+
+def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
+    """Prints all verdicts and the meaning of the columns: as a table, or as paragraphs if the screen is narrow.
+
+    Args:
+        screen: Console to print to.
+        verdicts: The verdicts, in order.
+        title: Title of the table.
+        *legends: Further lines of explanation.
+    """
+    screen.print(_verdict_table(verdicts, title) if screen.width >= NARROW else _paragraphs(verdicts, title))
+    screen.print("\n".join([VERDICT_LEGEND, *legends]), style="dim", highlight=False)
+
+
+def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
+    table, before = _titled(title), None
+    sized, noticed = any(v.sizes for v in verdicts), any(v.notices for v in verdicts)
+    given = ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", *["notices"] * noticed)
+    for name in (*given, "negative control"):
+        table.add_column(name, overflow="fold")
+    for v in verdicts:
+        table.add_row(
+            *map(Text, (v.subject if v.subject != before else "", v.statement, *[v.sizes] * sized)),
+            *map(Text, (v.measured, v.expected)),
+            Text(*HOLDS[v.holds]),
+            *map(Text, [v.notices] * noticed),
+            _control(v),
+        )
+        before = v.subject
+    return table
+
+
+def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
+    """Builds a paragraph for each verdict, grouped by subject; sizes are repeated only if they change."""
+    parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
+    for v in verdicts:
+        parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []
+        lines = [Text(v.statement), *[Text(v.sizes)] * (v.sizes not in ("", sizes))]
+        lines.append(Text(f"measured {v.measured}, expected {v.expected}"))
+        lines.append(Text("control: ").append(_control(v)))
+        lines += [Text(f"notices {v.notices}")] if v.notices else []
+        paragraph = Table.grid(padding=(0, 0, 0, 2))
+        paragraph.add_column(width=max(len(word) for word, _ in HOLDS.values()))
+        paragraph.add_row(Text(*HOLDS[v.holds]), Text("\n").join(lines))
+        parts.append(paragraph)
+        subject, sizes = v.subject, v.sizes
+    return Group(*parts, Text())
+
+
+def _control(v: Verdict) -> Text:
+    return Text(f"{v.control}: {v.control_measured}, ").append(Text(*FAILS[v.control_fails]))
+
+
+def console(stderr: bool = False) -> Console:
+    """Returns a console for standard output or error; a redirected one is 200 columns wide, to keep tables unfolded."""
+    plain = Console(stderr=stderr)
+    return plain if plain.is_terminal else Console(stderr=stderr, width=200)
+
+
+def clock(screen: Console) -> Callable[[str], None]:
+    """Returns a function that prints lines of progress, each with the seconds since ``clock`` was called."""
+    start = time.perf_counter()
+
+    def say(line: str) -> None:
+        screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
+
+    return say

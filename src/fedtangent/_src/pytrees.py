@@ -1,0 +1,117 @@
+"""Arithmetic on parameters: small functions over pytrees of arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.types import Array, PyTree
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """Returns ``a + b``, leaf by leaf."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Returns ``a - b``, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Array | float, a: PyTree) -> PyTree:
+    """Returns ``factor * a``, leaf by leaf; each leaf keeps its dtype."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
+
+
+def zeros_like(a: PyTree) -> PyTree:
+    """Returns zeros with the shapes and dtypes of ``a``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), a)
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Returns ``a`` where ``condition`` is True and ``b`` elsewhere, leaf by leaf.
+
+    Args:
+        condition: A scalar [], or an array whose shape equals the leading axes of every leaf.
+        a: Values where the condition holds.
+        b: Values elsewhere.
+    """
+
+    def choose(x: Array, y: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+
+    return jax.tree.map(choose, a, b)
+
+
+def take(a: PyTree, i: Array | int) -> PyTree:
+    """Returns row ``i`` of every leaf; for an array ``i`` [..], the rows [.., ...]."""
+    return jax.tree.map(lambda leaf: leaf[i], a)
+
+
+def stack(trees: list[PyTree]) -> PyTree:
+    """Stacks pytrees of one structure along a new leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def vdot(a: PyTree, b: PyTree) -> Array:
+    """Computes the Euclidean inner product of two pytrees, a scalar []."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+
+def norm(a: PyTree) -> Array:
+    """Computes the Euclidean norm of a pytree, a scalar []."""
+    return jnp.sqrt(vdot(a, a))
+
+
+def size(a: PyTree) -> int:
+    """Returns the number of scalars in a pytree of arrays or shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(a))
+
+
+def is_key(leaf: Any) -> bool:
+    """Returns whether an array or shape holds typed PRNG keys (``jax.random.key``)."""
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def item_bytes(dtype: Any) -> int:
+    """Returns the bytes of one entry of a dtype, which may be the dtype of typed PRNG keys."""
+    return dtype.itemsize if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).itemsize
+
+
+def num_bytes(a: PyTree) -> int:
+    """Returns the bytes that a pytree of arrays or shapes takes, uncompressed."""
+    return sum(math.prod(leaf.shape) * item_bytes(leaf.dtype) for leaf in jax.tree.leaves(a))
+
+
+def each_model(name: str, given: PyTree, like: PyTree) -> PyTree:
+    """Returns copies of the parameters ``given``, with the structure and shapes of ``like``, leaves [K, ...].
+
+    Args:
+        name: Name of the argument, for the error message.
+        given: Parameters of one model, used for all K models; or of every model, with a leading axis K in each leaf.
+        like: Arrays or shapes of the parameters of K models.
+
+    Raises:
+        ValueError: A leaf is missing, superfluous, or of another shape or dtype; the message names the first such leaf.
+    """
+
+    def by_path(tree: PyTree) -> dict[str, Any]:
+        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+    wanted, leaves = by_path(like), by_path(given)
+    leaves = {path: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for path, leaf in leaves.items()}
+    is_one = any(path in leaves and leaves[path].ndim == leaf.ndim - 1 for path, leaf in wanted.items())
+    for path in (*wanted, *leaves):
+        leaf, shape = leaves.get(path), wanted[path].shape[is_one:] if path in wanted else None
+        if leaf is None or shape is None or leaf.shape != shape or leaf.dtype != wanted[path].dtype:
+            got = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
+            one = "nothing" if shape is None else f"{wanted[path].dtype} {wanted[path].shape[1:]}"
+            models = next(iter(wanted.values())).shape[0]
+            each = f", or that of each of {models} models, a leading axis of {models} in every leaf"
+            raise ValueError(f"{name}: got {got} at {path or 'the root'}, must be {one}{'' if shape is None else each}")
+    arrays = [jnp.broadcast_to(jnp.array(leaves[path]), leaf.shape) for path, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)

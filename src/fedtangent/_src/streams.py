@@ -1,0 +1,94 @@
+"""The random streams of a run: all keys, and the numbers that are folded into them, in one place.
+
+::
+
+    seed -> init      -> one key for each of the K models
+         -> schedule  -> its first state; its cohorts (into which it folds the round)
+         -> train     -> round -> client id -> update, send     the client's random numbers, its message's transport
+                               -> SERVER    -> one key a model  the server's random numbers
+
+So a client's random numbers depend only on the seed, the round and its id, and not on the order of the cohort. Client
+ids, rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds;
+they start at 2^31, so that the two never meet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src import checks
+from fedtangent._src.types import Array, Key
+
+_APART = 2**31
+
+# Into a round's key, beside client ids.
+SERVER = _APART  # what servers draw
+EMPTY = _APART + 1  # what servers draw for models that no client's message reached
+# Into a server's key of one round, beside what the server draws itself.
+SHUFFLER = _APART + 2
+MASKS = _APART + 3
+# Into a schedule's key, beside rounds.
+DROPOUT = _APART
+STRAGGLERS = _APART + 1
+# Into a client's key for its update, beside epochs.
+PERSONAL = _APART  # its personal model's minibatches
+SUBSAMPLE = _APART + 7
+
+
+class Keys(NamedTuple):
+    """The three independent keys of a run."""
+
+    init: Key
+    schedule: Key
+    train: Key
+
+
+def keys(seed: int | Key) -> Keys:
+    """Returns the keys of initialisation, schedule and training, derived from a seed (0 to 2^32 - 1) or a typed key."""
+    root = seed if isinstance(seed, jax.Array) else jax.random.key(checks.seed(seed))
+    return Keys(*jax.random.split(root, 3))
+
+
+def apart(key: Key, stream: int) -> Key:
+    """Returns the key of one of the streams named above, such as ``SERVER``."""
+    return jax.random.fold_in(key, jnp.uint32(stream))
+
+
+def model_keys(init: Key, num_models: int) -> Key:
+    """Returns a key for the initialisation of each model, [K]."""
+    return jax.random.split(init, num_models)
+
+
+def schedule_keys(schedule: Key) -> tuple[Key, Key]:
+    """Returns two keys of a schedule: for its first state, and for its cohorts."""
+    first, sample = jax.random.split(schedule)
+    return first, sample
+
+
+def slot_keys(train: Key, round_: Array, client: Array) -> tuple[Key, Key]:
+    """Returns two keys of a client in a round: for its update, and for sending its message.
+
+    The keys do not depend on the model that the client trains.
+
+    Args:
+        train: Key of the run's training.
+        round_: Number of the round, [] int32.
+        client: Id of the client, [] int32.
+    """
+    update, send = jax.random.split(jax.random.fold_in(jax.random.fold_in(train, round_), client))
+    return update, send
+
+
+def server_keys(train: Key, round_: Array, num_models: int, stream: int = SERVER) -> Key:
+    """Returns a key for each model, [K], for the server's random numbers in a round.
+
+    Args:
+        train: Key of the run's training.
+        round_: Number of the round, [] int32.
+        num_models: Models K.
+        stream: ``SERVER``, or ``EMPTY`` for models that no client's message reached.
+    """
+    return jax.random.split(apart(jax.random.fold_in(train, round_), stream), num_models)

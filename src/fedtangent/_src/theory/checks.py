@@ -1,0 +1,234 @@
+"""Checks of the theory's arguments, before any work starts; each raises a ``ValueError`` that names the argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
+from fedtangent._src.data.partition import validate
+from fedtangent._src.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
+from fedtangent._src.kernels.large import LargeKernel
+from fedtangent._src.theory.precision import is_concrete
+from fedtangent._src.types import Cohort, Partition
+
+
+def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` unless ``value`` has the shape ``shape``."""
+    if np.shape(value) != shape:
+        raise ValueError(f"{name}: got shape {np.shape(value)}, must be {shape}")
+
+
+def check_known(name: str, *values: Any) -> None:
+    """Raises ``ValueError`` if a value is traced, so that its number cannot be read."""
+    if not is_concrete(*values):
+        raise ValueError(f"{name}: got a traced value, must be known numbers")
+
+
+def check_rows(name: str, values: Any, axes: str) -> np.ndarray:
+    """Checks an array with one row per example and returns it as float64.
+
+    Args:
+        name: Name of the argument in the message.
+        values: Array to check.
+        axes: Names of its two axes in the message, such as "n, C".
+
+    Raises:
+        ValueError: The array is not two-dimensional, is empty, or is not finite.
+    """
+    rows = real_array(name, values)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{name}: got shape {rows.shape}, must be [{axes}] with {axes} >= 1")
+    finite(name, rows)
+    return rows
+
+
+def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
+    """Checks kernel blocks and returns them as float64.
+
+    Args:
+        kernels: Kernel blocks to check.
+        target_shape: Shape (n, C) of the targets.
+        outputs: "shared" or "full".
+
+    Raises:
+        ValueError: Shapes that do not agree with the targets or each other, numbers that are not finite, or a kernel
+            that is not symmetric positive semidefinite.
+    """
+    choice("outputs", outputs, ("shared", "full"))
+    per_example = target_shape[1] if outputs == "full" else 1
+    n = target_shape[0] * per_example
+    ntk_train = symmetric("ntk_train", kernels.ntk_train)
+    check_shape("ntk_train", ntk_train, (n, n))
+    m = np.shape(kernels.ntk_test_train)[0] if np.ndim(kernels.ntk_test_train) == 2 else 0
+    if m == 0 or m % per_example:
+        got = np.shape(kernels.ntk_test_train)
+        raise ValueError(f"ntk_test_train: got shape {got}, must be [m, {n}], m a multiple of {per_example}")
+    shapes = {
+        "ntk_test_train": (m, n),
+        "nngp_train": (n, n),
+        "nngp_test_train": (m, n),
+        "nngp_test": (m, m),
+        "ntk_test": (m, m),
+    }
+    checked: dict[str, np.ndarray | None] = {"ntk_train": ntk_train}
+    for name, shape in shapes.items():
+        if (block := getattr(kernels, name)) is None:
+            checked[name] = None
+            continue
+        check_shape(name, block, shape)
+        array = real_array(name, block)
+        finite(name, array)
+        checked[name] = array if name.endswith("test_train") else symmetric(name, array)
+    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
+    check_semidefinite(ntk_train)
+    check_covariance(blocks)
+    return blocks
+
+
+def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gradient_descent") -> LargeKernel:
+    """Checks a large kernel of ``n`` training points; it needs shared outputs and gradient descent.
+
+    Args:
+        kernels: Large kernel to check.
+        n: Number of training points.
+        outputs: Must be "shared".
+        dynamics: Must be "gradient_descent".
+    """
+    choice("outputs", outputs, ("shared",))
+    choice("dynamics", dynamics, ("gradient_descent",))
+    if len(kernels) != n:
+        raise ValueError(f"kernels: got a LargeKernel of {len(kernels)} training points, must be of {n}")
+    return kernels
+
+
+def check_partition(partition: Partition, n: int, *, exact: bool = False, occupied: bool = False) -> Partition:
+    """Checks a partition of n training rows and returns it as NumPy arrays.
+
+    Args:
+        partition: Partition to check.
+        n: Number of training rows.
+        exact: Whether every row must belong to exactly one client.
+        occupied: Whether every client must have a row.
+    """
+    validate(partition, n, exact)
+    found = Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
+    if occupied and not found.sizes.all():
+        raise ValueError(f"partition: got client {int(np.argmin(found.sizes))} without examples, must be one or more "
+                         "each")  # fmt: skip
+    return found
+
+
+def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """Checks cohorts and returns client and model of every slot [R, S] and the number of models.
+
+    Empty slots (weight 0) may contain any number; they are returned as client 0 and model 0.
+
+    Args:
+        cohorts: Cohorts to check.
+        sizes: Number of examples of each client [N].
+        num_models: Number of models; None for one more than the largest model index in use.
+    """
+    client, model = np.asarray(cohorts.client), np.asarray(cohorts.model)
+    shapes = client.shape, model.shape, np.shape(cohorts.weight)
+    if client.ndim != 2 or len(set(shapes)) > 1 or client.size == 0:
+        raise ValueError(f"cohorts: got shapes {shapes}, must be three of one shape [R, S], not empty")
+    for name, values in (("client", client), ("model", model)):
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"cohorts.{name}: got {values.dtype}, must be integers")
+    present = present_slots(cohorts)
+    if num_models is None:
+        num_models = int(model[present].max()) + 1 if present.any() else 1
+    num_models = whole("num_models", num_models)
+    for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
+        wrong = present & ((values < 0) | (values >= count))
+        if wrong.any():
+            r, s = (int(i) for i in np.argwhere(wrong)[0])
+            where = f"{values[r, s]} in round {r}, slot {s}"
+            raise ValueError(f"cohorts.{name}: got {where}, must be from 0 to {count - 1}")
+    client, model = np.where(present, client, 0), np.where(present, model, 0)
+    empty = present & (sizes[client] == 0)
+    if empty.any():
+        r, s = (int(i) for i in np.argwhere(empty)[0])
+        raise ValueError(f"cohorts.client: got {client[r, s]} in round {r}, slot {s}, must be one that holds examples")
+    return client, model, num_models
+
+
+def present_slots(cohorts: Cohort) -> np.ndarray:
+    """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced."""
+    if not is_concrete(cohorts.weight):
+        return np.ones(np.shape(cohorts.weight), bool)
+    weight = real_array("cohorts.weight", cohorts.weight)
+    finite("cohorts.weight", weight)
+    if np.any(weight < 0):
+        raise ValueError(f"cohorts.weight: got {weight.min():g}, must be at least 0 (0 marks an empty slot)")
+    if (strange := weight[(weight > 0) & ((weight < 1e-100) | (weight > 1e100))]).size:  # sums and shares are exact
+        raise ValueError(f"cohorts.weight: got {strange[0]:g}, must be 0, or from 1e-100 to 1e+100")
+    return weight > 0
+
+
+def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
+    """Checks the local steps and returns them for every client, [N] int64."""
+    steps = np.asarray(local_steps)
+    if steps.shape not in ((), (num_clients,)):
+        raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
+    if not np.issubdtype(steps.dtype, np.integer) or np.any(steps < 1):
+        raise ValueError(f"local_steps: got {local_steps}, must be whole numbers of at least 1")
+    if np.any(steps > MAX_INDEX):
+        raise ValueError(f"local_steps: got {steps.max()}, must be whole numbers from 1 to {MAX_INDEX}")
+    return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
+
+
+def check_rate(name: str, rate: Any, num_rounds: int) -> None:
+    """Raises ``ValueError`` unless a learning rate is finite and above 0; a rate of one round may also be 0.
+
+    Args:
+        name: Name of the argument in the message.
+        rate: A number, or one per round [R]; a traced rate is not checked.
+        num_rounds: Number R of rounds.
+    """
+    value = _each_round(name, rate, num_rounds)
+    if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
+        raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")
+
+
+def check_shares(name: str, share: Any, num_rounds: int) -> None:
+    """Raises ``ValueError`` unless a share, a number or one per round, is from 0 to 1 or traced."""
+    value = _each_round(name, share, num_rounds)
+    if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
+        raise ValueError(f"{name}: got {share}, must be from 0 to 1")
+
+
+def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
+    """Checks the shape of a number or of one number per round, and returns its value; None for a traced value."""
+    value = real_array(name, given) if is_concrete(given) else None
+    shape = np.shape(given) if value is None else value.shape
+    if shape not in ((), (num_rounds,)):
+        raise ValueError(f"{name}: got shape {shape}, must be a number or one per round [{num_rounds}]")
+    return value
+
+
+def check_semidefinite(ntk_train: np.ndarray) -> None:
+    """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain.
+
+    Of more than ``MOST_CHECKED`` rows, ``MOST_CHECKED`` evenly spaced rows and columns are checked.
+    """
+    rows = spaced(len(ntk_train), MOST_CHECKED)
+    matrix = ntk_train[np.ix_(rows, rows)]
+    largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
+    if not is_semidefinite(matrix, 1e-6 * largest):
+        least = np.linalg.eigvalsh(matrix)[0]
+        raise ValueError(f"ntk_train: got a smallest eigenvalue of {least:.3g}, must be positive semidefinite")
+
+
+def check_own_blocks(smallest: np.ndarray, largest: np.ndarray) -> None:
+    """Raises ``ValueError`` if a client's block of Theta has an eigenvalue more negative than rounding can explain.
+
+    Args:
+        smallest: Least eigenvalue of each client's block [N], at most 0.
+        largest: Largest eigenvalue of each client's block [N].
+    """
+    for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
+        raise ValueError(f"ntk_train: got eigenvalue {smallest[i]:.3g} of client {i}'s block, must be positive "
+                         "semidefinite")  # fmt: skip

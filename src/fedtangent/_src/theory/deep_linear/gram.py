@@ -1,0 +1,171 @@
+"""Gram matrices of deep linear networks, eq. (14) and (15) of DeepLin, as operators and for small problems as matrices.
+
+With rows for examples, ``A_i = X (W^(i-1) .. W^1)'`` [n, fan_in of layer i] and ``B_i = W^L .. W^(i+1)`` [C, fan_out
+of layer i], eq. (15) maps residuals R [n_c, C] of client c to ``1/(m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` [n, C];
+eq. (14) is the case of one and the same network and data. No matrix of n C x n C is needed.
+
+The spectrum of the operator lies on the range of X, because every A_i is X times a matrix: in an orthonormal basis of
+that range, of r rows, the operator acts on r C numbers. The Lanczos method finds the largest eigenvalue of the operator
+and, applied to its inverse, the least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, cg, eigsh
+
+from fedtangent._src.checks import finite, real_array
+from fedtangent._src.theory import checks
+
+SMALL = 300  # numbers of a residual up to which the spectrum is that of the dense matrix
+TOLERANCE = 1e-12  # relative, of a solution's residual
+MOST_STEPS = 10_000
+
+
+class Products(NamedTuple):
+    """Products of a network's layers at n inputs, float64."""
+
+    below: tuple[np.ndarray, ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
+    above: tuple[np.ndarray, ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
+    scale: float  # (m^(L-1) C)^(-1/2)
+    outputs: np.ndarray  # [n, C]
+
+
+def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.ndarray, ...]:
+    """Checks weights ``W^1 .. W^L`` and returns them as float64, [fan_out, fan_in] each.
+
+    Args:
+        weights: One matrix per layer.
+        dimension: Required fan_in of the first layer; None for any.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
+    """
+    if not isinstance(weights, list | tuple) or not weights:
+        got = "none" if isinstance(weights, list | tuple) else f"{' '.join(repr(weights).split()):.60}"
+        raise ValueError(f"weights: got {got}, must be a list of one matrix a layer")
+    layers, fan_in = tuple(real_array("weights", w) for w in weights), dimension
+    for i, w in enumerate(layers):
+        if w.ndim != 2 or 0 in w.shape or fan_in not in (None, w.shape[1]):
+            allowed = "fan_in" if fan_in is None else fan_in
+            raise ValueError(f"weights: got shape {w.shape} of layer {i + 1}, must be [fan_out, {allowed}]")
+        finite("weights", w)
+        fan_in = w.shape[0]
+    if len(widths := {w.shape[0] for w in layers[:-1]}) > 1:
+        raise ValueError(f"weights: got hidden layers of widths {sorted(widths)}, must be of one width")
+    return layers
+
+
+def products(weights: Sequence[Any], x: Any) -> Products:
+    """Computes a network's products of layers and its outputs (eq. 5) at inputs x.
+
+    Args:
+        weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
+        x: Inputs [n, d].
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
+    """
+    inputs = checks.check_rows("x", x, "n, d")
+    layers = layers_of(weights, inputs.shape[1])
+    fan_in = layers[-1].shape[0]
+    below, above = [inputs], [np.eye(fan_in)]
+    for w in layers[:-1]:
+        below.append(below[-1] @ w.T)
+    for w in layers[:0:-1]:
+        above.append(above[-1] @ w)
+    width = layers[0].shape[0] if len(layers) > 1 else 1
+    scale = float(width ** (-(len(layers) - 1) / 2) * fan_in**-0.5)
+    return Products(tuple(below), tuple(above[::-1]), scale, scale * below[-1] @ layers[-1].T)
+
+
+def applied(of: Products, residuals: Any, local: Products | None = None) -> np.ndarray:
+    """Applies the operator of eq. (15) to residuals: [n, C].
+
+    Args:
+        of: Server's network at n examples.
+        residuals: Residuals [n_c, C] of one client.
+        local: Client's network at its n_c examples; by default the server's, which is eq. (14).
+    """
+    own = of if local is None else local
+    values = real_array("residuals", residuals)
+    checks.check_shape("residuals", values, own.outputs.shape)
+    found = np.zeros_like(of.outputs)
+    for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True):
+        found += a @ ((a_own.T @ values) @ (b_own @ b.T))
+    return of.scale * own.scale * found
+
+
+def dense(of: Products, local: Products | None = None) -> np.ndarray:
+    """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems."""
+    own = of if local is None else local
+    total = sum(
+        np.kron(a @ a_own.T, b @ b_own.T)
+        for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True)
+    )
+    return np.asarray(of.scale * own.scale * total)
+
+
+def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
+    """Computes the least and the largest eigenvalue of eq. (14) on the range of X.
+
+    The least is 0 for networks that are narrower than both ends of their map, because they reach only matrices of lower
+    rank.
+
+    Args:
+        weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
+        x: Inputs [n, d].
+
+    Raises:
+        ValueError: As for ``products``, or all inputs are 0.
+        RuntimeError: The Lanczos method or the solver of linear systems does not converge.
+    """
+    of = products(weights, in_row_space(checks.check_rows("x", x, "n, d")))
+    singular = np.linalg.norm(of.below[0], axis=1)
+    rank, outputs = of.outputs.shape
+    # residuals u v' with u beyond the range of X W^1', v beyond that of W^L .. W^2, which are of one width or less
+    narrow = len(of.below) > 1 and of.below[1].shape[1] < min(rank, outputs)
+    if rank * outputs <= SMALL:
+        values = np.linalg.eigvalsh(dense(of))
+        return 0.0 if narrow else float(values[0]), float(values[-1])
+    without = [a / singular[:, None] for a in of.below]
+    bare = [(of.scale**2 * a @ a.T, b @ b.T) for a, b in zip(without, of.above, strict=True)]
+    scales = np.repeat(singular, outputs)
+    size = rank * outputs
+
+    def conditioned(column: np.ndarray) -> np.ndarray:
+        each = column.reshape(rank, outputs)
+        return np.asarray(sum(left @ each @ right for left, right in bare)).ravel()
+
+    def solved(column: np.ndarray) -> np.ndarray:
+        """Applies the inverse by conjugate gradients, preconditioned with the singular values of X."""
+        found, left = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
+        if left != 0:
+            raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
+        return np.asarray(found / scales)
+
+    def operator(function: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
+        return LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
+
+    whole = operator(lambda column: scales * conditioned(scales * column.ravel()))
+    start = np.random.default_rng(0).standard_normal(size)
+    largest = eigsh(whole, 1, v0=start, return_eigenvectors=False)
+    if narrow:
+        return 0.0, float(largest[0])
+    least = eigsh(whole, 1, sigma=0.0, OPinv=operator(solved), v0=start / scales, return_eigenvectors=False)
+    return float(least[0]), float(largest[0])
+
+
+def in_row_space(x: np.ndarray) -> np.ndarray:
+    """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``, the examples of a problem of full rank.
+
+    A residual in the range of X has r rows in the basis U. Raises ``ValueError`` if X is 0.
+    """
+    if not x.any():
+        raise ValueError("x: got zeros alone, must hold an example that is not 0")
+    _, singular, right = np.linalg.svd(x, full_matrices=False)
+    known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
+    return np.asarray(singular[known, None] * right[known])

@@ -1,0 +1,191 @@
+"""A round of FedAvg on deep linear networks in DeepLin's notation: gradients, residual and the terms of eq. (17).
+
+With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` defines A_i, B_i
+and s). A round is K such steps at each of N clients from the server's weights (7), and their mean (8). In terms of the
+residual it is eq. (17), whose last term E contains all products of two or more layers' changes (10).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import instance, number, whole
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.deep_linear.gram import Products, applied, layers_of, products
+from fedtangent._src.types import Partition
+
+Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
+
+
+class FullBatchWork(NamedTuple):
+    """Work of all clients in a round; built by ``full_batch_work``."""
+
+    x: np.ndarray  # [n, d]
+    y: np.ndarray  # [n, C]
+    partition: Partition
+    learning_rate: float  # eta, of 1/2 |f(X_c) - Y_c|^2
+    local_steps: int  # K
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return self.partition.num_clients
+
+    def of_client(self, c: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs X_c and targets Y_c of client c."""
+        rows = self.partition.client(c)
+        return self.x[rows], self.y[rows]
+
+
+def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
+    """Builds the clients' work in a round.
+
+    Args:
+        x: Inputs [n, d], the paper's X'.
+        y: Targets [n, C], the paper's Y'.
+        partition: Examples of each client; every example belongs to exactly one client, because the paper's X is the
+            clients' examples together.
+        learning_rate: Step size eta of ``1/2 |f(X_c) - Y_c|^2``.
+        local_steps: Number K of steps of each client.
+
+    Raises:
+        ValueError: Shapes that do not fit, numbers out of range or not finite, a client without examples, or an example
+            of no client or of several.
+    """
+    inputs, targets = checks.check_rows("x", x, "n, d"), checks.check_rows("y", y, "n, C")
+    if len(inputs) != len(targets):
+        raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
+    instance("partition", partition, Partition)
+    held = checks.check_partition(partition, len(inputs), exact=True, occupied=True)
+    rate = number("learning_rate", learning_rate, above=0)
+    return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
+
+
+def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
+    """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them."""
+    layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
+    if len(layers[-1]) != outputs:
+        raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y")
+    return layers
+
+
+def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
+    """Computes the gradients of the sum of squares by every layer's weights (eq. 6), for residuals [n, C]."""
+    return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
+
+
+class LocalPath(NamedTuple):
+    """Local steps of one client."""
+
+    before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
+    residuals: tuple[np.ndarray, ...]  # xi_{k,c}, [n_c, C] each
+    weights: tuple[np.ndarray, ...]  # after the last step
+
+
+def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
+    """Computes ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2`` (eq. 7).
+
+    Args:
+        weights: Weights at the start of the round.
+        x: Inputs [n_c, d] of the client.
+        y: Targets [n_c, C] of the client.
+        learning_rate: Step size.
+        local_steps: Number K of steps.
+
+    Raises:
+        ValueError: The weights overflow at this learning rate.
+    """
+    own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
+    for _ in range(local_steps):
+        with np.errstate(over="ignore", invalid="ignore"):
+            now = products(own, x)
+            before.append(now)
+            residuals.append(now.outputs - y)
+            own = [w - learning_rate * g for w, g in zip(own, gradients(now, residuals[-1]), strict=True)]
+        if not all(np.isfinite(w).all() for w in own):
+            raise ValueError(f"learning_rate: got {learning_rate:g}, at which local descent diverges, must be smaller")
+    return LocalPath(tuple(before), tuple(residuals), tuple(own))
+
+
+def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
+    """Computes the local steps of every client."""
+    every = (work.of_client(c) for c in range(work.num_clients))
+    return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
+
+
+def averaged(paths: Sequence[LocalPath]) -> list[np.ndarray]:
+    """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8)."""
+    return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
+
+
+class ResidualTerms(NamedTuple):
+    """Terms of eq. (17): the server's residual after a round is the sum of these four, [n, C] each."""
+
+    first: np.ndarray  # (I - eta K/N P(0)) xi: the linear model's
+    second: np.ndarray  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
+    third: np.ndarray  # -eta/N sum_k P(0) (U_k - U): clients have drifted
+    fourth: np.ndarray  # s E(t) X: products of several layers' changes
+
+    @property
+    def total(self) -> np.ndarray:
+        """Residual after the round."""
+        return self.first + self.second + self.third + self.fourth
+
+
+def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
+    """Computes the four terms of eq. (17) for the round that starts at ``weights``.
+
+    Args:
+        initial: Weights at which the kernel P(0) is evaluated.
+        weights: Weights at the start of the round.
+        work: The clients' full-batch work.
+
+    Raises:
+        ValueError: The shapes do not fit, or a client's weights overflow at the learning rate.
+    """
+    instance("work", work, FullBatchWork)
+    initial, weights = fitting(initial, work), fitting(weights, work)
+    begin, now, paths = products(initial, work.x), products(weights, work.x), local_paths(weights, work)
+    residual = now.outputs - work.y
+    rate = work.learning_rate / work.num_clients
+    moved, drifted = np.zeros_like(residual), np.zeros_like(residual)
+    for c, path in enumerate(paths):
+        rows = work.partition.client(c)
+        own = products(initial, work.x[rows])
+        for before, xi in zip(path.before, path.residuals, strict=True):
+            moved += applied(now, xi, before) - applied(begin, xi, own)
+        drifted += applied(begin, sum(path.residuals) - work.local_steps * residual[rows], own)
+    return ResidualTerms(
+        residual - rate * work.local_steps * applied(begin, residual),
+        -rate * moved,
+        -rate * drifted,
+        _higher_orders(now, weights, averaged(paths), work.x),
+    )
+
+
+def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarray) -> np.ndarray:
+    """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more.
+
+    Entry o of ``orders`` is the sum of all products of the layers so far that contain o changes.
+    """
+    orders = [x]
+    for w, to in zip(weights, after, strict=True):
+        kept, changed = [o @ w.T for o in orders], [o @ (to - w).T for o in orders]
+        orders = [kept[0], *(a + b for a, b in zip(kept[1:], changed[:-1], strict=True)), changed[-1]]
+    return np.asarray(now.scale * sum(orders[2:], np.zeros_like(now.outputs)))
+
+
+def balancedness(weights: Weights) -> list[np.ndarray]:
+    """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
+
+    One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of
+    FedAvg with K = 1. With K > 1 the change by a round's mean is of first order in the clients' drift.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
+    """
+    return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]

@@ -1,0 +1,304 @@
+"""Theorem IV.2 of DeepLin, the linear decay of FedAvg on wide deep linear networks, and the hypotheses of its proof.
+
+    L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
+
+L the sum of squares of N clients that take K full-batch steps at rate eta on ``1/2 |f(X_c) - Y_c|^2`` (18). The proof
+is an induction over three hypotheses: A, the bound itself; B, singular values of products of layers stay near their
+values in the limit; C, no layer moves farther than R.
+
+Points that the paper leaves open or states otherwise:
+
+- P(0) is singular beyond the range of X. As in Du and Hu (2019), whose result the proof uses, the examples belong to
+  a reduced problem: lambda_min and sigma_min are the least on that range, and targets are ``Y = W* X``.
+- The conditions hold up to constants. The step's constant is printed inside the proof,
+  ``eta <= d_out / (50 L kappa K |X|^2)``; the width's constant is taken as 1, the least possible reading.
+- (18) is of the squared norm. The proof bounds the norm itself by rho, so its square by rho^2; and to first order in
+  eta the square falls by ``1 - 2 eta K lambda_min / N``: the theorem has a quarter of the rate. ``linear_rate`` is
+  the rate of the linear model, exact for any eta and K.
+- In (33), and so in (25) and Lemma VII.7, the local kernel's bound ``1.25^4 L sigma_max^2 / d_out`` has lost its L;
+  with it (``drift_bound``) the third term keeps the proof's share for eta smaller by L.
+- R is printed with 4 in hypothesis C and with 16 in the proof of it; 16 is the value that its steps give.
+- (27) orders the least eigenvalues of ``X'X`` and ``X_c'X_c``, which is true for columns of full rank, n <= d only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import eigh
+
+from fedtangent._src.checks import instance, number, whole
+from fedtangent._src.theory.assumptions import Assumption, assumption, failing, report
+from fedtangent._src.theory.deep_linear.gram import in_row_space, layers_of, products, spectrum
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, Weights, fitting
+from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression
+
+STEP = 50  # of the condition on eta, (23)
+RADIUS = 16  # of R
+SPREAD = 2.0  # of hypothesis B's O(sqrt(L)): a square Gaussian matrix alone has norm 2 sqrt(m)
+
+
+class DeepLinearConstants(NamedTuple):
+    """Constants of Theorem IV.2."""
+
+    depth: int  # L
+    width: int  # m
+    outputs: int  # d_out
+    num_clients: int  # N
+    rank: int  # r, rank of X
+    largest: float  # |X|, its largest singular value
+    least: float  # sigma_min, the least singular value of X that is not 0
+    lambda_min: float  # least eigenvalue of P(0) on the range of X
+    lambda_max: float
+    truth: float  # |W*|
+    residual: float  # |xi(0)|
+    learning_rate: float  # eta
+    local_steps: int  # K
+    delta: float  # the theorem may fail with this probability
+
+    @property
+    def kappa(self) -> float:
+        """Condition number of X X', the ratio of the squared singular values."""
+        return (self.largest / self.least) ** 2
+
+    def rate(self) -> float:
+        """Computes rho, at least 0: the bound (18) of the factor by which the sum of squares shrinks in a round."""
+        return max(1 - self.learning_rate * self.local_steps * self.lambda_min / (2 * self.num_clients), 0.0)
+
+    def step_limit(self) -> float:
+        """Computes the largest eta that the theorem allows."""
+        return self.outputs / (STEP * self.depth * self.kappa * self.local_steps * self.largest**2)
+
+    def least_width(self) -> float:
+        """Computes the least m that the theorem allows, with 1 for its unspecified constant."""
+        shared = self.rank * self.kappa**4 * self.num_clients**2
+        log_depth = math.log(self.depth) if self.depth > 1 else 0.0
+        wanted = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
+        return self.depth * max(wanted)
+
+    def radius(self) -> float:
+        """Computes R of hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
+        spread = math.sqrt(self.outputs * self.num_clients)
+        return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
+
+    def drift_bound(self, steps: int) -> float:
+        """Computes the bound of a client's ``|U_k - U| / |U - Y|`` after k steps, Lemma VII.7 with the L of (33)."""
+        return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
+
+    def kernel_bound(self) -> float:
+        """Computes the bound of ``|P(t, k) - P(0)|`` of Lemma VII.5."""
+        return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
+
+
+@dataclass(frozen=True, repr=False)
+class DeepLinearTheorem:
+    """Theorem IV.2 for one network and its data; built by ``deep_linear_theorem``."""
+
+    constants: DeepLinearConstants
+    assumptions: tuple[Assumption, ...]
+    initial: tuple[np.ndarray, ...]  # W^i(0)
+    reduced: np.ndarray  # [r, d], X on its range
+    linear: LocalRegression  # FedAvg of the limit of infinite width, on the same data
+
+    def __repr__(self) -> str:
+        c = self.constants
+        numbers = f"L {c.depth}, m {c.width}, N {c.num_clients}, K {c.local_steps}, eta {c.learning_rate:.3g}"
+        decay = f"rho {c.rate():.9g}, at infinite width {self.linear_rate:.9g}"
+        spectrum = f"P(0) from {c.lambda_min:.4g} to {c.lambda_max:.4g}"
+        return report(f"DeepLinearTheorem({numbers}, {spectrum}, {decay}", self.assumptions) + ")"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    @property
+    def linear_rate(self) -> float:
+        """Factor of the sum of squares in a round at infinite width, in the long run: the sharp form of rho.
+
+        A round leaves at most this share of ``|M - M*|^2``; with K > 1 a single round may leave more of
+        ``|X (M - M*)|^2``.
+        """
+        return self.linear.contraction**2
+
+    def singular_values(self, weights: Weights) -> tuple[float, float]:
+        """Computes the least and the largest singular value of products of layers, relative to infinite width.
+
+        The products are ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L. Their singular values in the limit are
+        ``m^(layers/2)``, times the least or largest of X for the latter.
+
+        Raises:
+            ValueError: Weights of other shapes than the initial ones, or a single layer.
+        """
+        weights, c, low, high = self._alike(weights), self.constants, list[float](), list[float]()
+        if c.depth < 2:
+            raise ValueError("weights: got one layer, must be two or more")
+        for products_, least, largest in (
+            (_tails(weights), 1.0, 1.0),
+            (_heads(weights, self.reduced), c.least, c.largest),
+        ):
+            for layers, product in enumerate(products_, start=1):
+                values = np.linalg.svd(product, compute_uv=False) / math.sqrt(c.width) ** layers
+                low.append(float(values[-1] / least))
+                high.append(float(values[0] / largest))
+        return min(low), max(high)
+
+    def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
+        """Checks the hypotheses A, B and C of the proof at the server's weights after ``rounds`` rounds.
+
+        Args:
+            weights: Weights of the server.
+            loss: Loss relative to the start, L(t) / L(0).
+            rounds: Number of finished rounds t.
+
+        Raises:
+            ValueError: Weights of other shapes than the initial ones.
+        """
+        weights, c = self._alike(weights), self.constants
+        whole("rounds", rounds, 0)
+        found = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
+        if c.depth > 1:
+            low, high = self.singular_values(weights)
+            found.append(assumption("B, largest", "singular value over that of the limit", high, "<=", 1.25))
+            found.append(assumption("B, least", "singular value over that of the limit", low, ">", 0.75))
+        if between := _between(weights):
+            most = max(_norm(w) / math.sqrt(c.width) ** count for count, w in between)
+            spread = SPREAD * math.sqrt(c.depth)
+            found.append(
+                assumption("B, between", "norm of inner layers' products over m^(count/2)", most, "<=", spread)
+            )
+        moved = max(float(np.linalg.norm(w - w0)) for w, w0 in zip(weights, self.initial, strict=True))
+        return (*found, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
+
+    def _alike(self, weights: Weights) -> tuple[np.ndarray, ...]:
+        layers = layers_of(weights)
+        shapes, allowed = ([w.shape for w in of] for of in (layers, self.initial))
+        if shapes != allowed:
+            raise ValueError(f"weights: got shapes {shapes}, must be {allowed}, as at the start")
+        return layers
+
+
+def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
+    """Computes rho of Theorem IV.2 and checks which of its assumptions hold.
+
+    Args:
+        weights: Initial weights ``W^1 .. W^L``.
+        work: Full-batch work of the clients.
+        delta: Probability with which the theorem may fail.
+
+    Raises:
+        ValueError: Weights that do not fit the data, or a rate at which the linear model diverges.
+    """
+    number("delta", delta, above=0, below=1)
+    instance("work", work, FullBatchWork)
+    weights = fitting(weights, work)
+    start = products(weights, work.x)
+    depth, outputs = len(weights), work.y.shape[1]
+    limit = stable_learning_rate(work, depth)
+    if work.learning_rate > limit:
+        raise ValueError(
+            f"learning_rate: got {work.learning_rate:g}, at which local descent diverges, must be at most {limit:.4g} "
+            "(2 d_out / (L |X_c|^2) of the client with the largest |X_c|)"
+        )
+    reduced = in_row_space(work.x)
+    singular = np.linalg.norm(reduced, axis=1)
+    truth = np.linalg.lstsq(work.x, work.y, rcond=None)[0]
+    realised = work.x @ truth
+    lambda_min, lambda_max = spectrum(weights, work.x)
+    found = DeepLinearConstants(
+        depth, np.shape(weights[0])[0] if depth > 1 else 1, outputs, work.num_clients, len(reduced),
+        float(singular.max()), float(singular.min()), lambda_min, lambda_max, _norm(truth),
+        float(np.linalg.norm(start.outputs - realised)), work.learning_rate, work.local_steps, delta,
+    )  # fmt: skip
+    off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
+    assumptions: tuple[Assumption, ...] = (
+        assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
+        assumption("realisable", "share of |Y| that no linear map of X fits", off, "<=", 1e-9),
+    )
+    if depth > 1:
+        need = found.least_width()
+        assumptions += (assumption("width", "least width of the theorem, its constant as 1", need, "<=", found.width),)
+    return DeepLinearTheorem(found, assumptions, weights, reduced, deep_linear_limit(work, depth))
+
+
+def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
+    """Computes FedAvg at infinite width: a linear model ``f(x) = M' x``, M [d, C], with tangent kernel ``L/C x x'``.
+
+    A lazily trained network is this model at the rate ``eta L / C``, started from the initial product of its layers.
+    Every round follows in closed form (``LocalRegression.models``).
+
+    Args:
+        work: Full-batch work of the clients.
+        depth: Number L of layers.
+
+    Raises:
+        ValueError: A depth below 1.
+    """
+    instance("work", work, FullBatchWork)
+    whole("depth", depth)
+    rate = work.learning_rate * depth / work.y.shape[1]
+    return local_regression(
+        work.x, work.y, work.partition, learning_rate=rate, local_steps=work.local_steps, loss="squared_error_sum"
+    )
+
+
+def linear_model(weights: Weights) -> np.ndarray:
+    """Returns the network as one matrix M [d, C]: ``f(x) = M' x``."""
+    layers = layers_of(weights)
+    return products(layers, np.eye(layers[0].shape[1])).outputs
+
+
+def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
+    """Computes the rate above which a client's descent diverges at infinite width: the least ``2 d_out / (L |X_c|^2)``.
+
+    It is inf if all X_c are 0.
+
+    Args:
+        work: Full-batch work of the clients.
+        depth: Number L of layers.
+    """
+    instance("work", work, FullBatchWork)
+    whole("depth", depth)
+    largest = max(_squared_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
+    return 2 * work.y.shape[1] / (depth * largest) if largest > 0 else math.inf
+
+
+def _norm(matrix: np.ndarray) -> float:
+    return float(np.linalg.norm(matrix, 2))
+
+
+def _squared_norm(x: np.ndarray) -> float:
+    """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
+    gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
+    return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
+
+
+def _tails(weights: Weights) -> list[np.ndarray]:
+    """Returns ``W^{L:i}`` of i = L, .., 2: products of 1, .., L - 1 layers."""
+    found: list[np.ndarray] = []
+    for w in weights[:0:-1]:
+        found.append(np.asarray(found[-1] @ w if found else w))
+    return found
+
+
+def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
+    """Returns ``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
+    found = [np.asarray(x)]
+    for w in weights[:-1]:
+        found.append(found[-1] @ w.T)
+    return found[1:]
+
+
+def _between(weights: Weights) -> list[tuple[int, np.ndarray]]:
+    """Returns the products ``W^{j:i}`` of 1 < i <= j < L, each with its number of layers."""
+    found, inner = [], list(weights[1:-1])
+    for i in range(len(inner)):
+        product = np.asarray(inner[i])
+        found.append((1, product))
+        for j in range(i + 1, len(inner)):
+            product = inner[j] @ product
+            found.append((j - i + 1, product))
+    return found

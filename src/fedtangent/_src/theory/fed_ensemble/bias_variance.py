@@ -1,0 +1,270 @@
+"""Bias and variance of an ensemble's prediction, measured and in closed form: FE-2021 eq. (3), FE-2024 eq. (10).
+
+    E (y - h)^2 = E_x (y - ybar)^2 + E_x (ybar - hbar)^2 + E_x (h - hbar)^2
+
+with h the average of K models, hbar its expectation over all random draws of a run, ybar(x) = E[y | x]. FE-2024's
+eq. (10) prints h for hbar in the second term, with which the two sides differ by the variance; FE-2021's eq. (3) is
+meant. A run has two random parts: the initial functions, and the schedule (who trains which model when), so by the law
+of total variance
+
+    E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
+
+The first part is the variance from the K independent initial functions, the second the variance from the schedules; at
+the fixed point of Theorem 2 the schedule no longer matters, and only Corollary 1's k(x, x)/K remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import finite, number, real_array, whole
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.assumptions import Assumption, assumption
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow.build import federated_flow
+from fedtangent._src.theory.flow.flow import Flow
+from fedtangent._src.theory.flow.rules import Rule
+from fedtangent._src.theory.precision import in_float64
+from fedtangent._src.theory.prior import prior_blocks
+from fedtangent._src.types import Cohort, Partition
+
+# Directions of the initial function with less than this share of the largest variance are rounding errors.
+NEGLIGIBLE = 1e-13
+# Models that share a pass: 100 training points and 50 columns of each are 40 MB.
+MODELS_AT_ONCE = 1024
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error (0 for an exact number, nan if the standard error is unknown)."""
+
+    value: float
+    standard_error: float
+
+
+class Decomposition(NamedTuple):
+    """Terms of eq. (3) / (10), averaged over points and outputs; ``total = noise + bias + variance``."""
+
+    noise: float  # data uncertainty, E_x Var[y | x]
+    bias: Estimate  # squared, E_x (ybar - hbar)^2
+    initialisation: Estimate  # part of the variance from initial functions
+    schedules: Estimate  # part of the variance from schedules
+    variance: Estimate  # knowledge uncertainty, initialisation + schedules
+    total: Estimate
+
+
+class EnsembleLaw(NamedTuple):
+    """Mean and variance of the average of K models after a round, given the schedule."""
+
+    mean: np.ndarray  # [m, C]
+    variance: np.ndarray  # [m], or [m, C] if outputs differ: sum_k k_k(x, x) / K^2
+
+
+class Corollary1(NamedTuple):
+    """Right-hand side of Corollary 1, and its exact left-hand side at a finite round, at m test points."""
+
+    mean: np.ndarray | None  # [m, C], m(x) of Theorem 2; None if Theta has no inverse in float64
+    limit: np.ndarray | None  # [m], k(x, x) / K
+    at_round: np.ndarray | None  # [m, C], E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
+    variance: np.ndarray | None  # [m] or [m, C], variance at the round, known even without a limit
+    assumptions: tuple[Assumption, ...]
+
+
+def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Decomposition:
+    """Estimates the decomposition from repeated runs, without bias and with jackknife standard errors.
+
+    The squared bias is corrected for the sampling variance of the mean, so its estimate may be below 0. The jackknife
+    leaves out one schedule, or one run, at a time.
+
+    Args:
+        runs: Predictions of the ensemble. Either [S, J, m, C]: S independently drawn schedules, and for each of them
+            J >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]: E >= 2
+            independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
+        expected: Expected targets ybar(x) [m, C] at points of p(x).
+        noise_variance: E_x Var[y | x].
+    """
+    runs, expected = real_array("runs", runs), real_array("expected", expected)
+    if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
+        raise ValueError(f"runs: got shape {runs.shape}, must be [E, m, C] with E >= 2 or [S, J, m, C] with S, J >= 2")
+    checks.check_shape("expected", expected, runs.shape[-2:])
+    finite("runs", runs)
+    finite("expected", expected)
+    noise = number("noise_variance", noise_variance, at_least=0)
+    if runs.ndim == 4:
+        within = runs.var(axis=1, ddof=1).mean(axis=(1, 2))
+        return _combined(runs.mean(axis=1), within, 1 / runs.shape[1], expected, noise)
+    found = _combined(runs, np.zeros(len(runs)), 0.0, expected, noise)
+    unknown = Estimate(float("nan"), float("nan"))
+    return found._replace(initialisation=unknown, schedules=unknown)
+
+
+def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
+    """Computes the exact law of the ensemble's prediction after round ``r`` of a flow, given its schedule.
+
+    With independent initial functions the K models' variances add up to ``sum_k k_k(x, x) / K^2``. The cost is one
+    backward pass.
+    """
+    variance = np.diag(np.asarray(flow.ensemble_cov(r)))
+    mean = np.asarray(flow.ensemble_mean(r))
+    return EnsembleLaw(mean, variance if len(variance) == len(mean) else variance.reshape(mean.shape))
+
+
+@in_float64
+def ensemble_laws(
+    kernels: KernelBlocks,
+    y_train: Any,
+    partition: Partition,
+    cohorts: Sequence[Cohort],
+    rule: Rule,
+    rounds: Sequence[int],
+    num_models: int,
+) -> list[tuple[EnsembleLaw, ...]]:
+    """Computes ``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``, for large scans.
+
+    The initial function is ``f0 = G z`` for a factor G of its covariance at all points, of the numerical rank q of the
+    kernel (about 50 for 100 radial basis functions). The flow moves the q columns like initial functions with targets
+    0, so that one forward pass with C + q outputs serves all rounds. The models of many schedules go through one pass
+    together, as if they were one ensemble.
+
+    Args:
+        kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel.
+        cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
+        rounds: Numbers of finished rounds, from 0 to R.
+        num_models: Number K of models.
+    """
+    if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
+        raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
+    targets, factor = checks.check_rows("y_train", y_train, "n, C"), _factor(kernels)
+    outputs, q = targets.shape[1], factor.shape[1]
+    start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
+    padded = np.concatenate([targets, np.zeros((len(targets), q))], axis=1)
+    found: list[tuple[EnsembleLaw, ...]] = []
+    passes = -(-len(cohorts) * num_models // MODELS_AT_ONCE)
+    for part in np.array_split(np.arange(len(cohorts)), min(passes, len(cohorts))):
+        joined = _side_by_side([cohorts[i] for i in part], num_models)
+        flow = federated_flow(kernels, padded, partition, joined, rule, num_models=len(part) * num_models)
+        models = (flow.num_models, 1, 1)
+        first, others = np.tile(start[: len(targets)], models), np.tile(start[len(targets) :], models)
+        after = np.asarray(flow.predict(first, others, tuple(rounds)))
+        after = after.reshape(len(rounds), len(part), num_models, *after.shape[2:])  # [r, schedule, K, m, C + q]
+        mean = after[..., :outputs].mean(axis=2)
+        variance = np.einsum("eskmq,eskmq->esm", after[..., outputs:], after[..., outputs:]) / num_models**2
+        found += [tuple(map(EnsembleLaw, mean[:, i], variance[:, i])) for i in range(len(part))]
+    return found
+
+
+def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
+    """Joins several schedules into one, each with separate models."""
+    client, weight = (np.concatenate([np.asarray(c[i]) for c in cohorts], axis=1) for i in (0, 2))
+    model = np.concatenate([np.asarray(c.model) + i * num_models for i, c in enumerate(cohorts)], axis=1)
+    return Cohort(client, model, weight)  # type: ignore[arg-type]
+
+
+def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: float = 0.0) -> Decomposition:
+    """Computes the decomposition in closed form, for one schedule or on average over several drawn schedules.
+
+    Args:
+        laws: Laws of S independently drawn schedules. With S = 1 the schedule is fixed: its part of the variance is 0,
+            and all terms are exact. With S > 1 the standard errors come from the draw of schedules.
+        expected: Expected targets ybar(x) [m, C] at points of p(x).
+        noise_variance: E_x Var[y | x].
+    """
+    if not laws or len({law.mean.shape for law in laws}) > 1:
+        raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
+    expected = real_array("expected", expected)
+    checks.check_shape("expected", expected, laws[0].mean.shape)
+    noise = number("noise_variance", noise_variance, at_least=0)
+    within = np.array([law.variance.mean() for law in laws])
+    if len(laws) == 1:
+        bias, exact = float(np.mean((laws[0].mean - expected) ** 2)), float(within[0])
+        parts = [Estimate(v, 0.0) for v in (bias, exact, 0.0, exact, noise + bias + exact)]
+        return Decomposition(noise, *parts)
+    return _combined(np.stack([law.mean for law in laws]), within, 0.0, expected, noise)
+
+
+def corollary_1(
+    kernels: KernelBlocks,
+    y_train: Any,
+    num_models: int,
+    flow: Flow | None = None,
+    r: int | None = None,
+    max_relative_jitter: float = 1e-10,
+) -> Corollary1:
+    """Computes the ensemble's variance k(x, x)/K at the limit: Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021).
+
+    The corollary is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. Theorem 2 defines m and k, for
+    sufficiently many rounds. With a ``flow`` of K models the result also has the exact left-hand side at round ``r``:
+    there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
+
+    Assumes that Theta has full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
+    ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is
+    reported in ``assumptions``, with ``limit`` None, and does not raise.
+
+    Args:
+        kernels: Kernel blocks with the nngp parts.
+        y_train: Targets [n, C].
+        num_models: Number K of models.
+        flow: Flow of K models; None for the limit only.
+        r: Number of finished rounds; by default all rounds of the flow.
+        max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
+    """
+    whole("num_models", num_models)
+    if flow is not None and flow.num_models != num_models:
+        raise ValueError(f"num_models: got {num_models}, must be that of the flow, {flow.num_models}")
+    limit = None
+    try:
+        limit = gp_limit(kernels, y_train, max_relative_jitter=max_relative_jitter)
+        text = "Theta has full rank: jitter added to its diagonal"
+    except SingularKernelError as error:
+        text = f"Theta has full rank: {error}"
+    looked = [assumption("full_rank", text, np.inf if limit is None else limit.jitter, "<=", 0.0)]
+    mean = None if limit is None else np.asarray(limit.mean)
+    shares = None if limit is None else np.diag(limit.cov) / num_models
+    if flow is None:
+        return Corollary1(mean, shares, None, None, tuple(looked))
+    looked.append(flow.stability().condition)
+    law = ensemble_law(flow, flow.num_rounds if r is None else r)
+    variance = law.variance if law.variance.ndim == 2 else law.variance[:, None]
+    distance = None if mean is None else variance + (law.mean - mean) ** 2
+    return Corollary1(mean, shares, distance, law.variance, tuple(looked))
+
+
+def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.ndarray, noise: float) -> Decomposition:
+    """Computes the terms from means [S, m, C] and inner variances [S] of S groups.
+
+    The variance of a group's mean includes ``share`` of its inner variance.
+    """
+
+    def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
+        between = means.var(axis=0, ddof=1).mean()
+        initialisation = within.mean()
+        schedules = between - share * initialisation
+        bias = np.mean((means.mean(axis=0) - expected) ** 2) - between / len(means)
+        variance = initialisation + schedules
+        return np.array([bias, initialisation, schedules, variance, noise + bias + variance])
+
+    values = terms(means, within)
+    errors = _jackknife(lambda keep: terms(means[keep], within[keep]), len(means))
+    return Decomposition(noise, *(Estimate(float(v), float(e)) for v, e in zip(values, errors, strict=True)))
+
+
+def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
+    """Computes standard errors of a statistic of ``count`` independent groups by the jackknife; nan for two groups."""
+    if count < 3:
+        return np.full_like(statistic(np.arange(count)), np.nan)
+    left_out = np.stack([statistic(np.delete(np.arange(count), i)) for i in range(count)])
+    return np.sqrt((count - 1) * left_out.var(axis=0))
+
+
+def _factor(kernels: KernelBlocks) -> np.ndarray:
+    """Computes ``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
+    train, cross, test = prior_blocks(kernels)
+    eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
+    kept = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
+    # Rounded up, so that kernels of similar rank share a compiled program; what is added is zero to rounding.
+    q = min(-(-kept // 16) * 16, len(eigenvalues))
+    largest = slice(len(eigenvalues) - q, None)
+    return np.asarray(vectors[:, largest] * np.sqrt(np.maximum(eigenvalues[largest], 0)))

@@ -1,0 +1,217 @@
+"""The assumptions of Theorem 1, measured on a run.
+
+They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 (FE-2021), and further assumptions that the
+proof uses without naming them. An age is a number of rounds in which every client trains a model once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import real_array, symmetric, whole
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption
+from fedtangent._src.theory.flow.rules import Rule, check_fed_avg
+from fedtangent._src.types import Cohort, Partition
+
+SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm is the root of a quadratic form
+
+
+class AgePlan(NamedTuple):
+    """A run divided into ages of ``rounds_per_age`` rounds; rounds after the last whole age belong to no age."""
+
+    rounds_per_age: int
+    num_models: int
+    examples: np.ndarray  # [R, K] float64, examples of the clients that train a model in a round
+    visits: np.ndarray  # [A, K, N] int64, how often a client trains a model in an age
+    weight_error: np.ndarray  # [R, K] largest |p_i - n_i / sum n_i| over the clients of a model in a round
+    steps: np.ndarray  # [N] local steps
+    rates: np.ndarray  # [R] step sizes
+    trains: np.ndarray  # [N] bool, whether the client trains in any round
+
+    @property
+    def num_ages(self) -> int:
+        """Number of whole ages A."""
+        return len(self.visits)
+
+    @property
+    def least_progress(self) -> np.ndarray:
+        """Least ``eta tau`` of any client and round in each age, [A]."""
+        ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
+        return ages.min(axis=1) * self.steps[self.trains].min()
+
+    @property
+    def most_progress(self) -> float:
+        """Largest ``eta tau`` of any client and round."""
+        return float(self.rates.max() * self.steps[self.trains].max())
+
+
+def age_plan(
+    partition: Partition, cohorts: Cohort, rule: Rule, num_models: int | None, rounds_per_age: int | None
+) -> AgePlan:
+    """Divides a run with cohorts [R, S] into ages, after checking its arguments.
+
+    Args:
+        partition: Training rows of each client.
+        cohorts: Client, model and weight of every slot.
+        rule: Rule of plain FedAvg.
+        num_models: Number K of models; by default one more than the largest model index in use.
+        rounds_per_age: Rounds of an age; K by default.
+
+    Raises:
+        ValueError: A rule other than plain FedAvg, cohorts that do not fit the partition, or numbers out of range.
+    """
+    check_fed_avg(rule)
+    sizes = np.asarray(partition.sizes)
+    client, model, num_models = checks.check_cohorts(cohorts, sizes, num_models)
+    num_rounds = len(client)
+    length = whole("rounds_per_age", num_models if rounds_per_age is None else rounds_per_age, 1, num_rounds)
+    steps = checks.check_steps(rule.local_steps, partition.num_clients)
+    checks.check_rate("learning_rate", rule.learning_rate, num_rounds)
+    rates = np.broadcast_to(np.asarray(rule.learning_rate, np.float64), (num_rounds,))
+    weight = np.where(checks.present_slots(cohorts), np.asarray(cohorts.weight, np.float64), 0.0)
+    count = np.where(weight > 0, sizes[client], 0).astype(float)
+    rounds = np.broadcast_to(np.arange(num_rounds)[:, None], client.shape)
+
+    def totals(values: np.ndarray) -> np.ndarray:
+        table = np.zeros((num_rounds, num_models))
+        np.add.at(table, (rounds, model), values)
+        return table
+
+    examples, weights = totals(count), totals(weight)
+    share = weight / np.maximum(weights[rounds, model], np.finfo(float).tiny)
+    by_size = count / np.maximum(examples[rounds, model], 1.0)
+    error = np.zeros((num_rounds, num_models))
+    np.maximum.at(error, (rounds, model), np.abs(share - by_size))
+    ages = num_rounds // length
+    visits = np.zeros((ages, num_models, partition.num_clients), np.int64)
+    inside = (weight > 0) & (rounds < ages * length)
+    np.add.at(visits, (rounds[inside] // length, model[inside], client[inside]), 1)
+    trains = np.zeros(partition.num_clients, bool)
+    trains[client[weight > 0]] = True
+    if not trains.any():
+        raise ValueError("cohorts: got empty slots only, must be of weight above 0 somewhere")
+    return AgePlan(length, num_models, examples, visits, error, steps, rates, trains)
+
+
+class Theorem1Data(NamedTuple):
+    """Data of a run that the assumptions are measured on."""
+
+    theta: np.ndarray  # [n, n]
+    eigenvalues: np.ndarray  # [n] of theta, rising
+    vectors: np.ndarray  # [n, n], columns
+    residual: np.ndarray  # [K, n, C], initial
+    y: np.ndarray  # [n, C]
+    partition: Partition
+    plan: AgePlan
+    x: Any = None  # [n, ...]
+    initial_kernel: Any = None  # [n, n]
+
+
+def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
+    """Measures all assumptions that can be measured, the theorem's stated ones first.
+
+    Args:
+        problem: Data of the run.
+        kappa_2: kappa_2 of eq. (19) at the largest step.
+        kappa_3: kappa_3 at the largest step.
+    """
+    return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
+
+
+def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
+    zero = len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])  # to rounding
+    found = [
+        assumption("full_rank", "(i) lambda_min(Theta), above rounding", problem.eigenvalues[0], ">", zero),
+        assumption(
+            "stationary_points_coincide",
+            "(iii) largest gradient norm of a client at a global minimum, relative to the initial one",
+            _local_gradient(problem, zero),
+            "<=",
+            SAME_GRADIENT,
+        ),
+    ]
+    if problem.x is not None:
+        found += _of_the_inputs(problem)
+    if problem.initial_kernel is not None:
+        kernel = symmetric("initial_kernel", problem.initial_kernel)
+        checks.check_shape("initial_kernel", kernel, problem.theta.shape)
+        text = "9.1 (2), width: operator norm of Theta_0 - Theta against lambda_m / 3"
+        distance, third = float(np.linalg.norm(kernel - problem.theta, 2)), max(problem.eigenvalues[0], 0.0) / 3
+        found.append(assumption("wide_enough", text, distance, "<=", third))
+    return found
+
+
+def _local_gradient(problem: Theorem1Data, zero: float) -> float:
+    """Computes the largest ``||J_i g_i / n_i||`` at a global minimum (``J g = 0``) over the largest at the start.
+
+    There g is the part of the initial residual in Theta's null space, which training cannot reach; the squared norm
+    is ``g_i' Theta_ii g_i``. It is 0 if Theta has full rank: every global minimum then fits all the data.
+    """
+    null = problem.vectors[:, problem.eigenvalues <= zero]
+    if null.shape[1] == 0:
+        return 0.0
+    left = np.einsum("nz,mz,kmc->knc", null, null, problem.residual, optimize=True)
+    start = _largest_gradient(problem, problem.residual)
+    return _largest_gradient(problem, left) / start if start > 0 else 0.0
+
+
+def _largest_gradient(problem: Theorem1Data, residual: np.ndarray) -> float:
+    largest = 0.0
+    for i in np.flatnonzero(problem.plan.trains):
+        rows = np.asarray(problem.partition.client(int(i)))
+        own = residual[:, rows]
+        square = np.einsum("knc,nm,kmc->k", own, problem.theta[np.ix_(rows, rows)], own, optimize=True)
+        largest = max(largest, float(np.sqrt(max(square.max(), 0.0))) / len(rows))
+    return largest
+
+
+def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
+    x = real_array("x_train", problem.x)
+    if x.ndim == 0 or len(x) != len(problem.theta):
+        raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must be of {len(problem.theta)} examples")
+    x = x.reshape(len(x), -1)
+    _, which = np.unique(x, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    spread = 0.0
+    for same in np.flatnonzero(np.bincount(which) > 1):
+        spread = max(spread, float(np.ptp(problem.y[which == same], axis=0).max()))
+    norm = float(np.linalg.norm(x, axis=1).max())
+    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; what is used is this.
+    return [
+        assumption("inputs_in_unit_ball", "(ii) largest norm of an input", norm, "<=", 1.0 + ROUNDING),
+        assumption("consistent_data", "Lemma 9.1 (i): labels of equal inputs differ by", spread, "<=", 0.0),
+    ]
+
+
+def _of_the_rounds(problem: Theorem1Data) -> list[Assumption]:
+    plan, partition = problem.plan, problem.partition
+    used = plan.examples[: plan.num_ages * plan.rounds_per_age]
+    once = float(np.mean(plan.visits[:, :, np.asarray(partition.sizes) > 0] != 1))
+    held = np.bincount(np.asarray(partition.indices, np.int64), minlength=len(problem.theta))
+    steps = plan.steps[plan.trains]
+    return [
+        assumption("constant_examples_per_round", "(iv) examples of a model's round, max - min", np.ptp(used), "<=", 0),
+        assumption("every_client_once_an_age", "eq. (27): share of clients' ages that miss or repeat", once, "<=", 0),
+        assumption("clients_divide_the_data", "sum_i Theta_i = Theta: examples not held once", np.sum(held != 1),
+                   "<=", 0),
+        assumption("weights_by_examples", "largest |p_i - n_i / nbar|", plan.weight_error.max(), "<=", 1e-6),
+        assumption("equal_local_steps", "tau, max - min over clients", np.ptp(steps), "<=", 0),
+    ]  # fmt: skip
+
+
+def _of_the_step(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> list[Assumption]:
+    plan, smallest = problem.plan, max(float(problem.eigenvalues[0]), 0.0)
+    gain = float(np.expm1(plan.least_progress.min() * smallest / (6 * plan.examples.max())))
+    largest = 0.0
+    for i in np.flatnonzero(plan.trains):
+        rows = np.asarray(problem.partition.client(int(i)))
+        own = np.linalg.eigvalsh(problem.theta[np.ix_(rows, rows)])[-1]
+        largest = max(largest, float(plan.rates.max() * own) / len(rows))
+    return [
+        assumption("kappa_2_below_1", "9.1 (1), eq. (26)", kappa_2, "<", 1.0),
+        assumption("kappa_3_small", "(1 + kappa_3) e^(-u/2) <= e^(-u/3), last step of the proof", kappa_3, "<=", gain),
+        assumption("stable_step", "gradient descent: eta lambda_max(Theta_ii) / n_i", largest, "<", 2.0),
+    ]

@@ -1,0 +1,332 @@
+"""Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): exponential decay of the training error, and the weights' movement.
+
+Conventions. The papers' step is ``eta = eta_0 / l`` on weights of the standard parameterisation, and their Theta is
+``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size in use, and
+``l^-1/2 ||J_i||_F`` is ``sqrt(trace Theta_ii)``. A movement of the weights in the NTK parameterisation is the bound
+without its factor ``l^-1/2``; ``width`` puts it back.
+
+The statement comes in three forms that do not agree; with ``u = eta_0 tau lambda_m / nbar`` (to first order the true
+rate of an age of K rounds, by eq. 27) the norm of the residual falls in each age by ``e^{-f u}``:
+
+==============  =====  ============================================================================================
+"proof"         1/3    the last lines of the proof of 9.1: the proved form
+"equation_18"   K/3    eq. (18) as printed, ``e^{-eta_0 lambda_m t K tau / (3 nbar)}`` after t ages: a factor K that the
+                       proof does not have; faster than the first-order rate itself for K > 3
+"informal"      K/6    4.1 (FE-2024's Theorem 1), of the squared error, with t as FE-2024 counts it: rounds times
+                       local steps; faster than the first-order rate for K > 6
+==============  =====  ============================================================================================
+
+All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on the same pages: (19) has
+``R_0 / sqrt(l)`` where (26) has ``R_0 / l``; the exponent of kappa_2 bounds ``||Theta_i||`` by C_i, a few lines after
+by C_i^2, and does not divide by nbar (where C_i is above 1 and steps are small, the residual of a linear model grows
+by more than (20) allows; with C_2^2 for C_2 it does not); kappa_3 has one round's D_2 and N(N-1)/2 commutators where
+D_3 has K and K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the
+induction over t_i, which agrees with its sum over ages.
+
+Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
+``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
+``kappa_4 = O(l^-1/2)``. Its kappa_4 has ``e^{eta_0 tau / (nbar C_2^2)}`` where the integral it bounds gives
+``e^{eta_0 tau C_2^2 / n_i}``, and ``2 C_2^2 l^-1/2`` for the change of the kernel, from which the constant
+``3 (1 + kappa_2) C_2 R_0 / lambda_m`` of (18) is missing. ``gap_from_drift`` is the first-order bound that the same
+argument gives for a measured change of the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import choice, finite, number, real_array
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.assumptions import Assumption, failing, report
+from fedtangent._src.theory.fed_ensemble.conditions import AgePlan, Theorem1Data, age_plan, assumptions
+from fedtangent._src.theory.flow.rules import Rule
+from fedtangent._src.types import Cohort, Partition
+
+FORMS = ("proof", "equation_18", "informal", "first_order")
+MOVEMENTS = ("summed", "proof", "equation_18")
+
+
+class Constants(NamedTuple):
+    """Constants of Theorem 9.1, from the kernel, the clients and the initial residual."""
+
+    lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
+    lambda_max: float
+    examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
+    least_examples_per_round: float  # the smallest nbar, over rounds in which a model has a client
+    client_norms: np.ndarray  # [N] C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii); 0 for a client that never trains
+    c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
+    c2: float  # sum of the C_i
+    r0: np.ndarray  # [K] norm of the initial residual
+    width: float  # l
+    kappa_2: float  # eq. (19) at the largest eta_0 tau; inf where it overflows
+    kappa_3: float  # at the largest eta_0 tau, as printed
+    largest_progress: float  # the eta_0 tau at which kappa_2 = 1
+
+
+def kappa_2(progress: float, c1: float, c2: float, r0: float, width: float) -> float:
+    """Computes ``-1 + exp(eta_0 tau C_2 + eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19).
+
+    1 + kappa_2 bounds the growth of the residual's norm inside an age (20). The result is inf if it overflows.
+
+    Args:
+        progress: ``eta_0 tau``.
+        c1: Bound C_1 of the Hessian.
+        c2: Sum C_2 of the clients' norms.
+        r0: Norm R_0 of the initial residual.
+        width: Width l.
+    """
+    with np.errstate(over="ignore"):
+        return float(np.expm1(progress * c2 + progress**2 * _quartic(c1, c2, r0, width)))
+
+
+def kappa_3(progress: float, c1: float, c2: float, r0: float, width: float, num_clients: int) -> float:
+    """Computes ``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
+
+    FE-2021 prints it before eq. (27). ``num_clients`` is N; the other arguments are documented at ``kappa_2``.
+    """
+    return float(progress**2 * (_quartic(c1, c2, r0, width) + 0.5 * num_clients * (num_clients - 1) * c2**4))
+
+
+def _quartic(c1: float, c2: float, r0: float, width: float) -> float:
+    return 2 * c2**4 + 8 * r0 * c1 * c2**2 / np.sqrt(width)
+
+
+def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
+    """Computes the ``eta_0 tau`` at which kappa_2 of (19) is 1, the largest that Theorem 9.1 allows.
+
+    The arguments are documented at ``kappa_2``.
+    """
+    square = _quartic(c1, c2, r0, width)
+    # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
+    return float(2 * np.log(2) / (c2 + np.sqrt(c2**2 + 4 * square * np.log(2))))
+
+
+@dataclass(frozen=True, repr=False)
+class Theorem1:
+    """Theorem 1 for one run; built by ``theorem_1``. A is the number of whole ages, K the number of models."""
+
+    constants: Constants
+    assumptions: tuple[Assumption, ...]
+    plan: AgePlan
+
+    def __repr__(self) -> str:
+        p, c = self.plan, self.constants
+        of = f"{p.num_ages} ages of {p.rounds_per_age} rounds, {p.num_models} models"
+        numbers = f"lambda_min {c.lambda_min:.3g}, nbar {c.examples_per_round:g}, R_0 {c.r0.max():.3g}"
+        return report(f"Theorem1({of}\n  {numbers}", self.assumptions) + ")"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+        """Computes the decrease of the bound's logarithm after each age, [A + 1].
+
+        Args:
+            form: One of ``FORMS``; "first_order" is the rate without the factor 1/3.
+            eigenvalue: Number that replaces lambda_m, for a negative control.
+        """
+        choice("form", form, FORMS)
+        length = self.plan.rounds_per_age
+        factor = {"proof": 1 / 3, "equation_18": length / 3, "informal": length / 6, "first_order": 1.0}[form]
+        smallest = self.constants.lambda_min if eigenvalue is None else eigenvalue
+        steps = factor * smallest * self.plan.least_progress / self.constants.examples_per_round
+        return np.concatenate([[0.0], np.cumsum(steps)])
+
+    def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+        """Computes the bound ``R_0 e^{-exponent}`` of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
+
+        The arguments are documented at ``exponent``.
+        """
+        return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
+
+    def movement_bound(self, form: str = "summed", growth: float | None = None) -> np.ndarray:
+        """Computes the bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), line 2.
+
+        It is ``R_0 (1 + kappa_2) C_2`` times a factor that depends on ``form``:
+
+        Args:
+            form: "summed", the result of the proof: the geometric sum of the movements of all ages,
+                ``eta_0 tau / nbar sum_s e^{-s u / 3}``, with the largest steps, the smallest nbar and the most visits
+                of a client. "proof", its value for small steps, ``3 / lambda_m (1 - e^{-t u / 3})``. "equation_18", as
+                printed, ``eta_0 nbar`` times "proof".
+            growth: Number that replaces ``1 + kappa_2``.
+        """
+        choice("form", form, MOVEMENTS)
+        c, exponent = self.constants, self.exponent("proof")
+        inside = 1 + c.kappa_2 if growth is None else growth
+        if form == "summed":
+            visits = max(int(self.plan.visits.max(initial=0)), 1)
+            steps = visits * self.plan.most_progress / c.least_examples_per_round * np.exp(-exponent[:-1])
+            reach = np.concatenate([[0.0], np.cumsum(steps)])
+        else:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                reach = np.where(exponent > 0, 3 * -np.expm1(-exponent) / c.lambda_min, 0.0)
+            reach = reach * (float(self.plan.rates.max()) * c.examples_per_round if form == "equation_18" else 1.0)
+        return inside * c.c2 / np.sqrt(c.width) * reach[:, None] * c.r0
+
+
+class Networks(NamedTuple):
+    """Known properties of the trained networks in addition to their limiting kernel."""
+
+    f0_train: Any = None  # [K, n, C] initial functions at the training points; None: zero, their mean
+    x_train: Any = None  # [n, ...] inputs; if None, their assumptions are left out
+    initial_kernel: Any = None  # [n, n] kernel of a network at its initial weights, to compare with Theta
+    c1: float = 0.0  # bound of l^-1/2 ||Hessian||, in the papers' parameterisation; 0 for a model linear in its weights
+    width: float = 1.0  # l, for the factor l^-1/2 of the movement and beside C_1
+
+
+def theorem_1(
+    kernels: KernelBlocks,
+    y_train: Any,
+    partition: Partition,
+    cohorts: Cohort,
+    rule: Rule,
+    *,
+    num_models: int | None = None,
+    rounds_per_age: int | None = None,
+    networks: Networks | None = None,
+) -> Theorem1:
+    """Computes constants and bounds of Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) and checks its assumptions.
+
+    Runs on the host in NumPy float64 at a cost of O(n^3).
+
+    Args:
+        kernels, y_train, partition, cohorts, num_models: As for ``federated_flow``, with outputs that share a kernel.
+        rule: Rule of FedAvg by gradient descent.
+        rounds_per_age: K of the theorem; by default the number of models.
+        networks: Known properties of the networks; by default none.
+
+    Returns:
+        The theorem for this run. An assumption that fails does not raise; it is reported in ``assumptions``.
+    """
+    y = checks.check_rows("y_train", y_train, "n, C")
+    theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
+    partition = checks.check_partition(partition, len(y))
+    plan = age_plan(partition, cohorts, rule, num_models, rounds_per_age)
+    start, x_train, initial_kernel, c1, width = networks or Networks()
+    f0 = np.zeros((plan.num_models, *y.shape)) if start is None else real_array("f0_train", start)
+    checks.check_shape("f0_train", f0, (plan.num_models, *y.shape))
+    finite("f0_train", f0)
+    c1, width = number("c1", c1, at_least=0), number("width", width, at_least=1)
+    eigenvalues, vectors = np.linalg.eigh(theta)
+    constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
+    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
+
+
+def _constants(
+    theta: np.ndarray,
+    eigenvalues: np.ndarray,
+    partition: Partition,
+    plan: AgePlan,
+    r0: np.ndarray,
+    c1: float,
+    width: float,
+) -> Constants:
+    diagonal, clients = np.diag(theta), range(partition.num_clients)
+    norms = np.sqrt([float(diagonal[partition.client(i)].sum()) if plan.trains[i] else 0.0 for i in clients])
+    c2, largest, progress = float(norms.sum()), float(r0.max()), plan.most_progress
+    return Constants(
+        lambda_min=max(float(eigenvalues[0]), 0.0),
+        lambda_max=float(eigenvalues[-1]),
+        examples_per_round=float(plan.examples.max()),
+        least_examples_per_round=float(plan.examples[plan.examples > 0].min(initial=np.inf)),
+        client_norms=norms,
+        c1=float(c1),
+        c2=c2,
+        r0=r0,
+        width=float(width),
+        kappa_2=kappa_2(progress, c1, c2, largest, width),
+        kappa_3=kappa_3(progress, c1, c2, largest, width, int(plan.trains.sum())),
+        largest_progress=largest_progress(c1, c2, largest, width),
+    )
+
+
+def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
+    """Computes ``||w_r - w_0||`` of a linear model exactly: the distance that its weights have moved after round r.
+
+    The weights move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a
+    kernel have separate weights. The second line of eq. (18) bounds this distance.
+
+    Args:
+        theta: Kernel [n, n] of the training points.
+        operator: M_r [n, n], ``Flow.operator(r, model)``.
+        residual: Initial residual ``f_0(X) - Y`` [n, C].
+    """
+    a = real_array("operator", operator) @ real_array("residual", residual)
+    return float(np.sqrt(max(float(np.sum(a * (real_array("theta", theta) @ a))), 0.0)))
+
+
+def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:
+    """Computes kappa_4 of FE-2021 section 9.4 as printed; inf if it overflows.
+
+    It is ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
+
+    Args:
+        progress: ``p = eta_0 tau``.
+        c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1.
+        examples_per_round: nbar.
+        width: Width l.
+    """
+    given = {"progress": progress, "c1": c1, "c2": c2, "r0": r0}
+    _check(given, {"examples_per_round": examples_per_round, "width": width})
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        curved = 8 * progress**2 * r0**2 * c1 * c2**2
+        drifting = 2 * progress * np.exp(progress / (examples_per_round * np.float64(c2) ** 2)) * r0 * c2**2
+        value = np.exp(np.float64(progress) * c2**2 / examples_per_round) * (curved + drifting) / np.sqrt(width)
+    return float(value) if np.isfinite(value) else float("inf")
+
+
+def linearisation_gap(
+    kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
+) -> float:
+    """Computes the last bound of FE-2021 section 9.4 on ``||g_lin - g||`` at any age, ``kappa_4 / (1 - q)``.
+
+    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` with ``p = eta_0 tau``. The result is inf unless q < 1,
+    as the paper requires.
+
+    Args:
+        kappa: kappa_4.
+        progress: ``p = eta_0 tau``.
+        lambda_min: Least eigenvalue of Theta_0.
+        examples_per_round: nbar.
+        d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
+    """
+    _check({"kappa": kappa, "progress": progress, "lambda_min": lambda_min, "d4_norm": d4_norm},
+           {"examples_per_round": examples_per_round})  # fmt: skip
+    q = (1 + progress**2 * d4_norm) * np.exp(-progress * lambda_min / examples_per_round)
+    return float(kappa / (1 - q)) if q < 1 else float("inf")
+
+
+def gap_from_drift(progress: Any, drift: float, r0: float, lambda_min: float, examples_per_round: float) -> np.ndarray:
+    """Computes a first-order bound of ``||g_lin - g||`` from the kernel's movement, ``drift >= ||Theta_s - Theta_0||``.
+
+    With ``t = progress / nbar`` in all, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the
+    identity that opens section 9.4, over an age and to first order in the step). ``||g_s|| <= R_0 e^{-lambda s}``
+    bounds it by ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+
+    Args:
+        progress: Sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
+        drift: Bound of the kernel's movement in operator norm.
+        r0: Norm R_0 of the initial residual.
+        lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).
+        examples_per_round: nbar.
+    """
+    _check({"drift": drift, "r0": r0, "lambda_min": lambda_min}, {"examples_per_round": examples_per_round})
+    t = np.asarray(progress, np.float64) / examples_per_round
+    return np.asarray(r0 * drift * t * np.exp(-lambda_min * t))
+
+
+def _check(not_negative: dict[str, float], positive: dict[str, float]) -> None:
+    for name, value in not_negative.items():
+        if not value >= 0:
+            raise ValueError(f"{name}: got {value!r}, must be at least 0")
+    for name, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"{name}: got {value!r}, must be above 0")

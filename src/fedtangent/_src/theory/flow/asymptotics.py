@@ -1,0 +1,312 @@
+"""The long run of a flow: stable step sizes, and the fixed point, computed without the assumption that it is Theta^-1.
+
+A pass over all R rounds is an affine map ``s -> L s + d`` of the state of a model's run: its coefficients, a momentum
+buffer, corrections. Coefficients that no function depends on (null directions of Theta) are left out, so that L acts on
+``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that no
+client trains; with these at their initial value the fixed point is unique.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.theory.assumptions import Assumption, assumption
+from fedtangent._src.theory.checks import check_known
+from fedtangent._src.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
+from fedtangent._src.theory.precision import in_float64
+from fedtangent._src.theory.prior import covariance_terms
+from fedtangent._src.types import Gaussian
+
+if TYPE_CHECKING:
+    from fedtangent._src.theory.flow.flow import Flow
+
+# Singular values of I - L, relative to the largest: those that are 0, those that are not. I - L is known to rounding of
+# L, whose norm is about 1: below LEAST in absolute terms too little is left of it.
+NULL, LEAST = 1e-13, 1e-11
+
+
+class PassSpectrum(NamedTuple):
+    """Eigenvalues of a pass over all rounds."""
+
+    eigenvalues: np.ndarray  # [d] complex, without the eigenvalues of directions that never change (exactly 1)
+    constants: int  # number of directions that never change
+
+    @property
+    def radius(self) -> float:
+        """Largest modulus of an eigenvalue; below 1, repeated passes converge at this rate per pass."""
+        return float(np.max(np.abs(self.eigenvalues), initial=0.0))
+
+
+class _Frame(NamedTuple):
+    """Coordinates of a state without null directions."""
+
+    down: np.ndarray  # [rank, q], Lambda^(1/2) V'
+    up: np.ndarray  # [q, rank], V Lambda^(-1/2)
+    own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
+
+    def reduced(self, state: FlowState) -> np.ndarray:
+        """Returns the coordinates [d, D] of a state of one model."""
+        shared = [part for part in (state.a, state.memory) if part is not None]
+        parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
+        for own, (down, _, counts) in zip(state.own or (), self.own, strict=False):
+            parts.append((down @ np.asarray(own[:, 0]))[counts])
+        return np.concatenate(parts)
+
+    def lifted(self, like: FlowState, coordinates: np.ndarray) -> FlowState:
+        """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
+        rank, columns = self.up.shape[1], coordinates.shape[1]
+        shared, rest, own = [], coordinates, []
+        for _ in range(1 if like.memory is None else 2):
+            shared.append(jnp.asarray((self.up @ rest[:rank])[:, None, :]))
+            rest = rest[rank:]
+        for _, (_, up, counts) in zip(like.own or (), self.own, strict=False):
+            wide, count = np.zeros((*counts.shape, columns)), int(counts.sum())
+            wide[counts], rest = rest[:count], rest[count:]
+            own.append(jnp.asarray((up @ wide)[:, None]))
+        return FlowState(shared[0], shared[1] if like.memory is not None else None, tuple(own) or None)
+
+
+def _frame(program: Program) -> _Frame:
+    values, vectors = np.linalg.eigh(np.asarray(program.theta))
+    zero = 10 * len(values) * np.finfo(float).eps * values[-1]
+    root, vectors = np.sqrt(values[values > zero]), vectors[:, values > zero]
+    own = []
+    for bucket in program.buckets:
+        v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
+        counts = v > zero
+        size = np.sqrt(np.where(counts, v, 1.0))
+        down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
+        own.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
+    return _Frame(root[:, None] * vectors.T, vectors / root, tuple(own))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """All rounds of a flow as one affine map of the state of one model's run, in coordinates."""
+
+    flow: Flow
+    model: int
+    frame: _Frame
+
+    @in_float64
+    def matrix(self) -> np.ndarray:
+        """Computes L, [d, d]."""
+        like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
+        size = len(self.frame.reduced(like))
+        zeros = np.zeros((len(self.flow.theta), 1, size))
+        return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
+
+    @in_float64
+    def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
+
+        The second is 0 unless weight decay has ``taken`` w_0 away.
+        """
+        eye = np.eye(len(self.flow.theta))[:, None, :]
+        zeros = np.zeros_like(eye)
+        start = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, len(self.flow.theta))
+        plain = self._end(eye, zeros, start, taken)
+        return plain, self._end(zeros, eye, start, True) if taken else np.zeros_like(plain)
+
+    def decay(self) -> np.ndarray | None:
+        """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
+        if not self.flow.kind.decays:
+            return None
+        found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
+        return None if found[0, 0] == 1 else found
+
+    def _end(self, residual: Any, along: Any, start: FlowState, taken: bool) -> np.ndarray:
+        """Computes the end of a pass; before it all of w_0 is present, or weight decay has ``taken`` it."""
+        flow = self.flow
+        given, beta = Input(residual, along if flow.kind.decays else None), np.full((flow.num_rounds + 1, 1), not taken)
+        program = flow.program(self.model, residual.shape[2])
+        return self.frame.reduced(last_state(flow.kind, program, given, beta.astype(float), start))
+
+
+def _pass_of(flow: Flow, model: int) -> _Pass:
+    flow.check_law("pass over all rounds")
+    program = flow.program(model, 1)
+    rounds = program.rounds
+    check_known("rule", rounds.learning_rate, rounds.server_learning_rate, rounds.anchoring, flow.numbers)
+    check_known("cohorts.weight", rounds.weight)
+    return _Pass(flow, model, _frame(program))
+
+
+def _null(singular: np.ndarray) -> np.ndarray:
+    """Returns which singular values of ``I - L`` are 0."""
+    largest = float(singular[0]) if len(singular) else 0.0
+    return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
+
+
+def _constants(change: np.ndarray) -> np.ndarray:
+    """Returns rows [c, d] that span the combinations which ``I - L`` maps to 0."""
+    u, singular, _ = np.linalg.svd(change)
+    null = _null(singular)
+    between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
+    if between.any():
+        raise SingularKernelError(
+            "the fixed point of these rounds is not unique in float64: the pass over them moves some direction by only "
+            f"{singular[between].min():.3g} of itself, others by {singular[0]:.3g}; take larger steps, or a better "
+            "conditioned kernel"
+        )
+    return u[:, null].T
+
+
+def spectrum(flow: Flow, model: int) -> PassSpectrum:
+    """Computes the eigenvalues of a pass, without the combinations that never change."""
+    rounds = _pass_of(flow, model)
+    matrix, decay = rounds.matrix(), rounds.decay()
+    count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
+    eigenvalues = np.linalg.eigvals(matrix)
+    moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
+    return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
+
+
+def fixed_point(flow: Flow, model: int) -> Gaussian:
+    """Computes the law of a model at the fixed point of repeated passes that its initial state leads to."""
+    on_residual, on_along, c = _influence_at_end(flow, model)
+    mean: Any = _mean(flow, on_residual)
+    return Gaussian(mean, covariance_terms(flow.blocks, on_residual + c * on_along, 1 - c).total)
+
+
+def mean_at_end(flow: Flow, model: int) -> np.ndarray:
+    """Computes the mean of ``fixed_point`` without its covariance, [m, C]; it needs no prior."""
+    return _mean(flow, _influence_at_end(flow, model)[0])
+
+
+def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
+    return (on_residual @ flow.targets).reshape(-1, flow.y_train.shape[1])
+
+
+def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Computes how the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and the share that decay takes."""
+    rounds = _pass_of(flow, model)
+    matrix, decays = rounds.matrix(), rounds.decay() is not None
+    change = np.eye(len(matrix)) - matrix
+    constants = _constants(change)
+    stacked = np.concatenate(rounds.drives(decays), axis=1)
+    size = np.linalg.norm(stacked)
+    drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
+    if not drift <= 1e-9:
+        raise SingularKernelError(
+            f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
+        )
+    wanted = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
+    solved = np.linalg.lstsq(np.concatenate([change, constants]), wanted, rcond=None)[0]
+    up = rounds.frame.up
+    b = flow.blocks.ntk_test_train @ (up @ solved[: up.shape[1]])
+    on_residual, on_along = np.split(b, 2, axis=1)
+    return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
+
+
+def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
+    """Computes the largest factor of the step sizes at which passes do not grow, to a relative ``tolerance``.
+
+    Returns inf if every factor is stable and 0 if none is. The search begins far below every client's bound and
+    doubles.
+    """
+    last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
+    small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
+
+    def grows(factor: float) -> bool:
+        rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                return spectrum(replace(flow, rounds=rounds), model).radius > 1 + 1e-9
+            except np.linalg.LinAlgError:  # overflowed
+                return True
+
+    low, high = 0.0, small
+    while not grows(high):
+        low, high = high, 2 * high
+        if high > 2**40 * small:
+            return float("inf")
+    while high - low > max(tolerance, 1e-15) * high:
+        middle = (low + high) / 2 if low else high / 2
+        if low == 0.0 and middle < 2**-40 * small:
+            return 0.0
+        low, high = (low, middle) if grows(middle) else (middle, high)
+    return low
+
+
+class Stability(NamedTuple):
+    """Sufficient condition for stable FedAvg: no round expands the residual, for any cohort.
+
+    Client i contracts its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2``; with minibatches every
+    minibatch must fulfil this. The average of such clients, scaled by the server's step s, expands nothing in the norm
+    of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. Other clients may
+    stabilise an unstable client, so a condition that fails means "not guaranteed", not "diverges".
+    """
+
+    condition: Assumption  # the largest step in use is below the least of the clients' bounds
+    client_bounds: np.ndarray  # [N] largest stable step of each client; inf for a client that never trains
+
+    @property
+    def stable(self) -> bool:
+        """Whether the condition holds."""
+        return self.condition.holds
+
+    @property
+    def max_stable_learning_rate(self) -> float:
+        """Least of the clients' bounds."""
+        return self.condition.required
+
+
+def stability(flow: Flow) -> Stability:
+    """Compares the largest step of a run with the bound of every client that trains."""
+    check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
+    flow.check_law("bound of stable steps")
+    has_optimizer = flow.kind.client_optimizer is not None
+    if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or has_optimizer:
+        whose = {"server_momentum": flow.kind.has_server_momentum, "client_optimizer": has_optimizer}
+        with_ = " and ".join(name for name, is_on in whose.items() if is_on)
+        found = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
+        raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
+    nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
+    bounds = np.full(flow.partition.num_clients, np.inf)
+    for i in np.flatnonzero(flow.slots.trains(flow.partition.num_clients)):
+        stiffness = _stiffness(flow, int(i))
+        if stiffness + nu > 0:
+            bounds[i] = _largest_x(flow, int(flow.local_steps[i])) / (stiffness + nu) / largest
+    step, bound = float(np.max(flow.rounds.learning_rate, initial=0.0)), float(bounds.min(initial=np.inf))
+    text = "learning rate against the least of the clients' bounds (2 n_i / lambda_max(Theta_ii) for plain FedAvg)"
+    return Stability(assumption("stable_step", text, step, "<", bound), bounds)
+
+
+def _stiffness(flow: Flow, i: int) -> float:
+    """Computes ``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
+    clients, batches = flow.clients, flow.rounds.batches
+    if batches is None:
+        return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])
+    bucket, place = clients.buckets[clients.bucket_of[i]], clients.place_in_bucket[i]
+    assert bucket.block is not None
+    block, worst = np.asarray(bucket.block[place]), 0.0
+    drawn = np.asarray(batches)[flow.slots.present & (flow.slots.client == i)][:, : flow.local_steps[i]]
+    for places in np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0):
+        taken = places[places >= 0]
+        share = np.bincount(taken, minlength=len(block) // flow.kind.rows_per_example) / len(taken)
+        root = np.sqrt(np.repeat(share, flow.kind.rows_per_example))
+        worst = max(worst, float(np.linalg.eigvalsh(root[:, None] * block * root)[-1]))
+    return worst
+
+
+def _largest_x(flow: Flow, steps: int) -> float:
+    """Computes the supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*).
+
+    Gradient descent has x* <= 2. If the steps differ, only a server that does not extrapolate is known to be safe.
+    """
+    server = float(np.max(flow.rounds.server_learning_rate))
+    if flow.kind.dynamics == "gradient_flow":
+        return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)
+    if flow.rounds.batches is not None or flow.kind.weighs_steps:
+        return 2.0 if server <= 1 else 0.0
+    if server >= 2:
+        return float(1 - (1 - 2 / server) ** (1 / steps))
+    if server > 1 and steps % 2:
+        return float(1 + (2 / server - 1) ** (1 / steps))
+    return 2.0

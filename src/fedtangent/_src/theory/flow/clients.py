@@ -1,0 +1,347 @@
+"""The clients of a partition, grouped by size, and the linear map from a client's residual to its local update.
+
+A client starts at the server's model w and minimises ``F_i(v) + <tilt, v> + mu/2 |v - w|^2 + decay/2 |v|^2``. With
+``b = tilt + decay w`` and ``nu = mu + decay`` its move is ``-Phi_i z - kappa b``, where Phi_i are the features of its
+examples. With the eigenvalues lambda of ``Theta_ii = Phi_i' Phi_i``, one step of size eta gives, mode by mode,
+
+    z <- (1 - eta nu) z + (eta / n_i) (g - lambda z - kappa b_i),     kappa <- (1 - eta nu) kappa + eta,
+
+g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values of b on its examples. So
+``z = A g - C b_i`` with numbers A, C per mode, and one eigendecomposition per client serves every step size. Plain
+gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
+limit of many small steps.
+
+Under another loss the derivative of the loss by the outputs at the client's current model replaces g / n_i
+(``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is not linear in the
+residual, and the steps are taken one by one. Steps on minibatches, and steps of an optimiser other than gradient
+descent, are taken one by one too. Such an optimiser runs on the coefficients, with the same result as on the weights,
+because it is linear in the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedtangent._src.kernels.gram import product
+from fedtangent._src.kernels.large import LargeKernel
+from fedtangent._src.losses import get_loss
+from fedtangent._src.optimizers import at_round, unit_response
+from fedtangent._src.theory.flow.rules import Kind, Numbers
+from fedtangent._src.types import Array, Partition, PyTree
+
+SMALLEST_BUCKET = 32
+NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
+SMALL = 0.1  # below, a divided difference loses digits and its integral is exact to rounding with eight nodes
+
+
+class Bucket(NamedTuple):
+    """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
+
+    A padding row has ``rows`` equal to the number of kernel rows q (out of range: reads 0, writes nothing),
+    eigenvalue 0 and zero eigenvectors.
+    """
+
+    rows: Array | np.ndarray  # [b, s] int32, the client's rows of Theta
+    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii; of a large kernel [b, 0]
+    eigenvectors: Array | np.ndarray  # [b, s, s], in columns; of a large kernel [b, 0, 0]
+    num_examples: Array | np.ndarray  # [b] float64, n_i
+    local_steps: Array | np.ndarray  # [b] int64, T_i
+    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, if local steps are taken one by one
+
+
+class ClientBlocks(NamedTuple):
+    """All clients with at least one example."""
+
+    buckets: tuple[Bucket, ...]
+    bucket_of: np.ndarray  # [N] int32, -1 for a client with no examples
+    place_in_bucket: np.ndarray  # [N] int32
+    largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
+    smallest_eigenvalue: np.ndarray  # [N] float64, lambda_min(Theta_ii), or 0 if it is above 0
+
+
+def build_clients(
+    theta: np.ndarray | LargeKernel,
+    partition: Partition,
+    local_steps: np.ndarray,
+    rows_per_example: int,
+    stepwise: bool = False,
+) -> ClientBlocks:
+    """Computes the eigendecomposition of every client's kernel block.
+
+    Args:
+        theta: Kernel [q, q] with ``q = n * rows_per_example``, in example-major order; or a large kernel.
+        partition: Training rows of each client.
+        local_steps: Steps of each client [N].
+        rows_per_example: Kernel rows of an example, the number of outputs that the kernel couples.
+        stepwise: Whether to keep the kernel blocks too, for local steps that are taken one by one. A large kernel has
+            blocks and no eigendecompositions.
+    """
+    sizes = np.asarray(partition.sizes)
+    bucket_of = np.full(len(sizes), -1, np.int32)
+    place = np.zeros(len(sizes), np.int32)
+    largest, smallest = np.zeros(len(sizes)), np.zeros(len(sizes))
+    buckets: list[Bucket] = []
+    # Powers of two, small clients together: few programs to compile, and at most twice the rows that are held.
+    scale = np.ceil(np.log2(np.maximum(sizes, SMALLEST_BUCKET))).astype(int)
+    for power in np.unique(scale[sizes > 0]):
+        members = np.flatnonzero((scale == power) & (sizes > 0))
+        bucket_of[members], place[members] = len(buckets), np.arange(len(members))
+        bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
+        if not isinstance(theta, LargeKernel):
+            largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
+        if stepwise:
+            bucket = _with_blocks(bucket, theta)
+        buckets.append(bucket)
+    return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
+
+
+def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Array:
+    """Computes the eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
+
+    The value at lambda = 0 is ``eta T / n_i``.
+    Accurate to rounding for small x (through log1p and expm1) and valid for x > 1 too, where 1 - x is negative.
+    """
+    step = learning_rate / num_examples
+    x = step * eigenvalues
+    small = jnp.abs(x) < 0.5
+    nonzero = small & (jnp.abs(x) > 1e-150)  # below, the limit is exact in float64 and x^2 would underflow
+    x_small = jnp.where(nonzero, x, 0.25)  # any harmless value: keeps derivatives of the branch not taken finite
+    x_large = jnp.where(small, 1.0, x)
+    few_steps = -jnp.expm1(local_steps * jnp.log1p(-x_small)) / x_small
+    many_steps = (1 - jnp.power(1 - x_large, local_steps)) / x_large
+    # the first terms at 0, where the value is T, for the derivatives there
+    t = jnp.asarray(local_steps, x.dtype)
+    near = t - t * (t - 1) / 2 * x + t * (t - 1) * (t - 2) / 6 * x**2
+    return step * jnp.where(small, jnp.where(nonzero, few_steps, near), many_steps)
+
+
+def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:
+    """Returns the indices of the kernel's rows for a client's examples, [n_i * rows_per_example] int64.
+
+    Example e has the rows from ``e * rows_per_example`` up to, but not including, ``(e + 1) * rows_per_example``.
+    """
+    examples = np.asarray(partition.client(client), np.int64)
+    return (examples[:, None] * rows_per_example + np.arange(rows_per_example)[None, :]).reshape(-1)
+
+
+def _build_bucket(
+    theta: np.ndarray | LargeKernel,
+    partition: Partition,
+    members: np.ndarray,
+    local_steps: np.ndarray,
+    rows_per_example: int,
+) -> Bucket:
+    sizes = np.asarray(partition.sizes)[members]
+    width = int(sizes.max()) * rows_per_example
+    rows = np.full((len(members), width), len(theta), np.int32)
+    kept = 0 if isinstance(theta, LargeKernel) else width
+    eigenvalues, eigenvectors = np.zeros((len(members), kept)), np.zeros((len(members), kept, kept))
+    for position, client in enumerate(members):
+        own = client_rows(partition, client, rows_per_example)
+        used = slice(0, len(own))
+        rows[position, used] = own
+        if not isinstance(theta, LargeKernel):
+            eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
+    return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
+
+
+def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
+    """Returns the bucket with each client's kernel block, 0 in padding."""
+    rows = np.asarray(bucket.rows)
+    block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if isinstance(theta, LargeKernel) else np.float64)
+    for i, own in enumerate(rows):
+        mine = own[own < len(theta)]
+        block[i, : len(mine), : len(mine)] = _own_block(theta, mine)
+    return bucket._replace(block=block)
+
+
+def _own_block(theta: np.ndarray | LargeKernel, rows: np.ndarray) -> np.ndarray:
+    return theta.block(rows) if isinstance(theta, LargeKernel) else theta[np.ix_(rows, rows)]
+
+
+class Gains(NamedTuple):
+    """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = own g - tilt b_i``."""
+
+    own: Array  # [s] A, the factor of the residual
+    tilt: Array  # [s] C, the factor of the tilt; 0 for a rule without tilt
+    kappa: Array  # [] how far a constant force of size 1 moves the client
+
+
+def gains(kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
+    """Computes the gains of ``steps`` full-batch steps of size ``rate``; the module documents their formulas.
+
+    Args:
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        eigenvalues: Eigenvalues of Theta_ii, [s].
+        rate: Learning rate, [].
+        num_examples: Number n_i of the client's examples, [].
+        steps: Number of the client's local steps, [].
+    """
+    nu = numbers.nu
+    if kind.dynamics == "gradient_flow":
+        return _flow(kind, numbers, eigenvalues / num_examples, nu, rate, num_examples, steps)
+    if kind.weighs_steps:
+        return _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps)
+    own = response(eigenvalues + num_examples * nu, rate, num_examples, steps)
+    kappa = response(nu, rate, jnp.ones(()), steps)
+    if not kind.tilts:
+        return Gains(own, jnp.zeros_like(own), kappa)
+    return Gains(own, _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps).tilt, kappa)
+
+
+def sizes_of_steps(kind: Kind, numbers: Numbers, rate: Array, steps: Array) -> Array:
+    """Returns the size of each local step, [most_steps]; 0 after the client's last step."""
+    return jnp.where(jnp.arange(kind.most_steps) < steps, rate * numbers.step_weights, 0.0)
+
+
+def unit_optimizer(kind: Kind, round_: Array) -> optax.GradientTransformation:
+    """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1."""
+    if kind.client_optimizer is None:
+        return optax.scale(-1.0)
+    optimizer = at_round(kind.client_optimizer, round_)
+    first = unit_response(optimizer, 0.0, jnp.int32(1), 1, jnp.float64)  # 0 in a round of rate 0, which moves nothing
+    return optax.chain(optimizer, optax.scale(1 / jnp.where(first > 0, first, 1.0)))
+
+
+def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> tuple[Array, Array]:
+    """Returns kappa before each local step, [most_steps], and after the last, [].
+
+    Args:
+        optimizer: The client's, in unit steps.
+        nu: Pull to the start, [].
+        sizes: Sizes of the steps, [most_steps].
+    """
+
+    def step(carry: tuple[Array, PyTree], eta: Array) -> tuple[tuple[Array, PyTree], Array]:
+        kappa, state = carry
+        update, state = optimizer.update(nu * kappa - 1, state)
+        return (kappa + eta * update, state), kappa
+
+    zero = jnp.zeros(())
+    (last, _), before = jax.lax.scan(step, (zero, optimizer.init(zero)), sizes)
+    return before, last
+
+
+class Felt(NamedTuple):
+    """Functions that drive a client's local training at the server's model, on the client's rows."""
+
+    values: Array  # [s, D] the client's residual; f under a loss other than the squared error
+    tilt: Array | None  # [s, D] values of b
+    targets: Array | None  # [s, D] under a loss other than the squared error
+
+
+class Batch(NamedTuple):
+    """A minibatch of a client's rows."""
+
+    rows: Array  # [b] places among the client's rows; padding lies beyond the last row
+    counts: Array  # [b] bool, False for padding
+
+
+def descent_by_steps(
+    kind: Kind,
+    numbers: Numbers,
+    block: Array,
+    optimizer: optax.GradientTransformation,
+    of_step: Callable[[Array], Batch],
+    steps: Array,
+    sizes: Array,
+    felt: Felt,
+) -> Array:
+    """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
+
+    Args:
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        block: Kernel block Theta_ii [s, s].
+        optimizer: The clients' optimiser in unit steps (``unit_optimizer``).
+        of_step: Returns the batch of step t.
+        steps: Number of the client's local steps, [].
+        sizes: Sizes of the steps (``sizes_of_steps``), [most_steps].
+        felt: Residual, tilt and targets on the client's rows.
+    """
+    nu, before = numbers.nu, kappas(optimizer, numbers.nu, sizes)[0]
+
+    def step(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[Array, PyTree]:
+        (z, state), (t, eta, kappa) = carry, now
+        rows, counts = of_step(t)
+        felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
+        f = felt_there.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
+        if felt_there.tilt is not None:
+            f = f - kappa * felt_there.tilt
+        push = _slope(kind, f, felt_there.targets, counts)
+        if kind.client_optimizer is None:  # touches the rows of the batch only
+            return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), state
+        update, state = optimizer.update((nu * z).at[rows].add(-push, mode="drop"), state)
+        return z + eta * update, state
+
+    def own(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, PyTree], None]:
+        return jax.lax.cond(now[0] < steps, lambda c: step(c, now), lambda c: c, carry), None
+
+    start = jnp.zeros_like(felt.values)
+    return jax.lax.scan(own, (start, optimizer.init(start)), (jnp.arange(len(sizes)), sizes, before))[0][0]
+
+
+def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
+    """Computes the derivative of the batch's loss by the outputs f [b, D], 0 for padding rows.
+
+    Under the squared error f is the residual, and the derivative is f over the number of examples.
+    """
+    width = kind.rows_per_example
+    if targets is None:
+        number = jnp.maximum(jnp.sum(counts) / width, 1)
+        return jnp.where(counts[:, None], f, 0.0) * (1 / number)
+    # the outputs of an example, which a loss takes together, may be rows of their own
+    outputs, wanted = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
+    return jax.grad(get_loss(kind.loss))(outputs, wanted, counts[::width]).reshape(f.shape)
+
+
+def _by_recursion(
+    kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_examples: Array, steps: Array
+) -> Gains:
+    nu = numbers.nu
+    sizes = sizes_of_steps(kind, numbers, rate, steps)
+
+    def step(carry: Gains, eta: Array) -> tuple[Gains, None]:
+        each, shrink = eta / num_examples, 1 - eta * nu
+        factor = shrink - each * eigenvalues
+        tilt = carry.tilt * factor + each * carry.kappa
+        return Gains(carry.own * factor + each, tilt, carry.kappa * shrink + eta), None
+
+    zeros = jnp.zeros_like(eigenvalues)
+    found, _ = jax.lax.scan(step, Gains(zeros, zeros, jnp.zeros(())), sizes)
+    return found
+
+
+def _flow(kind: Kind, numbers: Numbers, x: Array, nu: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
+    """Computes the gains of gradient flow for a time equal to the sum of the step sizes."""
+    time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
+
+    def phi(h: Array) -> Array:  # (1 - e^{-time h}) / h
+        y = time * h
+        near = jnp.abs(y) < 1e-150
+        return time * jnp.where(near, 1.0 - y / 2 + y**2 / 6, -jnp.expm1(-y) / jnp.where(near, 1.0, y))
+
+    def slope(y: Array) -> Array:  # -d/dy of (1 - e^{-y}) / y
+        near = jnp.abs(y) < 0.5
+        far = jnp.where(near, 1.0, y)
+        series = sum((-1) ** j * (j + 1) * y**j / float(np.prod(np.arange(1, j + 3, dtype=float))) for j in range(16))
+        return jnp.where(near, series, (1 - (1 + far) * jnp.exp(-far)) / far**2)
+
+    own, kappa = phi(nu + x) / num_examples, phi(nu)
+    if not kind.tilts:
+        return Gains(own, jnp.zeros_like(own), kappa)
+    near = time * x < SMALL
+    theta, weight = jnp.asarray((NODES + 1) / 2), jnp.asarray(NODE_WEIGHTS / 2)
+    safe = jnp.where(near, x, 0.0)
+    close = time**2 * jnp.einsum(
+        "j,j...->...", weight, slope(time * (nu + theta.reshape(-1, *([1] * x.ndim)) * safe[None]))
+    )
+    apart = (phi(nu) - phi(nu + x)) / jnp.where(near, 1.0, x)
+    return Gains(own, jnp.where(near, close, apart) / num_examples, kappa)

@@ -1,0 +1,392 @@
+"""The exact federated kernel flow: every round of federated training of a linear, linearised or infinitely wide model.
+
+Under the squared loss the local steps of client i change the function by ``-Theta(x, X_i) z_i``, and z_i is linear in
+the client's residual (see ``clients``). So the model after r rounds is ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) -
+Y)`` with a matrix M_r. For FedAvg ``M_{r+1} = M_r + S_r (I - Theta M_r)``, where S_r has one block for each client of
+the round. FE-2021 section 9.2 follows the same dynamics to second order in the step, eq. (13)-(16); here they are exact
+and discrete. Weight decay shrinks the initial function too: ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r
+Y)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import number, whole
+from fedtangent._src.kernels.gram import KernelBlocks, product
+from fedtangent._src.kernels.large import LargeKernel
+from fedtangent._src.theory.flow import asymptotics, functions
+from fedtangent._src.theory.flow.asymptotics import PassSpectrum, Stability
+from fedtangent._src.theory.flow.clients import ClientBlocks
+from fedtangent._src.theory.flow.functions import Runs
+from fedtangent._src.theory.flow.recursion import Input, Program, in_chunks, influence, path, shares_of_start
+from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, rows_needed
+from fedtangent._src.theory.flow.rules import Kind, Numbers
+from fedtangent._src.theory.precision import in_float64, is_concrete, on_device
+from fedtangent._src.theory.prior import covariance_terms, prior_blocks
+from fedtangent._src.types import Array, Gaussian, Partition
+
+# Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
+READ, GATHER = 40, 120
+
+
+class LimitDistance(NamedTuple):
+    """Relative Frobenius distance between the law after a round and a limiting law, such as the law of Theorem 2."""
+
+    mean: float
+    cov: float
+
+
+@dataclass(frozen=True, repr=False)
+class Flow:
+    """Closed-form prediction of every model after every round; built by ``federated_flow``.
+
+    ``flow.mean(10, model=0)`` is the mean of model 0 after ten rounds [m, C], ``flow.cov(10, model=0)`` its covariance
+    [m, m], and ``flow.predict(f0_train, f0_test, 10, model=0)`` the run from one known initial function.
+
+    ``r`` is the number of finished rounds, from 0 (the initial model) to ``num_rounds``. Most methods also accept a
+    sequence of rounds; the first axis of the result then runs over these rounds. ``model=None`` selects all K models,
+    which the next axis runs over. Functions are [m, C] at the test points and [n, C] at the training points, float64.
+    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` returns inf or NaN
+    instead.
+    """
+
+    kernels: KernelBlocks | LargeKernel
+    y_train: np.ndarray  # [n, C]
+    outputs: str
+    num_models: int
+    partition: Partition
+    slots: RunSlots
+    theta: Array  # [q, q], q = n (outputs "shared") or n C ("full"); [n, p] of a large kernel
+    clients: ClientBlocks
+    rounds: Rounds
+    kind: Kind
+    numbers: Numbers
+    local_steps: np.ndarray  # [N]
+
+    def __repr__(self) -> str:
+        n = len(self.y_train)
+        return (
+            f"Flow({self.kind.algorithm}, {self.kind.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
+            f"{self.partition.num_clients} clients, {n} training and {self.num_test} test rows)"
+        )
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds R."""
+        return len(self.slots.client)
+
+    def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
+        self.check_linear("mean")
+        return self.predict(*functions.zero_functions(self, model), r, model)
+
+    def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
+        """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train``.
+
+        Without ``f0_train`` it is the residual of the mean over initial functions of mean zero.
+        """
+        if f0_train is None:
+            self.check_linear("residual of the mean")
+            f0_train = functions.zero_functions(self, model)[0]
+        after = self.predict_train(f0_train, r, model)
+        return after - self.y_train.reshape((1,) * (after.ndim - 2) + self.y_train.shape)
+
+    @in_float64
+    def predict(
+        self,
+        f0_train: Any,
+        f0_test: Any,
+        r: int | Sequence[int],
+        model: int | None = None,
+        *,
+        along_train: Any = None,
+        along_test: Any = None,
+    ) -> Array:
+        """Computes ``f_r(x)`` [..., m, C] of a model with the initial function f0.
+
+        The result is exact for a linear model, a linearised network and a network of infinite width.
+
+        Args:
+            f0_train, f0_test: Initial function at the training and the test points: [n, C] and [m, C] of one model, or
+                with ``model=None`` [K, n, C] and [K, m, C] of all models.
+            r: Number of finished rounds, or a sequence of such numbers.
+            model: Index of one model, or None for all.
+            along_train, along_test: ``J(x) w_0`` in the same shapes, the part of a linearised network that weight decay
+                shrinks. By default the rule's ``homogeneity`` times f0.
+        """
+        if (along_train is None) != (along_test is None):
+            raise ValueError("along_train: got one of it and along_test, must be both or none")
+        at_test = functions.started(self, "test", f0_test, along_test, model)
+        trained = functions.started(self, "train", f0_train, along_train, model)
+        return self._evolved(trained, at_test, self.kernels.at_test, r, model)
+
+    @in_float64
+    def predict_train(
+        self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
+    ) -> Array:
+        """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``."""
+        trained = functions.started(self, "train", f0_train, along_train, model)
+        return self._evolved(trained, trained, self.at_train, r, model)
+
+    @in_float64
+    def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int], num_train: int | None = None) -> Runs:
+        """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
+
+        Args:
+            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C].
+            r: Numbers of finished rounds.
+            num_train: Number of training points in the result, counted from the first; None for all.
+        """
+        wanted = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
+        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), wanted)
+
+    def ensemble_mean(self, r: int | Sequence[int]) -> Array:
+        """Computes the mean of the average of the K models, [..., m, C]."""
+        return self.mean(r).mean(axis=-3)
+
+    @in_float64
+    def cov(self, r: int, model: int | None = None) -> Array:
+        """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
+
+        It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
+        shape is [m C, m C]. The cost is one backward pass over r rounds with m columns per model.
+        """
+        if model is None:  # one after the other, so that the memory is that of one
+            return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
+        b, gamma = self.dependence(r, model)
+        return _finite(covariance_terms(self._prior, b[0], gamma[0]).total)
+
+    @in_float64
+    def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
+
+        With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
+        """
+        found = [jnp.diagonal(jnp.asarray(self.cov(i, model)), axis1=-2, axis2=-1) for i in np.atleast_1d(r).tolist()]
+        return jnp.stack(found) if np.ndim(r) else found[0]
+
+    @in_float64
+    def cross_cov(self, r: int, model: int, other: int) -> Array:
+        """Computes the covariance [m, m] between two models that start from the same random initial function.
+
+        Models that start from independent functions have covariance 0.
+        """
+        (prior, prior_cross, prior_test), last = prior_blocks(self._prior), self.num_models - 1
+        model, other = whole("model", model, 0, last), whole("other", other, 0, last)
+        (b,), (g,) = self.dependence(r, model)
+        (c,), (h,) = self.dependence(r, other)
+        cross = h * (b @ prior_cross.T) + g * (c @ prior_cross.T).T
+        return _finite(g * h * prior_test + b @ prior @ c.T - cross)
+
+    @in_float64
+    def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
+        """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
+
+        Returns:
+            B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
+        """
+        theta_x = jnp.asarray(self.check_law("covariance").ntk_test_train)
+        r = whole("r", r, 0, self.num_rounds)
+        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
+        shares, active = self.shares(model), np.arange(self.num_rounds) < r
+        found = influence(self.kind, program, theta_x, shares, active, num_models=num_models)
+        c = self.numbers.homogeneity
+        b = found.residual if found.along is None else found.residual + c * found.along
+        return b.transpose(1, 2, 0), 1 + c * (shares[r] - 1)
+
+    @in_float64
+    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
+        """Computes the covariance of the average of the K models, [m, m].
+
+        The models start from independent functions; with ``common_start`` all start from one and the same function.
+        """
+        if not common_start:
+            return self.cov(r).mean(axis=0) / self.num_models
+        b, gamma = self.dependence(r, None)
+        return _finite(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total)
+
+    @in_float64
+    def operator(self, r: int, model: int = 0) -> Array:
+        """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems."""
+        self.check_law("operator")
+        model = whole("model", model, 0, self.num_models - 1)
+        eye = np.eye(len(self.theta))[:, None, :]
+        given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
+        program = self.program(model, len(eye))
+        return path(self.kind, program, given, self.shares(model), self.rounds_of(r))[0, :, 0]
+
+    def fixed_point(self, model: int = 0) -> Gaussian:
+        """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
+
+        It is computed from the operator of the rounds, not from Theta^-1, and is reached if ``contraction(model) < 1``.
+        If one model can fit the data of all clients, it is the limit of Theorem 2 for the data of the clients that
+        train. Weight decay and labels that contradict each other shift it (see ``bias``). The cost is O((R + n) n^2):
+        for small problems.
+
+        Raises:
+            SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
+        """
+        return asymptotics.fixed_point(self, whole("model", model, 0, self.num_models - 1))
+
+    def bias(self, model: int = 0) -> Array:
+        """Computes the mean of the fixed point minus the mean of Theorem 2, [m, C].
+
+        It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends where
+        ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0`` (``theory.flow.clients`` defines A_i and
+        kappa_i): least squares in which a client's residual has the weight A_i instead of 1 / n_i. If examples repeat,
+        the mean of Theorem 2 uses the pseudo-inverse of Theta.
+        """
+        kernels = self.blocks
+        found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
+        reference = kernels.ntk_test_train @ np.linalg.pinv(kernels.ntk_train, rcond=1e-12, hermitian=True)
+        return found - (reference @ self.targets).reshape(found.shape)
+
+    def contraction(self, model: int = 0) -> float:
+        """Computes the spectral radius of a pass over all rounds: its contraction of the distance to the fixed point.
+
+        The state of a pass includes momentum and corrections of server and clients; directions that no round changes
+        are left out.
+        """
+        return self.spectrum(model).radius
+
+    def spectrum(self, model: int = 0) -> PassSpectrum:
+        """Computes the eigenvalues of a pass over all rounds, a linear map of a model, its momentum and corrections."""
+        return asymptotics.spectrum(self, whole("model", model, 0, self.num_models - 1))
+
+    def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
+        """Computes the largest learning rate at which repeated passes over the rounds do not grow.
+
+        The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
+        contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
+        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
+        search doubles and bisects; each trial costs one call of ``spectrum``.
+
+        Args:
+            model: Index of the model.
+            tolerance: Relative tolerance of the result.
+        """
+        whole("model", model, 0, self.num_models - 1)
+        number("tolerance", tolerance, above=0)
+        return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
+
+    def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
+        """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``)."""
+        pairs = (self.mean(r, model), limit.mean), (self.cov(r, model), limit.cov)
+        return LimitDistance(*(float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)) for a, b in pairs))
+
+    def stability(self) -> Stability:
+        """Compares the largest step of a FedAvg run with the largest stable step of each client.
+
+        The condition is sufficient for stability, not necessary.
+
+        Raises:
+            ValueError: The algorithm is not plain FedAvg (see ``largest_stable_learning_rate``), or a rate is traced.
+        """
+        return asymptotics.stability(self)
+
+    def check_linear(self, what: str) -> None:
+        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function."""
+        if not self.kind.is_linear:
+            raise ValueError(
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run of "
+                "one initial function is known (predict), of which draws can be averaged"
+            )
+
+    @property
+    def _prior(self) -> KernelBlocks:
+        """Kernel blocks whose ``nngp_train`` is a JAX array, without a copy if the NumPy array is read-only."""
+        kernels = self.blocks
+        train = kernels.nngp_train
+        return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def _needed(self) -> np.ndarray:
+        return rows_needed(self.partition, self.slots, self.num_models, self.kind.rows_per_example, len(self.theta))
+
+    def program(self, model: int | None, columns: int) -> Program:
+        """Builds the input of the compiled recursion for one model, or for all models with ``model=None``.
+
+        A round needs the residuals of its clients only. With many columns it is cheaper to gather the clients' rows of
+        Theta, with few columns it is cheaper to multiply by all of Theta.
+
+        Args:
+            model: Index of one model, or None for all.
+            columns: Number of coefficient columns D of each model.
+        """
+        rounds, num_models = self.rounds, self.num_models if model is None else 1
+        sizes = np.asarray(self.partition.sizes)[self.slots.client] * self.slots.present
+        # rows of the clients, on average over rounds
+        rows = np.sum(sizes) * self.kind.rows_per_example / self.num_rounds * num_models / self.num_models
+        if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
+            rounds = rounds._replace(needed=jnp.asarray(self._needed))
+        if model is not None:
+            rounds = only_model(rounds, whole("model", model, 0, self.num_models - 1))
+        targets = None if self.kind.is_linear else jnp.asarray(self.targets)
+        return Program(self.theta, self.clients.buckets, rounds, self.numbers, targets)
+
+    def shares(self, model: int | None) -> Any:
+        """Computes the share of w_0 that weight decay has left before each round and after the last, [R + 1, K]."""
+        program, num_models = self.program(model, 1), self.num_models if model is None else 1
+        if not self.kind.decays:
+            return np.ones((self.num_rounds + 1, num_models))
+        return shares_of_start(self.kind, program, num_models=num_models)
+
+    def at_train(self, a: Array, count: int | None = None) -> Array:
+        """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows."""
+        if count is None or count >= len(a):
+            return product(self.theta, a)
+        found = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
+        return found[:count].reshape(count, *a.shape[1:])
+
+    @property
+    def num_test(self) -> int:
+        """Number of kernel rows of the test points."""
+        return len(self.kernels.x_test if isinstance(self.kernels, LargeKernel) else self.kernels.ntk_test_train)
+
+    @property
+    def blocks(self) -> KernelBlocks:
+        """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
+        if isinstance(self.kernels, LargeKernel):
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
+        return self.kernels
+
+    def check_law(self, what: str) -> KernelBlocks:
+        """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
+
+        The law needs the squared error and kernel blocks (not a large kernel). ``what`` names the request in the
+        message.
+        """
+        self.check_linear(what)
+        return self.blocks
+
+    def _evolved(self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
+        found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
+        found = _finite(found if model is None else found[:, 0])
+        return found if np.ndim(r) else found[0]
+
+    def rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
+        """Returns ``r`` as an array of rounds; raises ``ValueError`` for an empty sequence and rounds out of range."""
+        wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
+        if not wanted:
+            raise ValueError("r: got an empty sequence, must have at least one round")
+        return np.array(wanted)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Targets in the row order of the kernel, [q, D]."""
+        return self.y_train.reshape(len(self.theta), -1)
+
+
+def _finite(found: Array) -> Array:
+    """Returns ``found``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
+    if is_concrete(found) and not np.isfinite(np.asarray(found)).all():
+        raise FloatingPointError("learning_rate: got one at which the run is not stable: its functions are beyond "
+                                 "float64; Flow.largest_stable_learning_rate() is the largest stable one")  # fmt: skip
+    return found

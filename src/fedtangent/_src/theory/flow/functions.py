@@ -1,0 +1,134 @@
+"""Converts initial functions to inputs of the recursion, and its coefficients back to functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import finite, real_array
+from fedtangent._src.theory.flow.recursion import Input, path
+from fedtangent._src.theory.precision import is_concrete
+from fedtangent._src.types import Array
+
+if TYPE_CHECKING:
+    from fedtangent._src.theory.flow.flow import Flow
+
+
+class Runs(NamedTuple):
+    """Predicted functions of runs from E initial functions after r requested rounds."""
+
+    train: Array  # [r, K, E, n, C] at the training points
+    test: Array  # [r, K, E, m, C] at the test points
+
+
+def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the zero function at the training and at the test points, for one model or (``model=None``) for all.
+
+    The shapes are [n, C] and [m, C] for one model, [K, n, C] and [K, m, C] for all.
+    """
+    models, shape = (flow.num_models,) if model is None else (), flow.y_train.shape
+    return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.kind.rows_per_example, shape[1]))
+
+
+def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> Input:
+    """Builds the input of the recursion from initial functions at the points of one split.
+
+    Args:
+        flow: Flow that the functions belong to.
+        split: "train" or "test".
+        f0: Initial function of one model [n, C], or of all models [K, n, C]; m in place of n for "test".
+        along: ``J w_0`` at the same points and of the same shape; None for ``homogeneity`` times f0.
+        model: Index of the one model, or None for all.
+
+    Returns:
+        f_0 and, with weight decay, ``J w_0``: [rows, K, D] each.
+
+    Raises:
+        ValueError: A wrong shape, a number that is not finite, or ``along`` without weight decay.
+    """
+    rows = len(flow.theta) if split == "train" else flow.num_test
+    start = _rows(flow, f"f0_{split}", f0, rows, model)
+    if not flow.kind.decays:
+        if along is not None:
+            raise ValueError(f"along_{split}: got one, must be None without weight_decay")
+        return Input(start, None)
+    given = flow.numbers.homogeneity * start if along is None else _rows(flow, f"along_{split}", along, rows, model)
+    return Input(start, given)
+
+
+def evolved(
+    flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: np.ndarray, model: int | None
+) -> Array:
+    """Computes the functions [r, K, m, C] after each of ``rounds`` [r].
+
+    Args:
+        flow: Flow to follow.
+        trained: Initial function at the training points.
+        start: Initial function at the m points of the result.
+        at: Maps coefficients a to ``Theta(points, X) a``.
+        rounds: Numbers of finished rounds, in any order.
+        model: Index of one model, or None for all.
+    """
+    distinct, places = np.unique(rounds, return_inverse=True)
+    shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
+    a = path(flow.kind, program, _given(flow, trained), shares, distinct)
+    found = _by_output(flow, _moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
+    return found if np.array_equal(rounds, distinct) else found[places]
+
+
+def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train: int) -> Runs:
+    """Computes ``Flow.runs`` after each of ``rounds`` [r], at the first ``num_train`` training points."""
+    if not np.ndim(f0_train) == np.ndim(f0_test) == 4 or not len(f0_train) == len(f0_test) > 0:
+        got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
+        raise ValueError(f"f0_train and f0_test: got {got}, must be [E, K, n, C] and [E, K, m, C]")
+    train, test = (
+        jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, None) for f in functions))
+        for split, functions in (("train", f0_train), ("test", f0_test))
+    )
+    distinct, places = np.unique(rounds, return_inverse=True)
+    shares, program = flow.shares(None), flow.program(None, train.residual.shape[3])
+    a = jax.vmap(lambda one: path(flow.kind, program, _given(flow, one), shares, distinct))(train)[:, places]
+    count = num_train * flow.kind.rows_per_example
+    first = jax.tree.map(lambda values: values[:, :count], train)
+    found = (
+        _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds]),
+        _moved(test, a, flow.kernels.at_test, shares[rounds]),
+    )
+    return Runs(*(_by_output(flow, each.transpose(1, 3, 0, 2, 4)) for each in found))
+
+
+def _given(flow: Flow, trained: Input) -> Input:
+    """Returns the input of the recursion: residuals under the squared error, functions under another loss."""
+    return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
+
+
+def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Array:
+    """Computes functions [.., r, m, K, D] from coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
+    moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
+    found = start.residual[..., None, :, :, :] - moved
+    if start.along is not None:
+        lost = jnp.asarray(shares)[:, None, :, None] - 1
+        found = found + lost.reshape((1,) * (found.ndim - 4) + lost.shape) * start.along[..., None, :, :, :]
+    return found
+
+
+def _by_output(flow: Flow, rows: Array) -> Array:
+    """Reshapes values [.., m C, 1] of a kernel that couples outputs to [.., m, C]."""
+    return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
+
+
+def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> Any:
+    """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
+    models = () if model is not None else (flow.num_models,)
+    shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
+    if is_concrete(values):
+        values = real_array(name, values)
+        finite(name, values)
+    values = jnp.asarray(values, jnp.float64)
+    if values.shape != shape:
+        raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
+    return values.reshape(-1, rows, shape[-1] // flow.kind.rows_per_example).transpose(1, 0, 2)

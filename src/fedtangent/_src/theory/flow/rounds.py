@@ -1,0 +1,159 @@
+"""The slots of every round in the form that the recursion reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.theory.flow.clients import ClientBlocks, client_rows
+from fedtangent._src.types import Array, Partition
+
+
+class RunSlots(NamedTuple):
+    """Client and model of every slot, [R, S] each, and whether the slot is filled, [R, S] bool."""
+
+    client: np.ndarray
+    model: np.ndarray
+    present: np.ndarray
+
+    def trains(self, num_clients: int) -> np.ndarray:
+        """Returns whether each client trains in any round, [N] bool."""
+        found = np.zeros(num_clients, bool)
+        found[self.client[self.present]] = True
+        return found
+
+
+class BucketSlots(NamedTuple):
+    """The slots of every round whose client lies in one bucket, packed to the left."""
+
+    slot: Any  # [R, s] int32, index among the round's slots
+    place: Any  # [R, s] int32, the client's place in the bucket
+    present: Any  # [R, s] bool, False for padding
+
+
+class Rounds(NamedTuple):
+    """Model, weight, step and batch of every slot in every round."""
+
+    model: Array  # [R, S] int32
+    weight: Array  # [R, S] float64, relative to its model's total in the round
+    learning_rate: Array  # [R] float64
+    server_learning_rate: Array  # [R] float64
+    anchoring: Array  # [R] float64, Modified Local-GD's alpha, 1 elsewhere
+    fraction: Array  # [R, K] float64, share of the N clients that train the model
+    trained: Array  # [R, K] bool, whether any client trains the model
+    slots: tuple[BucketSlots, ...]  # one per bucket
+    batches: Array | None = None  # [R, S, T, B] int32, places in the examples of a slot's client, -1 for none
+    needed: Array | None = None  # [R, K, E] int32, the rows of each model's clients; None: all rows
+
+
+def build_rounds(
+    clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any, Any], num_models: int
+) -> Rounds:
+    """Builds the rounds, with their slots [R, S] sorted by the clients' buckets.
+
+    If the weights are traced, all slots count as ``present``, and the compiled program treats slots of weight 0 as
+    empty.
+
+    Args:
+        clients: All clients, in buckets.
+        slots: Client and model of every slot.
+        weight: Weight of every slot [R, S], relative within a model and round.
+        rates: The clients' learning rate, the server's learning rate and the anchoring.
+        num_models: Number K of models.
+    """
+    client, _, present = slots
+    packed = []
+    for index in range(len(clients.buckets)):
+        mine = present & (clients.bucket_of[client] == index)
+        width = max(1, int(mine.sum(axis=1).max(initial=0)))
+        order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
+        held = np.take_along_axis(mine, order, axis=1)
+        place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
+        packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), held))
+    return _weighted(slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
+
+
+@functools.partial(jax.jit, static_argnames=("num_clients", "num_models"))
+def _weighted(
+    slots: RunSlots, weight: Any, rates: Any, packed: tuple[BucketSlots, ...], num_clients: int, num_models: int
+) -> Rounds:
+    """Builds the rounds with weights divided by their model's total in the round; empty slots have weight 0."""
+    model, present = slots.model, slots.present
+    weight = jnp.where(jnp.asarray(present), jnp.asarray(weight, jnp.float64), 0.0)
+    row = jnp.arange(model.shape[0])[:, None]
+    totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
+    weight = jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
+    filled = jnp.asarray(present) & (weight > 0)
+    counts = jnp.zeros((len(model), num_models)).at[row, model].add(filled.astype(jnp.float64))
+    learning_rate, server_learning_rate, anchoring = (
+        jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates
+    )
+    return Rounds(
+        jnp.asarray(model, jnp.int32),
+        weight,
+        learning_rate,
+        server_learning_rate,
+        anchoring,
+        fraction=counts / num_clients,
+        trained=counts > 0,
+        slots=tuple(p._replace(present=p.present & jnp.take_along_axis(filled, p.slot, axis=1)) for p in packed),
+    )
+
+
+@jax.jit
+def only_model(rounds: Rounds, model: Array) -> Rounds:
+    """Returns the same rounds with the slots of one model only, which becomes model 0."""
+
+    def one(table: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(table, model, 1, axis=1)
+
+    slots = tuple(
+        part._replace(present=part.present & (jnp.take_along_axis(rounds.model, part.slot, axis=1) == model))
+        for part in rounds.slots
+    )
+    return rounds._replace(
+        model=jnp.zeros_like(rounds.model),
+        fraction=one(rounds.fraction),
+        trained=one(rounds.trained),
+        slots=slots,
+        needed=None if rounds.needed is None else one(rounds.needed),
+    )
+
+
+def rows_needed(
+    partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
+) -> np.ndarray:
+    """Returns the distinct kernel rows of each model's clients in each round, [R, K, E] int32.
+
+    Entries of ``num_rows`` or more are padding.
+    """
+    client, model, present = slots
+    own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
+    found = []
+    for r in range(len(client)):
+        for k in range(num_models):
+            mine = client[r][present[r] & (model[r] == k)]
+            found.append(np.unique(np.concatenate([own[i] for i in mine])) if len(mine) else np.zeros(0, np.int64))
+    # A power of two, so that another schedule of the same clients is the same program.
+    width = min(num_rows, 1 << max(0, max(len(rows) for rows in found) - 1).bit_length())
+    table = np.tile(num_rows + np.arange(width, dtype=np.int32), (len(found), 1))
+    for line, rows in zip(table, found, strict=True):
+        line[: len(rows)] = rows
+    return table.reshape(len(client), num_models, width)
+
+
+def check_once(slots: RunSlots, algorithm: str) -> None:
+    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+
+    Its correction of that round would be ambiguous.
+    """
+    for r, present in enumerate(slots.present):
+        pairs = np.stack([slots.client[r], slots.model[r]], axis=1)[present]
+        values, counts = np.unique(pairs, axis=0, return_counts=True)
+        if np.any(counts > 1):
+            raise ValueError(f"cohorts: got client {values[np.argmax(counts > 1)][0]} twice in round {r}, must be once "
+                             f"per model and round for {algorithm}")  # fmt: skip

@@ -1,0 +1,347 @@
+"""The work of clients and server in a round: the ``Rule`` that ``federated_flow`` follows, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent._src.checks import choice, flag, instance, number, real_array
+from fedtangent._src.losses import Loss, get_loss
+from fedtangent._src.optimizers import Optimizer, check_linear
+from fedtangent._src.theory.precision import is_concrete
+from fedtangent._src.types import Array, Partition
+
+ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
+DYNAMICS = ("gradient_descent", "gradient_flow")
+STATIC = {"static": True}  # fields of a Rule that are no numbers
+Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rule:
+    """Work of clients and server in a round; with all defaults it is FedAvg by full-batch gradient descent.
+
+    ``Rule(local_steps=5, learning_rate=0.1)`` is FedAvg, ``Rule(5, 0.1, mu=0.01)`` FedProx. Numbers may be traced.
+    ``federated_flow`` checks them, because it knows the number of rounds and of clients.
+    """
+
+    local_steps: Any
+    """Number T of a client's steps in a round: an integer, or one per client [N]."""
+    learning_rate: Any
+    """Step size of the clients: a number, or one per round [R]."""
+    algorithm: str = field(default="fed_avg", metadata=STATIC)
+    """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
+    (Karimireddy et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd"
+    (Local-GD paper, algorithm 3). The cohorts' weights are the weights of the clients' mean in all of them; the papers
+    of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
+    """
+    dynamics: str = field(default="gradient_descent", metadata=STATIC)
+    """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
+    """
+    mu: Any = 0.0
+    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn; in the Local-GD paper
+    it is the lambda of eq. (12).
+    """
+    weight_decay: Any = 0.0
+    """Weight decay of the local objective, ``weight_decay / 2 |w|^2``."""
+    homogeneity: Any = 1.0
+    """Ratio ``J(x) w_0 / f_0(x)``, which weight decay needs: 1 for a linear model, the number of layers for a network
+    without biases whose activations are homogeneous, such as relu.
+    """
+    server_learning_rate: Any = 1.0
+    """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
+    server_momentum: Any = 0.0
+    """Momentum of the server, as in FedAvgM, in [0, 1)."""
+    nesterov: bool = field(default=False, metadata=STATIC)
+    """Whether the server's momentum is Nesterov's."""
+    step_weights: Any = None
+    """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1."""
+    batches: Any = None
+    """Training rows of each local step's minibatch. None: all rows of the client in every step. An integer array
+    [R, S, T, B], with -1 as padding: the batches that a run drew. Or for each client a sequence of batches, one for
+    each local step, the same in every round.
+    """
+    loss: str | Loss = field(default="squared_error", metadata=STATIC)
+    """Name of a loss in ``losses.LOSSES``, or a function with the same arguments. Under "squared_error",
+    ``1/2 |f - y|^2`` summed over outputs, the flow predicts mean and covariance; under any other loss, such as
+    "cross_entropy" (whose targets are probabilities of the classes), it predicts the run from a known initial function.
+    """
+    client_optimizer: Optimizer | None = field(default=None, metadata=STATIC)
+    """Optimiser of the clients, an optax transformation that is linear in the gradients (or a function from the round
+    to one); its state is reset in every round. ``learning_rate`` is the length of its first step along a gradient of 1,
+    so another ``learning_rate`` scales all its steps. None: gradient descent.
+    """
+    anchoring: Any = 1.0
+    """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
+    a number from 0 to 1, or one per round [R].
+    """
+
+
+class Kind(NamedTuple):
+    """Static, hashable part of a rule, which shapes the compiled program."""
+
+    algorithm: str = "fed_avg"  # one of ALGORITHMS
+    dynamics: str = "gradient_descent"  # one of DYNAMICS
+    has_server_momentum: bool = False  # the server keeps a momentum buffer
+    nesterov: bool = False
+    decays: bool = False  # the local objective has weight decay
+    weighs_steps: bool = False  # local steps have weights (``step_weights``)
+    stepwise: bool = False  # local steps one by one: minibatches, another loss or optimiser, a large kernel
+    loss: str | Loss = "squared_error"  # a name in losses.LOSSES or a function
+    client_optimizer: Optimizer | None = None  # None: gradient descent
+    rows_per_example: int = 1  # kernel rows of an example
+    most_steps: int = 1  # the largest number of local steps
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a run is linear in its initial function, so that mean and covariance have a closed form."""
+        return self.loss == "squared_error"
+
+    @property
+    def corrects(self) -> bool:
+        """Whether clients carry a correction of their local objective from round to round."""
+        return self.algorithm in ("fed_dyn", "scaffold")
+
+    @property
+    def tilts(self) -> bool:
+        """Whether the local objective has a linear term in addition to the client's loss."""
+        return self.decays or self.corrects
+
+
+class Numbers(NamedTuple):
+    """Numbers of a rule, float64; each may be traced."""
+
+    mu: Array  # []
+    weight_decay: Array  # []
+    homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
+    server_momentum: Array  # []
+    step_weights: Array  # [most_steps]
+
+    @property
+    def nu(self) -> Array:
+        """Strength of the pull on the weights in every direction, ``mu + weight_decay``."""
+        return self.mu + self.weight_decay
+
+
+def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tuple[Kind, Numbers]:
+    """Checks a rule and splits it into its static part and its numbers.
+
+    Args:
+        rule: Rule to read.
+        local_steps: Steps of each client [N].
+        stepwise: Whether local steps are taken one by one even if the rule has a closed form.
+
+    Raises:
+        ValueError: Values out of range, or options that exclude each other.
+    """
+    _check_values(rule)
+    kind = Kind(
+        algorithm=rule.algorithm,
+        dynamics=rule.dynamics,
+        has_server_momentum=_is_on(rule.server_momentum),
+        nesterov=bool(rule.nesterov),
+        decays=_is_on(rule.weight_decay),
+        weighs_steps=rule.step_weights is not None,
+        stepwise=stepwise
+        or rule.batches is not None
+        or rule.client_optimizer is not None
+        or rule.loss != "squared_error",
+        loss=rule.loss,
+        client_optimizer=rule.client_optimizer,
+    )
+    _check_company(rule, kind)
+    by_steps = kind.weighs_steps or kind.stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
+    if by_steps:  # else a closed form serves, however many steps there are
+        kind = kind._replace(most_steps=int(local_steps.max()))
+    weights = _step_weights(rule, kind.most_steps)
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
+    known = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
+    return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in known))
+
+
+def check_fed_avg(rule: Rule) -> None:
+    """Raises ``ValueError`` unless the rule is FedAvg by full-batch gradient descent."""
+    instance("rule", rule, Rule)
+    for option in fields(Rule)[2:]:
+        value, default = getattr(rule, option.name), option.default
+        if value is not default and (default is None or np.ndim(value) or value != default):
+            raise ValueError(f"{option.name}: got {value!r:.60}, must be {default!r} here: this is of FedAvg")
+
+
+def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
+    """Raises ``ValueError`` unless FedNova's normaliser of every client is certain to be above 0.
+
+    The normaliser is kappa, how far a constant force of size 1 moves the client. Traced numbers are not checked.
+
+    Args:
+        rule: Rule to check.
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        local_steps: Steps of each client [N].
+        trains: Whether each client trains in any round, [N] bool.
+    """
+    if kind.algorithm != "fed_nova" or not is_concrete(numbers, rule.learning_rate):
+        return
+    weights, mu = np.asarray(numbers.step_weights), float(numbers.mu)
+    largest = float(np.max(rule.learning_rate)) * float(weights.max())
+    if kind.dynamics == "gradient_descent" and mu * largest >= 1:
+        raise ValueError(f"mu: got {mu:g}, must be below 1 / (the largest step) = {1 / largest:g} for fed_nova")
+    for i in np.flatnonzero(trains):
+        if kind.weighs_steps and weights[: local_steps[i]].sum() == 0:
+            raise ValueError(
+                f"step_weights: got {weights.tolist()}, must not all be 0 for client {i} with {local_steps[i]} steps"
+            )
+
+
+def batch_places(
+    rule: Rule, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
+) -> np.ndarray | None:
+    """Returns the batches of every slot as places in its client's examples, [R, S, T, B] with -1 as padding.
+
+    Returns None if every step takes all of the client's examples.
+
+    Args:
+        rule: Rule with the batches.
+        local_steps: Steps of each client [N].
+        partition: Training rows of each client.
+        client: Client of every slot [R, S].
+        present: Whether the slot is filled, [R, S] bool.
+
+    Raises:
+        ValueError: A wrong shape, a batch without rows, or a row of another client.
+    """
+    if rule.batches is None:
+        return None
+    if isinstance(rule.batches, (np.ndarray, jax.Array)):
+        return _drawn_places(np.asarray(rule.batches), local_steps, partition, client, present)
+    each = _listed_places(rule.batches, local_steps, partition)
+    most = max((len(places) for steps in each for places in steps), default=1)
+    table = np.full((partition.num_clients, int(local_steps.max()), most), -1, np.int32)
+    for own, steps in zip(table, each, strict=True):
+        for line, places in zip(own, steps, strict=False):
+            line[: len(places)] = places
+    return table[client]
+
+
+def _drawn_places(
+    rows: np.ndarray, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
+) -> np.ndarray:
+    """Converts batches of training rows [R, S, T, B] to places in the examples of each slot's client."""
+    must = (*client.shape, int(local_steps.max()))
+    if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
+        got = f"{rows.dtype} of shape {rows.shape}"
+        raise ValueError(f"batches: got {got}, must be whole numbers [{must[0]}, {must[1]}, {must[2]}, B]")
+    places = np.full(rows.shape, -1, np.int32)
+    lookup = np.full(int(np.max(partition.indices, initial=-1)) + 2, -1, np.int64)
+    for i in range(partition.num_clients):
+        own, mine = partition.client(i), present & (client == i)
+        lookup[:] = -1
+        lookup[own] = np.arange(len(own))
+        given = rows[mine]
+        inside = (given >= -1) & (given < len(lookup) - 1)
+        found = lookup[np.where(inside, given, -1)]
+        if np.any(~inside | ((found < 0) & (given >= 0))):
+            bad = given[~inside | ((found < 0) & (given >= 0))][0]
+            raise ValueError(f"batches: got row {bad} of client {i}, must be rows of that client, -1 for none")
+        taken = np.arange(rows.shape[2]) < local_steps[i]
+        if np.any(taken & ~np.any(given >= 0, axis=-1)):
+            raise ValueError(f"batches: got an empty one of client {i}, must have one row or more in each local step")
+        places[mine] = found
+    return places
+
+
+def _listed_places(batches: Any, local_steps: np.ndarray, partition: Partition) -> Batches:
+    """Converts each client's listed batches, the same in every round, to places in the client's examples."""
+    lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
+    if not lists or len(batches) != partition.num_clients:
+        got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
+        raise ValueError(f"batches: got {got}, must be one list per client, {partition.num_clients}")
+    return tuple(
+        _places_of(i, steps, partition.client(i), int(local_steps[i])) if partition.sizes[i] else ()
+        for i, steps in enumerate(batches)
+    )
+
+
+def _places_of(client: int, steps: Sequence[Any], own: np.ndarray, num_steps: int) -> tuple[np.ndarray, ...]:
+    if len(steps) != num_steps:
+        raise ValueError(f"batches: got {len(steps)} of client {client}, must be one per local step, {num_steps}")
+    place_of, places = {int(row): place for place, row in enumerate(own)}, []
+    for t, batch in enumerate(steps):
+        try:
+            rows = np.asarray(batch).reshape(-1)
+        except ValueError:  # rows of different lengths
+            rows = np.zeros(0)
+        if not np.issubdtype(rows.dtype, np.integer) or len(rows) == 0 or any(int(row) not in place_of for row in rows):
+            got = " ".join(repr(batch).split())
+            raise ValueError(f"batches[{client}][{t}]: got {got:.60}, must be rows of client {client}, one or more")
+        places.append(np.array([place_of[int(row)] for row in rows]))
+    return tuple(places)
+
+
+def _check_values(rule: Rule) -> None:
+    choice("algorithm", rule.algorithm, ALGORITHMS)
+    choice("dynamics", rule.dynamics, DYNAMICS)
+    for name in ("mu", "weight_decay"):
+        number(name, getattr(rule, name), at_least=0)
+    get_loss(rule.loss)
+    number("server_momentum", rule.server_momentum, at_least=0, below=1)
+    if rule.client_optimizer is not None:
+        check_linear("client_optimizer", rule.client_optimizer)
+    number("homogeneity", rule.homogeneity)
+    flag("nesterov", rule.nesterov)
+    if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
+        raise ValueError(f"mu: got {rule.mu}, must be above 0 for algorithm 'fed_dyn'")
+
+
+def _is_on(value: Any) -> bool:
+    """Returns whether a number is traced or differs from 0."""
+    return not is_concrete(value) or float(value) != 0
+
+
+def _check_company(rule: Rule, kind: Kind) -> None:
+    """Raises ``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
+    drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
+    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")
+    excluded = {
+        "mu": (_is_on(rule.mu), all_but_scaffold),
+        "weight_decay": (kind.decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
+        "server_momentum": (kind.has_server_momentum, ("fed_avg",)),
+        "step_weights": (kind.weighs_steps, all_but_scaffold),  # scaffold: equal steps
+        "client_optimizer": (kind.client_optimizer is not None, all_but_scaffold),
+        "anchoring": (bool(drawn_back), ("modified_local_gd",)),
+    }
+    for name, (given, goes_with) in excluded.items():
+        if given and rule.algorithm not in goes_with:
+            raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
+    if rule.nesterov and not kind.has_server_momentum:
+        raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
+    if rule.dynamics == "gradient_flow":
+        if rule.batches is not None:
+            shape = np.shape(rule.batches) if isinstance(rule.batches, (np.ndarray, jax.Array)) else ()
+            got = f"an array of shape {shape}" if shape else f"lists of {len(rule.batches)} clients"
+            raise ValueError(f"batches: got {got}, must be None with dynamics 'gradient_flow'")
+        for name, plain in (("loss", "squared_error"), ("client_optimizer", None)):
+            if (value := getattr(rule, name)) is not plain and (not is_concrete(value) or value != plain):
+                raise ValueError(f"{name}: got {value!r}, must be {plain!r} with dynamics 'gradient_flow'")
+
+
+def _step_weights(rule: Rule, most: int) -> Any:
+    weights = rule.step_weights
+    if weights is None:
+        return np.ones(most)
+    if is_concrete(weights):
+        weights = real_array("step_weights", weights)
+    if np.ndim(weights) != 1 or len(weights) < most:
+        raise ValueError(f"step_weights: got shape {np.shape(weights)}, must be one per local step, [{most}]")
+    weights = weights[:most]
+    if is_concrete(weights):
+        values = np.asarray(weights)
+        if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
+            raise ValueError(f"step_weights: got {weights}, must be finite, at least 0 and not all 0")
+    return weights

@@ -1,0 +1,152 @@
+"""Chooses the numbers of a run by its predicted test loss: the flow is differentiable in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from fedtangent._src.checks import finite, instance, number, real_array, whole
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.flow.flow import Flow
+from fedtangent._src.theory.precision import in_float64, is_concrete, require_float64
+from fedtangent._src.types import Array
+
+
+class PredictedLoss(NamedTuple):
+    """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs."""
+
+    total: Array  # []
+    bias: Array  # [] mean squared error of the mean over initial functions
+    variance: Array  # [] variance over initial functions
+
+
+@in_float64
+def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = None) -> PredictedLoss:
+    """Computes ``E |sum_k m_k f_k(x) - y|^2`` after round r exactly (FE-2024, eq. 10), E over initial functions.
+
+    The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
+    of local steps and of clients, mu, ..); ``jax.grad`` needs ``jax_enable_x64``.
+
+    Args:
+        flow: Flow of the run. Without nngp blocks every model starts as the zero function, and the variance is 0.
+        y_test: Targets [m, C] at the test points.
+        r: Number of finished rounds; all rounds by default.
+        mixing: Weights [K] of the models in the prediction; uniform by default (eq. 2).
+
+    Raises:
+        ValueError: Shapes that do not fit, or outputs "full".
+    """
+    instance("flow", flow, Flow)
+    if flow.outputs != "shared":
+        raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
+    checks.check_known("y_test", y_test)
+    finite("y_test", targets := real_array("y_test", y_test))
+    checks.check_shape("y_test", targets, (flow.blocks.ntk_test_train.shape[0], flow.y_train.shape[1]))
+    r = flow.num_rounds if r is None else whole("r", r, 0, flow.num_rounds)
+    if mixing is not None and is_concrete(mixing):
+        finite("mixing", real_array("mixing", mixing))
+    weights = jnp.full(flow.num_models, 1 / flow.num_models) if mixing is None else jnp.asarray(mixing, jnp.float64)
+    checks.check_shape("mixing", weights, (flow.num_models,))
+    mean = jnp.einsum("k,kmc->mc", weights, flow.mean(r))
+    bias = jnp.mean((mean - targets) ** 2)
+    variance = (
+        jnp.sum(weights**2 * jnp.mean(flow.variance(r), axis=1))
+        if flow.blocks.nngp_train is not None
+        else jnp.zeros(())
+    )
+    return PredictedLoss(bias + variance, bias, variance)
+
+
+class BestRate(NamedTuple):
+    """The step size with the least predicted loss."""
+
+    rate: float
+    loss: float
+    slope: float  # d loss / d log rate at ``rate``: 0 inside the interval
+    at_edge: bool  # whether ``rate`` is an end of the interval, where the loss still falls
+    rates: np.ndarray  # all rates at which the loss was evaluated, in order of evaluation
+    losses: np.ndarray
+
+
+def best_learning_rate(
+    loss: Callable[[Any], Any], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4,
+    derivative: bool = True,
+) -> BestRate:  # fmt: skip
+    """Minimises a predicted loss over the learning rates in [low, high].
+
+    The loss is evaluated at ``coarse`` rates, evenly spaced in the logarithm. Between the best of them and its
+    neighbour downhill SciPy's bisection finds the root of ``d loss / d log rate`` to a relative ``tolerance``. Without
+    a derivative SciPy's bounded minimisation finds the least loss between the two neighbours.
+
+    Args:
+        loss: Function of the rate, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``. A
+            loss that is not finite (an unstable rate) counts as infinite.
+        low, high: Ends of the interval.
+        coarse: Number of rates of the first search, at least 3.
+        tolerance: Relative tolerance of the rate.
+        derivative: Whether ``loss`` is differentiable. If not, it is called with plain numbers, and the slope is NaN.
+
+    Raises:
+        ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
+    """
+    for name, value in (("low", low), ("high", high)):
+        number(name, value, above=0)
+    if not low < high:
+        raise ValueError(f"low: got {low}, must be below high, {high}")
+    whole("coarse", coarse, 3)
+    number("tolerance", tolerance, above=0)
+    require_float64()
+    differentiated = jax.jit(jax.value_and_grad(lambda log: loss(jnp.exp(log))))
+    tried: list[_Tried] = []
+
+    def look(log: float) -> _Tried:
+        value, slope = differentiated(jnp.asarray(log)) if derivative else (loss(float(np.exp(log))), np.nan)
+        tried.append(_Tried(log, float(value) if np.isfinite(value) else np.inf, float(slope)))
+        return tried[-1]
+
+    grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
+    place = int(np.argmin([found.value for found in grid]))
+    if not np.isfinite(grid[place].value):
+        raise ValueError(f"loss: got no finite one for learning rates from {low} to {high}, must be finite for some")
+    (_descend if derivative else _narrow)(look, grid, place, tolerance)
+    best = min(tried, key=lambda found: found.value)
+    values = np.array(tried)
+    edge = place in (0, coarse - 1) and best.log in (grid[0].log, grid[-1].log)
+    return BestRate(float(np.exp(best.log)), best.value, best.slope, edge, np.exp(values[:, 0]), values[:, 1])
+
+
+class _Tried(NamedTuple):
+    log: float
+    value: float
+    slope: float
+
+
+def _descend(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+    """Bisects for a slope of 0 between the best rate of the grid and its neighbour downhill."""
+    other = place + (1 if grid[place].slope < 0 else -1)
+    if not 0 <= other < len(grid):
+        return
+    left, right = sorted((grid[place].log, grid[other].log))
+
+    def side(log: float) -> float:
+        """Returns -1 left of the minimum and 1 right of it; a loss that is not finite counts as right."""
+        if log in (left, right):
+            return -1.0 if log == left else 1.0
+        found = look(log)
+        return -1.0 if np.isfinite(found.value) and found.slope < 0 else 1.0
+
+    optimize.bisect(side, left, right, xtol=max(tolerance, 1e-14))
+
+
+def _narrow(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+    """Minimises the loss between the neighbours of the best rate of the grid."""
+    ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
+    most = max(found.value for found in grid if np.isfinite(found.value))  # parabolas need numbers
+    optimize.minimize_scalar(
+        lambda log: min(look(log).value, most), bounds=ends, method="bounded", options={"xatol": tolerance}
+    )

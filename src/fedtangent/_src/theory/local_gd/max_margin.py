@@ -1,0 +1,310 @@
+"""Local-GD on separable classification: projections onto feasible sets (the Local-GD paper, sections 3 and 4).
+
+Node i's feasible set is ``C_i = {w : y_ij x_ij' w >= 1 for all j}`` (eq. 10). With the exponential loss and a weak
+proximal term (eq. 12) the local models of Local-GD tend in direction to projections onto these sets (eq. 13, Lemma 2),
+so that a round is a step of the parallel projection method. Its limit lies in the intersection of the sets (Lemma 3,
+Theorem 2). If each round also moves the model back towards the start, at a suitable pace, the limit is the point of the
+intersection nearest to the start (Lemma 4, Theorem 3); from 0 that is the hard-margin support vector machine (eq. 15).
+
+All nodes' local problems are solved at once, in their duals (``local_problems``), in float64: their steps need only
+the nodes' Gram matrices, formed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import nnls
+
+from fedtangent._src.checks import instance, number, real_array, whole
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.local_gd.local_problems import descended, projected, weak
+from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
+from fedtangent._src.theory.precision import in_float64
+from fedtangent._src.types import Array, Partition
+
+TOLERANCE = 1e-6  # by how much a local model may be off (``local_problems``)
+LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
+
+
+class DivergenceError(ValueError):
+    """Error for local descent that does not stay finite at its learning rate."""
+
+
+class FeasibleSets(NamedTuple):
+    """Feasible sets C_i of N nodes (eq. 10); built by ``feasible_sets``, always in NumPy's float64."""
+
+    signed: np.ndarray  # [N, n, d], y_ij x_ij; rows beyond a node's examples are 0
+    gram: np.ndarray  # [N, n, n], their inner products
+    held: np.ndarray  # [N, n] bool, which rows are examples
+
+    @property
+    def dimension(self) -> int:
+        """Dimension d of a model."""
+        return int(self.signed.shape[2])
+
+    def pooled(self) -> FeasibleSets:
+        """Returns the feasible set of a single node with all examples: the intersection of all sets."""
+        rows = self.signed[self.held]
+        return _sets(rows[None], np.ones((1, len(rows)), bool))
+
+    def margins(self, w: Any) -> np.ndarray:
+        """Computes ``y_ij x_ij' w`` [n] of all examples, in the nodes' order; inside all sets they are at least 1."""
+        return np.asarray(self.signed[self.held] @ np.asarray(w))
+
+
+class Projection(NamedTuple):
+    """Nearest points of the sets, and bounds of their errors."""
+
+    point: Array  # [N, d]
+    dual: Array  # [N, n], at least 0; above 0 for support vectors
+    residual: Array  # [N], error bound: the worst violation, and the duality gap's bound of the distance
+
+
+def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = True) -> FeasibleSets:
+    """Builds the feasible sets of nodes from inputs and labels.
+
+    Args:
+        x: Inputs [n, d].
+        y: Labels [n] of -1 and 1.
+        partition: Examples of each node.
+        separable: Whether to check that a hyperplane through 0 separates the labels (Assumption 1).
+
+    Raises:
+        ValueError: Shapes that do not fit, other labels, or (with ``separable``) labels that no hyperplane through 0
+            separates; ``farkas`` returns a certificate of that.
+    """
+    nodes = nodes_of(x, y, partition)
+    if nodes.y.shape[2:] == (1,):
+        nodes = nodes._replace(y=nodes.y[..., 0])
+    _check_labels(nodes)
+    sets = _sets(nodes.x * nodes.y[..., None], nodes.held)
+    if separable and (certificate := farkas(sets)) is not None:
+        some = int(np.count_nonzero(certificate > 0))
+        left = float(np.linalg.norm(certificate @ sets.signed[nodes.held]))
+        raise ValueError(
+            f"y: got labels that no hyperplane through 0 separates (a weighted mean of {some} signed examples has norm "
+            f"{left:.1e}), must be separable"
+        )
+    return sets
+
+
+def _check_labels(nodes: Nodes) -> None:
+    if nodes.y.ndim != 2:
+        raise ValueError(f"y: got {nodes.y.shape[2]} columns of targets, must be one of labels")
+    labels = nodes.y[nodes.held]
+    if not np.all(np.abs(labels) == 1):
+        wrong = labels[np.abs(labels) != 1]
+        raise ValueError(f"y: got label {wrong[0]:g}, must be -1 or 1")
+
+
+def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
+    return FeasibleSets(signed, signed @ signed.transpose(0, 2, 1), held)
+
+
+def farkas(sets: FeasibleSets) -> np.ndarray | None:
+    """Returns a certificate that no w is in all sets, weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
+
+    By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
+    ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
+    0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed. Inputs
+    count by their directions; a margin below ``LEAST_MARGIN`` of them counts as none.
+    """
+    instance("sets", sets, FeasibleSets)
+    rows = sets.signed[sets.held]
+    scale = np.linalg.norm(rows, axis=1)
+    scale = np.where(scale > 0, scale, 1)
+    unit = rows / scale[:, None]
+    triangle = np.linalg.qr(unit.T, mode="r")  # as many rows as needed: the same products in fewer dimensions
+    system = np.vstack([triangle, np.ones(len(rows))])
+    b, _ = nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
+    found = unit.T @ b
+    length = np.linalg.norm(found)
+    margins = unit @ found / (length if length > 0 else 1.0)  # of the hyperplane's unit normal
+    return None if margins.min(initial=np.inf) > LEAST_MARGIN else b / scale / np.sum(b / scale)
+
+
+@in_float64
+def project(sets: FeasibleSets, w: Any) -> Projection:
+    """Projects ``w`` onto every node's set (eq. 13).
+
+    Args:
+        sets: Feasible sets.
+        w: Point [d], or one for each node [N, d].
+
+    Raises:
+        ValueError: Another shape, or a set that is empty or too thin for float64 to find the point.
+    """
+    at, shape = real_array("w", w), (len(sets.held), sets.dimension)
+    if at.shape not in (shape, shape[1:]):
+        raise ValueError(f"w: got shape {at.shape}, must be [{shape[1]}] or [{shape[0]}, {shape[1]}]")
+    at = np.broadcast_to(at, shape)
+    found = _project(sets, jnp.asarray(at))
+    _check_found(np.asarray(found.residual)[None])
+    return found
+
+
+def _check_found(residual: np.ndarray) -> None:
+    """Raises ``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
+    bad = ~(residual <= TOLERANCE)
+    if bad.any():
+        r, i = (int(v) for v in np.argwhere(bad)[0])
+        raise ValueError(
+            f"sets: got a residual of {residual[r, i]:.1e} at node {i} in round {r}, must be {TOLERANCE:g} or less: "
+            "its set is empty, or too thin or too far away for float64"
+        )
+
+
+@jax.jit
+def _project(sets: FeasibleSets, at: Array) -> Projection:
+    across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
+    dual, residual = jax.vmap(projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
+    point = at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest")
+    margins = jnp.einsum("nid,nd->ni", sets.signed, point, precision="highest")
+    lacking = jnp.max(jnp.where(sets.held, 1 - margins, 0.0), axis=1)  # the Gram matrix has half of their digits
+    return Projection(point, dual, jnp.maximum(residual, lacking))
+
+
+def hard_margin(sets: FeasibleSets) -> np.ndarray:
+    """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
+
+    Raises:
+        ValueError: As for ``project``.
+    """
+    instance("sets", sets, FeasibleSets)
+    return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
+
+
+def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
+    """Returns ``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
+
+    Both values of ``first_index`` meet the conditions of Lemma 4.
+
+    Args:
+        num_rounds: Number of rounds.
+        first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
+            round changes nothing.
+    """
+    whole("num_rounds", num_rounds)
+    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
+
+
+@in_float64
+def parallel_projections(
+    sets: FeasibleSets, num_rounds: int, *, alpha: Any = None, start: Any = None, weights: Any = "uniform"
+) -> np.ndarray:
+    """Computes the global model of the parallel projection method after every round, [R + 1, d] float64.
+
+    ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``: without ``alpha`` the plain mean of the local
+    max-margin models (eq. 13, Lemma 3), with it the modified method (eq. 16, Lemma 4).
+
+    Args:
+        sets: Feasible sets.
+        num_rounds: Number R of rounds.
+        alpha: None, or one number from 0 to 1 for each round, for example from ``halpern``.
+        start: Initial model w^0, zeros by default.
+        weights: Weights p_i, "uniform" (as in the paper), "examples", or N numbers.
+
+    Raises:
+        ValueError: Numbers out of range, or as for ``project``.
+    """
+    moved = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    _check_found(np.asarray(moved[1]))
+    return np.asarray(moved[0])
+
+
+@in_float64
+def exponential_models(
+    sets: FeasibleSets,
+    num_rounds: int,
+    log_inverse: float,
+    *,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    alpha: Any = None,
+    start: Any = None,
+    weights: Any = "uniform",
+) -> np.ndarray:
+    """Computes Local-GD's global model after every round, with exact local solutions or descent, [R + 1, d] float64.
+
+    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), the limit of many local steps. The
+    minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b. ``alpha``, ``start`` and
+    ``weights`` are documented at ``parallel_projections``.
+
+    Args:
+        sets: Feasible sets.
+        num_rounds: Number R of rounds.
+        log_inverse: ``ln(1 / lambda)``. lambda itself may be far below the least float64, where Lemma 2's rate
+            ``ln ln(1 / lambda) / ln(1 / lambda)`` becomes visible.
+        learning_rate, local_steps: Step size eta and number L of steps of descent in place of the exact solution
+            (algorithm 2), both or neither. The steps stay at ``w^k + A' b`` with
+            ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
+
+    Raises:
+        ValueError: Numbers out of range, or Newton's method does not converge.
+        DivergenceError: Descent diverges; it is a ``ValueError`` too.
+    """
+    level = number("log_inverse", log_inverse)
+    descent = local_descent(learning_rate, local_steps)
+    local: Local = weak if descent is None else descended
+    given = tuple(jnp.asarray(value) for value in (level, *(descent or ())))
+    moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    residual = np.asarray(moved[1])
+    if descent is not None and not np.isfinite(residual).all():
+        r, i = (int(v) for v in np.argwhere(~np.isfinite(residual))[0])
+        raise DivergenceError(
+            f"learning_rate: got {descent[0]:g}, at which node {i} diverges in round {r}, must be less"
+        )
+    _check_found(residual)
+    return np.asarray(moved[0])
+
+
+def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
+    instance("sets", sets, FeasibleSets)
+    sizes = sets.held.sum(axis=1)
+    return jnp.asarray(check_start(start, (sets.dimension,))), jnp.asarray(check_weights(weights, sizes))
+
+
+def _anchoring(alpha: Any, num_rounds: int) -> Array:
+    whole("num_rounds", num_rounds, 0)
+    values = np.ones(num_rounds) if alpha is None else real_array("alpha", alpha)
+    checks.check_shape("alpha", values, (num_rounds,))
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"alpha: got {values[~((values >= 0) & (values <= 1))][0]:g}, must be from 0 to 1")
+    return jnp.asarray(values)
+
+
+Local = Callable[..., tuple[Array, Array]]
+
+
+@partial(jax.jit, static_argnums=0)
+def _rounds(
+    local: Local, sets: FeasibleSets, given: tuple[Array, ...], alpha: Array, start: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Computes models [R + 1, d] and residuals [R, N] of rounds in which every node solves ``local``."""
+
+    def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:
+        across = jnp.einsum("nid,d->ni", sets.signed, w, precision="highest")
+        dual, residual = jax.vmap(lambda *node: local(*node, *given))(sets.gram, across, sets.held)
+        moved = jnp.einsum("nid,ni,n->d", sets.signed, dual, weights, precision="highest")
+        w = (1 - share) * start + share * (w + moved)
+        return w, (w, residual)
+
+    _, (models, residuals) = jax.lax.scan(one, start, alpha)
+    return jnp.concatenate([start[None], models]), residuals
+
+
+def direction_distance(w: Any, other: Any) -> np.ndarray:
+    """Computes ``|w / |w| - other / |other||`` over the last axis, a distance from 0 to 2 of directions (section 5).
+
+    It is NaN if one of the models is 0, which has no direction.
+    """
+    unit = [real_array(name, v) for name, v in (("w", w), ("other", other))]
+    with np.errstate(invalid="ignore"):
+        unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in unit]
+    return np.asarray(np.linalg.norm(unit[0] - unit[1], axis=-1))

@@ -1,0 +1,307 @@
+"""Local-GD on linear regression in closed form (the Local-GD paper, section 2), for any local work and cohorts.
+
+Node i descends ``1/(2 n_i) |y_i - X_i w|^2`` for L steps from the global model. With the thin singular value
+decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row space of X_i only, by a known filter:
+
+    w_i = w - V_i (1 - kept_i) (V_i' w - S_i^-1 U_i' y_i),    kept_i = (1 - eta S_i^2 / n_i)^L.
+
+The paper's eq. (4) is the limit of many steps, kept = 0: then ``V_i V_i'`` is its projection P_i, and
+``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is ``w - A w + Y``, where
+``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by unfinished work. A is
+``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so every round, follows from
+one decomposition of F, and no d x d matrix is formed.
+
+A run ends at the least-squares solution of ``F w = f`` that is nearest to its start. If one model fits all examples,
+the end is the centralised model for any weights and local work; if not (d below the number of examples), it depends on
+both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src.checks import choice, instance, number, real_array, whole
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
+from fedtangent._src.types import Cohort, Partition
+
+LOSSES = ("squared_error", "squared_error_sum")
+MOST_ROUNDS = 10**12  # that ``rounds_to`` looks at
+
+
+def local_regression(
+    x: Any,
+    y: Any,
+    partition: Partition,
+    *,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    weights: Any = "uniform",
+    loss: str = "squared_error",
+) -> LocalRegression:
+    """Computes Local-GD on a linear regression without intercept: every round's global model in closed form.
+
+    Args:
+        x: Inputs [n, d].
+        y: Targets [n]; or [n, C], for which a model is [d, C].
+        partition: Examples of each node.
+        learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
+            until convergence, as in the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse
+            (see ``deficient``).
+        weights: Weights of the nodes in the mean, "uniform" (as in the paper), "examples", or N numbers.
+        loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
+
+    Raises:
+        ValueError: Shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
+            the other; local work until convergence at a node with as many examples as dimensions or more, where eq.
+            (3) has no solution.
+
+    Example, two clients of one example each in three dimensions, with local work until convergence:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> x, y = np.eye(3)[:2], np.ones(2)
+        >>> run = ft.theory.local_regression(x, y, ft.partition.iid(2, num_clients=2, seed=0))
+        >>> run.after(1).round(9).tolist(), run.limit().round(9).tolist()
+        ([0.5, 0.5, 0.0], [1.0, 1.0, 0.0])
+    """
+    nodes = nodes_of(x, y, partition)
+    choice("loss", loss, LOSSES)
+    weight = check_weights(weights, nodes.sizes)
+    descent = local_descent(learning_rate, local_steps)
+    dimension = nodes.x.shape[2]
+    if descent is None and dimension <= nodes.sizes.max():
+        raise ValueError(
+            f"x: got {dimension} dimensions and {nodes.sizes.max()} examples at node {int(nodes.sizes.argmax())}, must "
+            "be fewer examples than dimensions for local work until convergence; give learning_rate and local_steps"
+        )
+    left, singular, right = np.linalg.svd(nodes.x, full_matrices=False)
+    known = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
+    right = np.where(known[..., None], right, 0.0)
+    answers = np.einsum("ikr,ik...->ir...", left, nodes.y)
+    answers /= _like(np.where(known, singular, np.inf), answers)
+    kept, gone = np.zeros_like(singular), np.where(known, 1.0, 0.0)
+    if descent is not None:
+        rate, steps = descent
+        counts = nodes.sizes[:, None] if loss == "squared_error" else 1
+        step = np.where(known, rate * singular**2 / counts, 0.0)
+        kept = np.where(known, (1 - step) ** steps, 0.0)
+        small = np.minimum(step, 0.5)  # the difference to 1 keeps its digits where steps hardly move
+        gone = np.where(step > small, 1 - kept, -np.expm1(steps * np.log1p(-small)))
+    return LocalRegression(nodes, weight, right, answers, kept, gone, known)
+
+
+@dataclass(frozen=True, repr=False)
+class LocalRegression:
+    """A run of Local-GD on a linear regression; built by ``local_regression``.
+
+    A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
+    """
+
+    nodes: Nodes
+    weights: np.ndarray  # [N], sum 1
+    bases: np.ndarray  # [N, r, d], V_i'; rows beyond the rank of X_i are 0
+    answers: np.ndarray  # [N, r] (, C), what local work draws V_i' w to
+    kept: np.ndarray  # [N, r], the share of the way that is left after the local work
+    gone: np.ndarray  # [N, r], 1 - kept, to relative precision; 0 beyond the rank
+    known: np.ndarray  # [N, r] bool, within the rank of X_i
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a model: (d,) or (d, C)."""
+        return self.bases.shape[2], *self.answers.shape[2:]
+
+    @property
+    def deficient(self) -> tuple[int, ...]:
+        """Nodes whose X_i has not full rank; they take the pseudo-inverse."""
+        full = np.minimum(self.nodes.sizes, self.nodes.x.shape[2])
+        return tuple(int(i) for i in np.flatnonzero(self.known.sum(axis=1) < full))
+
+    @property
+    def unfinished(self) -> float:
+        """Largest share of a local residual that remains after the local work: at most ``exp(-eta L s / n_i)``."""
+        return float(np.abs(self.kept[self.known]).max(initial=0.0))
+
+    def local(self, w: np.ndarray) -> np.ndarray:
+        """Computes every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
+        moves = _like(self.gone, self.answers) * (self.bases @ w - self.answers)
+        return np.asarray(w - np.einsum("ir...,ird->id...", moves, self.bases))
+
+    def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
+        """Computes the global model after every round, [R + 1, d], one round after the other.
+
+        Args:
+            rounds: Number of rounds of all nodes; or the cohorts of R rounds, with weights that replace the nodes'
+                weights (their ``model`` is ignored).
+            start: Initial model w_0, zeros by default.
+        """
+        path = [check_start(start, self.shape)]
+        for weight in self._weights_of(rounds):
+            path.append(np.tensordot(weight, self.local(path[-1]), 1))
+        return np.stack(path)
+
+    def _weights_of(self, rounds: int | Cohort) -> np.ndarray:
+        """Returns the weight of each node in each round, [R, N]."""
+        if not isinstance(rounds, Cohort):
+            return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
+        client, _, _ = checks.check_cohorts(rounds, self.nodes.sizes, None)
+        given = np.asarray(rounds.weight, np.float64)
+        totals = np.zeros((len(client), len(self.weights)))
+        np.add.at(totals, (np.arange(len(client))[:, None], client), given)
+        if not (totals.sum(axis=1) > 0).all():
+            empty = int(np.argmin(totals.sum(axis=1) > 0))
+            raise ValueError(f"rounds: got no node in round {empty}, must be one or more in each")
+        return totals / totals.sum(axis=1, keepdims=True)
+
+    # ---- all rounds at once, for all nodes in every round ----------------------------------------------------------
+
+    @functools.cached_property
+    def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Right singular vectors of F [q, d], eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
+        strength = self.weights[:, None] * self.gone
+        if self.unfinished > 1:
+            raise ValueError(
+                f"learning_rate: got one at which local work diverges (by {self.unfinished:.3g} in a round), must be "
+                "below 2 / the largest eigenvalue of X_i'X_i, times n_i where the loss is a mean"
+            )
+        root = np.sqrt(strength).reshape(-1)
+        some = root > 0
+        stacked = root[some, None] * self.bases.reshape(-1, self.bases.shape[2])[some]
+        left, singular, right = np.linalg.svd(stacked, full_matrices=False)
+        range_ = singular > max(stacked.shape) * np.finfo(float).eps * singular.max(initial=0.0)
+        left, singular, right = left[:, range_], singular[range_], right[range_]
+        told = (root[:, None] * self.answers.reshape(len(root), -1))[some]
+        fitted = right.T @ ((left.T @ told) / singular[:, None])
+        return right, singular**2, fitted.reshape(self.shape)
+
+    @property
+    def eigenvalues(self) -> np.ndarray:
+        """Eigenvalues of the averaged projection A on its range, from the largest to the smallest."""
+        return self._stacked[1]
+
+    @property
+    def contraction(self) -> float:
+        """Factor by which a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
+        return float(np.abs(1 - self.eigenvalues).max())
+
+    def limit(self, start: Any = None) -> np.ndarray:
+        """Computes the end of the run, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
+        begin = check_start(start, self.shape)
+        right, _, fitted = self._stacked
+        return np.asarray(fitted + begin - right.T @ (right @ begin))
+
+    def after(self, rounds: int | Sequence[int], start: Any = None) -> np.ndarray:
+        """Computes the global model after ``rounds`` rounds from the spectrum of A (eq. 6), without earlier rounds.
+
+        Args:
+            rounds: Number of rounds, or several numbers.
+            start: Initial model w_0, zeros by default.
+
+        Returns:
+            The model [d] for one number, [len(rounds), d] for several.
+        """
+        counts = [whole("rounds", r, 0) for r in np.atleast_1d(np.asarray(rounds, object))]
+        begin = check_start(start, self.shape)
+        right, values, _ = self._stacked
+        end = self.limit(begin)
+        left = (1 - values) ** np.asarray(counts, float)[:, None]
+        found = end + np.einsum("rq,q...,qd->rd...", left, right @ (begin - end), right, optimize=True)
+        return found if np.ndim(rounds) else found[0]
+
+    def rounds_to(self, tolerance: float, start: Any = None) -> int:
+        """Computes the rounds until the distance to the limit is at most ``tolerance`` of the start's distance (eq. 9).
+
+        Args:
+            tolerance: Distance to the limit, relative to the distance of the start.
+            start: Initial model w_0, zeros by default.
+
+        Raises:
+            ValueError: A tolerance outside (0, 1), or one that is not reached.
+        """
+        number("tolerance", tolerance, above=0, below=1)
+        right, values, _ = self._stacked
+        begin = check_start(start, self.shape)
+        away = right @ (begin - self.limit(begin))
+        allowed = tolerance * np.linalg.norm(away)
+
+        def reached(rounds: int) -> bool:
+            return bool(np.linalg.norm(_like((1 - values) ** float(rounds), away) * away) <= allowed)
+
+        if not reached(MOST_ROUNDS):
+            raise ValueError(f"tolerance: got {tolerance:g}, which is not reached in {MOST_ROUNDS:.0e} rounds")
+        return bisect.bisect_left(range(MOST_ROUNDS), True, key=reached)
+
+
+def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns ``values`` with an axis of length 1 for each additional axis of ``other``."""
+    return values.reshape(values.shape + (1,) * (other.ndim - values.ndim))
+
+
+def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
+    """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7).
+
+    Args:
+        x: Inputs [n, d].
+        y: Targets [n]; or [n, C], for which the model is [d, C].
+        start: Initial model, zeros by default.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are not finite.
+    """
+    count = len(real_array("x", x)) if np.ndim(x) else 0
+    pooled = nodes_of(x, y, Partition(np.arange(count), np.array([0, count])))
+    begin = check_start(start, (pooled.x.shape[2], *pooled.y.shape[2:]))
+    move: np.ndarray = np.linalg.lstsq(pooled.x[0], pooled.y[0] - pooled.x[0] @ begin, rcond=None)[0]
+    return begin + move
+
+
+class LocalTheorem1(NamedTuple):
+    """Theorem 1 of Local-GD for one run: its assumptions, and the limit and rate that it states."""
+
+    assumptions: tuple[Assumption, ...]
+    centralised: np.ndarray  # [d]
+    contraction: float  # bound of the factor of the distance to ``centralised`` in a round
+
+    @property
+    def applies(self) -> bool:
+        """Whether every assumption holds."""
+        return not failing(self.assumptions)
+
+    def __str__(self) -> str:
+        """Returns a report with one line for each assumption."""
+        return report(f"Theorem 1 of Local-GD: a round leaves at most {self.contraction:.6g}", self.assumptions)
+
+
+def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
+    """Checks Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
+
+    The assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work
+    until convergence, and the start (the proof needs a start in the span of the data). The last one, that one model
+    fits all examples, is the purpose of the first two.
+
+    Args:
+        run: Run of Local-GD.
+        start: Initial model w_0, zeros by default.
+    """
+    instance("run", run, LocalRegression)
+    begin = check_start(start, run.shape)
+    held = run.nodes.held
+    x, y = run.nodes.x[held], run.nodes.y[held]
+    centralised = minimum_norm(x, y)
+    right = run._stacked[0]
+    outside = float(np.linalg.norm(begin - right.T @ (right @ begin)))
+    residual = float(np.linalg.norm(x @ centralised - y) / max(np.linalg.norm(y), np.finfo(float).tiny))
+    found = (
+        assumption("overparameterised", "examples of all nodes < dimensions", len(y), "<", x.shape[1]),
+        assumption("full rank", "nodes with an X_i of lower rank", len(run.deficient), "<=", 0),
+        assumption("converged", "share of a local residual that is left", run.unfinished, "<=", ROUNDING),
+        assumption("start", "part of w_0 outside the span of the data", outside, "<=", ROUNDING),
+        assumption("interpolation", "relative residual of the centralised model", residual, "<=", 1e-9),
+    )
+    return LocalTheorem1(found, centralised, run.contraction)

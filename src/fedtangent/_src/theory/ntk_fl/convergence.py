@@ -1,0 +1,367 @@
+"""Theorems 1 and 2 of NTK-FL (Yue et al., ICML 2022, section 5, D and E): decay of the squared residual.
+
+For the two-layer ReLU network of eq. (12) trained on ``1/(2 N) |f - y|^2`` over N pooled examples:
+
+Theorem 1  ``|f_t - y|^2 <= (1 - eta lambda / (2 N))^t |f_0 - y|^2`` after t steps (14),
+Theorem 2  ``|f_k - y|^2 <= (1 - eta tau lambda / (2 N M))^k |f_0 - y|^2`` after k rounds of FedAvg (15),
+
+lambda the least eigenvalue of (13), tau local steps, M clients. Both come from one inequality, (76), which becomes (51)
+for tau = M = 1: with ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual changes by
+
+``1 + 2/M {g [4 sqrt(2/pi) R/(delta alpha) + sqrt(ln(2 N^2/delta)/(2 n)) + kappa lambda/N] - eta tau (1 + kappa)
+lambda/N} + g^2/M^2``
+
+(``proof_factor``), where R is the distance that a neuron moves. The theorems require "small enough" steps and R and
+"large enough" n; ``assumptions`` allows each of the three a third of the margin 3 lambda / (2 N). These are explicit
+constants for ``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, ``R = O(delta alpha lambda/N)``.
+
+Points that the proofs leave open or state otherwise:
+
+- Nothing in them bounds R. By the theorem's decay a neuron moves by at most ``4 sqrt(N) |f_0 - y| / (sqrt(n)
+  lambda)`` (``movement_bound``), so that R is small enough only for n of the order of
+  ``N^3 |f_0 - y|^2 / (delta alpha lambda^2)^2``, which is far more than the n of the theorems.
+- Theorem 1 is stated of NTK-FL, whose weights are the weights of the linearised network (9b); the proof (36)-(52) takes
+  gradient descent on the network itself. The linearised one decays by ``(1 - eta lambda_min(H) / N)^2`` a step
+  (``linear_rate``) with no condition on R.
+- The squared residual's exact first-order rate is ``1 - 2 eta lambda / N``: the theorem has a quarter of it.
+- Lemmas 1 and 3 hold for one example, or entry, and are used for all (see ``lemmas``); each of the
+  three lemmas fails with probability delta, the theorems' 1 - delta takes a third of it for each.
+- Assumption 1, Gaussian weights, can hold in the first round only: trained neurons are neither Gaussian nor
+  independent. Over many rounds the theorems hold with S, H and R about the weights of round 0.
+- In (58b) a client's gradient is divided by N, the examples of all clients, and the server then divides by M again.
+  FedAvg as usually run divides by the client's N_m: its step is ``eta N_m / N`` in the theorem's terms, and the M of
+  the rate, and of Remark 2, cancels for clients of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from fedtangent._src.checks import instance, number, real_array, symmetric, whole
+from fedtangent._src.kernels.gram import KernelBlocks, product
+from fedtangent._src.kernels.large import LargeKernel
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent._src.theory.flow.clients import response
+from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound
+from fedtangent._src.theory.precision import in_float64
+from fedtangent._src.types import Partition
+
+
+class TwoLayerStart(NamedTuple):
+    """Network of eq. (12) before training, as far as the theorems depend on it."""
+
+    width: int  # n
+    covariance: Any = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
+    kernel: Any = None  # [N, N] H, to compare with Lemma 4; None for no comparison
+
+
+class NtkConstants(NamedTuple):
+    """Constants of Theorems 1 and 2."""
+
+    num_examples: int  # N
+    width: int  # n
+    lambda_min: float  # lambda, least eigenvalue of the kernel (13); 0 if rounding makes it negative
+    lambda_max: float
+    alpha: float  # root of the least eigenvalue of the neurons' covariance
+    delta: float  # a statement may fail with this probability
+    residual: float  # |f_0 - y|
+    learning_rate: float  # eta, of 1/(2 N) |f - y|^2
+    local_steps: int = 1  # tau
+    num_clients: int = 1  # M
+
+    def movement_bound(self) -> float:
+        """Computes a bound of a neuron's movement if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
+
+        ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
+        the sum over all steps converges because the residual decays. For FedAvg the bound covers the server's neurons
+        over all rounds and a client's movement inside a round. It is inf for lambda = 0.
+        """
+        if self.lambda_min == 0:
+            return math.inf
+        stretch = _growth(self) / (self.learning_rate * self.local_steps)
+        rounds = 4 * stretch * math.sqrt(self.num_examples) * self.residual / (math.sqrt(self.width) * self.lambda_min)
+        if self.local_steps == 1:
+            return rounds
+        return rounds + _growth(self) * self.residual / math.sqrt(self.num_examples * self.width)
+
+
+@dataclass(frozen=True, repr=False)
+class NtkTheorem:
+    """Theorem 1 (tau = M = 1) or 2 for one network and its data; built by ``ntk_theorem_1`` and ``ntk_theorem_2``."""
+
+    name: str
+    constants: NtkConstants
+    radius: float  # R: as measured, or movement_bound
+    assumptions: tuple[Assumption, ...]
+
+    def __repr__(self) -> str:
+        c = self.constants
+        numbers = f"N {c.num_examples}, n {c.width}, lambda {c.lambda_min:.3g}, eta {c.learning_rate:.3g}"
+        return report(f"NtkTheorem({self.name}\n  {numbers}, factor {self.rate():.9g}", self.assumptions) + ")"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    def rate(self, eigenvalue: float | None = None) -> float:
+        """Computes ``1 - eta tau lambda / (2 N M)``, at least 0; negative controls replace lambda by ``eigenvalue``."""
+        c = self.constants
+        value = c.lambda_min if eigenvalue is None else eigenvalue
+        return max(1 - c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 0.0)
+
+    def residual_bound(self, steps: Any, eigenvalue: float | None = None) -> np.ndarray:
+        """Computes the bound of ``|f - y|^2`` after each number of steps (Theorem 1) or rounds (Theorem 2).
+
+        Args:
+            steps: Numbers of steps or rounds; the result has their shape.
+            eigenvalue: Number that replaces lambda, for a negative control.
+        """
+        return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
+
+    def proof_factor(self) -> float:
+        """Computes the largest factor of the squared residual in a step or round, (51) or (76), for this R."""
+        c = self.constants
+        growth = _growth(c)
+        drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
+        sampling = sampling_bound(c.width, c.num_examples, c.delta) / c.num_examples
+        gain = growth * (drift + sampling + c.lambda_max / c.num_examples)
+        fall = c.learning_rate * c.local_steps * (c.lambda_min + c.lambda_max) / c.num_examples
+        return 1 + 2 * (gain - fall) / c.num_clients + (growth / c.num_clients) ** 2
+
+
+@in_float64
+def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
+    """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, the server's evolution with the limiting kernel.
+
+    It is the discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort give
+    ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as t
+    grows is Theorem 2 of FE-2024. Theta may be singular: modes of eigenvalue 0 take their limit ``s t``.
+
+    Args:
+        kernels: Kernel blocks of n training and m test points.
+        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
+            2 / lambda_max.
+        time: Number t >= 0 of steps.
+
+    Returns:
+        [m, n] float64.
+    """
+    eigenvalues, vectors = np.linalg.eigh(np.asarray(kernels.ntk_train, np.float64))
+    number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
+    gain = response(np.maximum(eigenvalues, 0.0), step, 1.0, whole("time", time, 0))
+    return np.asarray(kernels.ntk_test_train) @ (vectors * np.asarray(gain)) @ vectors.T
+
+
+@in_float64
+def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float, times: Sequence[int]) -> np.ndarray:
+    """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
+
+    The result is the same as with ``ntk_evolution`` but needs no matrix of all points:
+    ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)`` takes one product with the pool's kernel a step. The functions at the
+    test points change by ``-kernels.at_test(a_t)``.
+
+    Args:
+        kernels: Kernel blocks, or a large kernel, of n training points.
+        residual: f_0(X) - Y, [n, C].
+        step: s, as in ``ntk_evolution``.
+        times: Numbers of steps t, increasing.
+
+    Returns:
+        [T, n, C] float64.
+    """
+    start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
+    wanted = [whole("times", t, 0) for t in np.ravel(times).tolist()]
+    checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
+    if not wanted or sorted(set(wanted)) != wanted:
+        raise ValueError(f"times: got {wanted}, must be some that rise")
+    number("step", step, above=0)
+
+    @jax.jit
+    def steps(theta: Any, a: Any, count: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda i, a: a + step * (start - product(theta, a)), a)
+
+    found, a, theta = [], jnp.zeros_like(start), jnp.asarray(kernels.ntk_train)
+    for before, t in zip([0, *wanted], wanted, strict=False):
+        a = steps(theta, a, t - before)
+        found.append(np.asarray(a))
+    left = float(jnp.linalg.norm(start - product(theta, a)))
+    if not left <= float(jnp.linalg.norm(start)) * (1 + 1e-5):  # no stable step makes a residual larger
+        raise ValueError(f"step: got {step}, which diverges, must be at most 2 / lambda_max")
+    return np.stack(found)
+
+
+def linear_rate(kernel: Any, learning_rate: float) -> float:
+    """Computes the largest factor of the linearised network's squared residual in a step, ``(1 - eta lambda_i / N)^2``.
+
+    Args:
+        kernel: Tangent kernel [N, N] at the start of the round.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+    """
+    matrix = symmetric("kernel", kernel)
+    eigenvalues = np.linalg.eigvalsh(matrix)
+    return float(np.max((1 - learning_rate * eigenvalues[[0, -1]] / len(matrix)) ** 2))
+
+
+def largest_learning_rate(constants: NtkConstants) -> float:
+    """Computes the largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, otherwise a root."""
+    spare = constants.lambda_min / (2 * constants.num_examples)
+    if spare == 0:
+        return 0.0
+
+    def excess(eta: float) -> float:
+        return _step_terms(constants._replace(learning_rate=eta)) - spare
+
+    return float(optimize.brentq(excess, 0.0, 2 * constants.num_clients * spare, xtol=1e-300))
+
+
+def ntk_theorem_1(
+    x: Any,
+    residual: Any,
+    network: TwoLayerStart,
+    *,
+    learning_rate: float,
+    delta: float = 0.05,
+    radius: float | None = None,
+) -> NtkTheorem:
+    """Computes the rate of NTK-FL's Theorem 1 and checks which of its assumptions hold.
+
+    Runs on the host in NumPy float64 at a cost of O(N^3).
+
+    Args:
+        x: Pooled inputs [N, d].
+        residual: Initial residual ``f_0(x) - y`` [N].
+        network: Network before training.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        delta: Probability with which the statement may fail.
+        radius: R, the distance that a neuron moved; by default the bound from the theorem's decay (``movement_bound``).
+
+    Returns:
+        The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.
+    """
+    inputs = checks.check_rows("x", x, "N, d")
+    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
+    return _theorem("Theorem 1", inputs, constants, kernel, radius, network.kernel)
+
+
+def ntk_theorem_2(
+    x: Any,
+    residual: Any,
+    partition: Partition,
+    network: TwoLayerStart,
+    *,
+    learning_rate: float,
+    local_steps: int,
+    delta: float = 0.05,
+    radius: float | None = None,
+) -> NtkTheorem:
+    """Computes the rate of NTK-FL's Theorem 2, FedAvg with every client in every round, and checks its assumptions.
+
+    The arguments without an entry here are documented at ``ntk_theorem_1``.
+
+    Args:
+        partition: Examples of each client; every example belongs to exactly one client.
+        learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
+            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
+        local_steps: Number tau of local steps.
+        radius: R, the distance that a neuron moved, including local steps.
+    """
+    inputs = checks.check_rows("x", x, "N, d")
+    clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
+    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
+    constants = constants._replace(local_steps=whole("local_steps", local_steps), num_clients=clients)
+    return _theorem("Theorem 2", inputs, constants, kernel, radius, network.kernel)
+
+
+def _constants(
+    x: np.ndarray, residual: Any, network: TwoLayerStart, learning_rate: float, delta: float
+) -> tuple[NtkConstants, np.ndarray]:
+    instance("network", network, TwoLayerStart)
+    start = real_array("residual", residual)
+    checks.check_shape("residual", start, (len(x),))
+    covariance = network.covariance
+    number("learning_rate", learning_rate, above=0)
+    number("width", network.width, above=0)
+    number("delta", delta, above=0, below=1)
+    kernel = expected_kernel(x, covariance)
+    eigenvalues = np.linalg.eigvalsh(kernel)
+    least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
+    return NtkConstants(
+        num_examples=len(x),
+        width=int(network.width),
+        lambda_min=max(float(eigenvalues[0]), 0.0),
+        lambda_max=float(eigenvalues[-1]),
+        alpha=math.sqrt(least),
+        delta=float(delta),
+        residual=float(np.linalg.norm(start)),
+        learning_rate=float(learning_rate),
+    ), kernel
+
+
+def _theorem(
+    name: str, x: np.ndarray, c: NtkConstants, kernel: np.ndarray, radius: float | None, initial_kernel: Any
+) -> NtkTheorem:
+    if radius is not None:
+        number("radius", radius, at_least=0)
+    reach = c.movement_bound() if radius is None else float(radius)
+    found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
+    if initial_kernel is not None:
+        start = symmetric("network.kernel", initial_kernel)
+        checks.check_shape("network.kernel", start, kernel.shape)
+        text = "Lemma 4: operator norm of H - H_inf at the start"
+        distance = float(np.linalg.norm(start - kernel, 2))
+        found.append(assumption("lemma_4", text, distance, "<=", sampling_bound(c.width, c.num_examples, c.delta)))
+    return NtkTheorem(name, c, reach, tuple(found))
+
+
+def _of_the_data(x: np.ndarray, c: NtkConstants) -> list[Assumption]:
+    zero = c.num_examples * float(np.finfo(np.float64).eps) * c.lambda_max
+    error = float(np.max(np.abs(np.linalg.norm(x, axis=1) - 1)))
+    return [
+        assumption("unit_inputs", "Assumption 2: largest | |x_i| - 1 |", error, "<=", ROUNDING),
+        assumption("positive_definite", "Assumption 3: lambda, above rounding", c.lambda_min, ">", zero),
+    ]
+
+
+def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
+    """Checks the three conditions of the proof; together they make its factor at most the theorem's.
+
+    Each condition takes a third of the margin.
+    """
+    spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
+    stretch = _growth(c) / (c.learning_rate * c.local_steps)
+    wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
+    close = spare * math.sqrt(math.pi) * c.delta * c.alpha / (8 * math.sqrt(2) * stretch)
+    how = "measured" if measured else "by the theorem's own decay"
+    stable = c.learning_rate * c.lambda_max / n
+    return [
+        assumption("stable_step", "gradient descent: eta lambda_max / N", stable, "<", 2.0),
+        assumption("small_step", "eta = O(lambda/N): terms of the step in (76)", _step_terms(c), "<=", spare),
+        assumption("wide_enough", "n = Omega(N^2/lambda^2 ln(N^2/delta)): width required", wide, "<=", c.width),
+        assumption("lazy", f"R = O(delta alpha lambda/N): a neuron moves, {how}", radius, "<=", close),
+    ]
+
+
+def _growth(c: NtkConstants) -> float:
+    """Computes ``(1 + eta)^tau - 1``."""
+    with np.errstate(over="ignore"):
+        return float(np.expm1(c.local_steps * np.log1p(c.learning_rate)))
+
+
+def _step_terms(c: NtkConstants) -> float:
+    """Computes the terms of (76) that depend on the step only: ``2 (G - 1) lambda_max / N + eta tau G^2 / M``.
+
+    They are divided by ``eta tau / M``.
+    """
+    progress = c.learning_rate * c.local_steps
+    stretch = _growth(c) / progress if progress > 0 else 1.0
+    return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients

@@ -1,0 +1,213 @@
+"""Kernels and Lemmas 1 to 4 of the two-layer ReLU network of NTK-FL (Yue et al., ICML 2022, section 5, C and D).
+
+The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. Points
+that the lemmas' proofs leave open:
+
+- Lemma 1 is Markov's inequality for one example and is stated, and used, for all of them at once: that takes a union
+  (delta / N for delta), or the sum over neurons, whose events are independent, by Hoeffding's inequality.
+- Lemma 3 uses Markov's inequality for one entry of the kernel and sums over N^2 of them. Markov's inequality for the
+  sum itself gives N^2 where the lemma has N. Its (28) says "if A_ir and A_jr happen" where it needs that neither does.
+- Lemma 4 puts entries in [-1, 1] and uses a range of 1: right, as a neuron's term lies between 0 and x_i' x_j.
+
+Lemma 2 bounds the distance of the NTK weights from the weights of gradient descent:
+``|w_t - w~_t|_1 <= sqrt(2 n d / pi) eta R / (delta alpha) sum_{u=1}^{t-1} gamma_u``, gamma_u above every example's
+residual after u steps, for the network of eq. (12). The proof uses the residuals of one and the same run for both
+weights (23), (24). The NTK weights follow the weights of the linearised network, so the distance has a second part,
+``eta/N |J_0' sum_u (r_u - r~_u)|_1``, which the lemma leaves out and ``residual_part`` bounds. Printed without R, (22)
+would not follow from (25d) and Lemma 1; Fig. 9 has ``2 sum gamma_u`` in its place (``figure_bound``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedtangent._src.checks import choice, number, real_array
+from fedtangent._src.models.two_layer import arc_cosine, square_root
+from fedtangent._src.theory import checks
+
+FORMS = ("printed", "union", "concentration")
+
+
+def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
+    """Computes the kernel of eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for Gaussian v, [N, N] float64.
+
+    It is ``x_i' x_j (pi - angle) / (2 pi)``, with the angle in the covariance's metric.
+
+    Args:
+        x: Inputs [N, d].
+        covariance: Covariance of v, [d, d]; or a number times the identity, which the kernel does not depend on.
+    """
+    inputs = checks.check_rows("x", x, "N, d")
+    return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
+
+
+def empirical_kernel(x: Any, v: Any) -> np.ndarray:
+    """Computes ``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12), [N, N] float64."""
+    inputs = checks.check_rows("x", x, "N, d")
+    active = active_neurons(inputs, v)
+    return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
+
+
+def active_neurons(x: Any, v: Any) -> np.ndarray:
+    """Computes ``1{v_r' x_i >= 0}`` for inputs x [N, d] and weights v [n, d], [N, n] float64."""
+    inputs, weights = checks.check_rows("x", x, "N, d"), real_array("v", v)
+    if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
+        raise ValueError(f"v: got shape {weights.shape}, must be [n, {inputs.shape[1]}]")
+    return (inputs @ weights.T >= 0).astype(np.float64)
+
+
+def undecided_bound(
+    radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
+) -> float:
+    """Computes Lemma 1's bound of every ``|S_i|``, in one of ``FORMS``.
+
+    Args:
+        radius: R, the distance that no neuron exceeds.
+        alpha: Root of the least eigenvalue of the neurons' covariance.
+        delta: Probability with which the bound may fail.
+        width: Number n of neurons.
+        num_examples: Number N of examples.
+        form: "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example. "union":
+            N times that, for all examples. "concentration":
+            ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all examples.
+    """
+    _check_lemma(radius, alpha, delta, width, num_examples, form)
+    if form == "concentration":
+        mean = math.erf(radius / (math.sqrt(2) * alpha))
+        return width * (mean + math.sqrt(math.log(num_examples / delta) / (2 * width)))
+    each = math.sqrt(2 / math.pi) * width * radius / (delta * alpha)
+    return each * num_examples if form == "union" else each
+
+
+def drift_bound(
+    radius: float, alpha: float, delta: float, width: int, num_examples: int, form: str = "printed"
+) -> float:
+    """Computes Lemma 3's bound of the operator norm of ``H(v') - H(v)``, if no neuron has moved further than R.
+
+    The other arguments are documented at ``undecided_bound``.
+
+    Args:
+        form: "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's inequality for the
+            sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry changes by at most
+            ``(|S_i| + |S_j|) / n``.
+    """
+    _check_lemma(radius, alpha, delta, width, num_examples, form)
+    return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
+
+
+def sampling_bound(width: float, num_examples: int, delta: float) -> float:
+    """Computes Lemma 4's bound of the operator norm of ``H - H_inf``, ``N sqrt(ln(2 N^2 / delta) / (2 n))``.
+
+    It holds with probability 1 - delta for independently drawn neurons.
+
+    Args:
+        width: Number n of neurons.
+        num_examples: Number N of examples.
+        delta: Probability with which the bound may fail.
+    """
+    _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
+    return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
+
+
+def _root(covariance: Any, input_size: int) -> np.ndarray:
+    if np.ndim(covariance) == 0:
+        number("covariance", covariance, above=0)
+        return math.sqrt(covariance) * np.eye(input_size)
+    return square_root(covariance, input_size)
+
+
+def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_examples: int, form: str) -> None:
+    choice("form", form, FORMS)
+    number("radius", radius, at_least=0)
+    number("alpha", alpha, above=0)
+    number("width", width, above=0)
+    number("num_examples", num_examples, above=0)
+    number("delta", delta, above=0, below=1)
+
+
+def weight_gap_bound(
+    gamma: Any,
+    *,
+    learning_rate: float,
+    width: int,
+    input_size: int,
+    radius: float,
+    alpha: float = 1.0,
+    delta: float = 0.05,
+) -> np.ndarray:
+    """Computes Lemma 2's bound of ``|w_t - w~_t|_1`` for t = 0 .. T, [T + 1] float64.
+
+    Args:
+        gamma: Numbers [T] above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d of inputs of norm 1.
+        radius: R, the distance that no neuron exceeds in these steps.
+        alpha, delta: Constants of Lemma 1.
+    """
+    sums = _sums(gamma)
+    undecided = undecided_bound(radius, alpha, delta, width)
+    return _per_step(learning_rate, width, input_size) * undecided * sums
+
+
+def switched_bound(
+    gamma: Any, switched: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int
+) -> np.ndarray:
+    """Computes the bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1, [T + 1] float64.
+
+    It is ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``.
+
+    Args:
+        gamma: Numbers [T] above every example's residual.
+        switched: Inner sums ``sum_i |S_i(u)|`` [T].
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d.
+        num_examples: Number N of examples.
+    """
+    counts = real_array("switched", switched)
+    residuals = real_array("gamma", gamma)
+    checks.check_shape("switched", counts, residuals.shape)
+    return _per_step(learning_rate, width, input_size) * _sums(residuals * counts) / num_examples
+
+
+def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int) -> np.ndarray:
+    """Computes a bound of the part that Lemma 2 leaves out, ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, [T + 1].
+
+    Args:
+        apart: Norms ``|sum_{u<t} (r_u - r~_u)|_1`` over examples [T + 1], of the residuals of the network minus the
+            residuals of its linearisation, each trained by gradient descent.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        width: Number n of neurons.
+        input_size: Dimension d.
+        num_examples: Number N of examples.
+    """
+    norms = real_array("apart", apart)
+    if norms.ndim != 1 or not np.all(norms >= 0):
+        raise ValueError(f"apart: got shape {norms.shape}, must be [T + 1] numbers of at least 0")
+    number("num_examples", num_examples)
+    return _per_step(learning_rate, width, input_size) * width * norms / num_examples
+
+
+def figure_bound(gamma: Any) -> np.ndarray:
+    """Computes Fig. 9's "analytical upper bound", ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1]."""
+    return 2 * _sums(gamma)
+
+
+def _per_step(learning_rate: float, width: int, input_size: int) -> float:
+    """Computes ``eta sqrt(d / n)``, N times the contribution of one example's switched neuron with a residual of 1."""
+    number("learning_rate", learning_rate, above=0)
+    number("width", width, above=0)
+    number("input_size", input_size, above=0)
+    return learning_rate * math.sqrt(input_size / width)
+
+
+def _sums(gamma: Any) -> np.ndarray:
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T; the first step has equal Jacobians and is left out."""
+    values = real_array("gamma", gamma)
+    if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
+        raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")
+    return np.concatenate([[0.0], np.cumsum(values) - values[0]])

@@ -1,0 +1,72 @@
+"""The initial functions of infinite width, and the covariance of trained functions, term by term."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent._src import checks
+from fedtangent._src.checks import whole
+from fedtangent._src.kernels.gram import KernelBlocks, jittered_cholesky
+from fedtangent._src.theory.checks import check_shape
+
+
+class CovarianceTerms(NamedTuple):
+    """Terms of Theorem 2's covariance at m points, ``prior + propagated - cross``; each is [m, m], float64."""
+
+    prior: Any  # K(x, x)
+    propagated: Any  # B K(X, X) B'
+    cross: Any  # B K(X, x) + K(x, X) B', the theorem's last two terms
+
+    @property
+    def total(self) -> Any:
+        """Covariance, the sum of the terms, made exactly symmetric."""
+        covariance = self.prior + self.propagated - self.cross
+        return 0.5 * (covariance + covariance.T)
+
+
+def prior_blocks(kernels: KernelBlocks) -> tuple[Any, Any, Any]:
+    """Returns nngp_train, nngp_test_train and nngp_test of ``kernels``; raises ``ValueError`` if a block is missing."""
+    if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
+        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
+    return kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
+
+
+def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
+    """Draws ``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
+
+    If mean and covariance have no closed form, as for a run by the cross entropy, they can be estimated as averages of
+    ``Flow.predict`` over such draws. If K is singular, a jitter of at most 1e-8 of K's mean diagonal is added.
+
+    Args:
+        kernels: Kernel blocks with the nngp parts.
+        count: Number of draws.
+        seed: Seed of the random numbers.
+
+    Raises:
+        ValueError: Kernel blocks without the nngp parts.
+    """
+    train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
+    drawn = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
+    whole_prior = np.block([[train, cross.T], [cross, test]])
+    if not np.any(whole_prior):  # every model starts as the zero function
+        return np.zeros_like(drawn)
+    return np.asarray(np.tril(jittered_cholesky(whole_prior, 1e-8).lower) @ drawn)
+
+
+def covariance_terms(kernels: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
+    """Computes the covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
+
+    With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021). With
+    ``B = Theta(x, X) M_r`` it is the covariance after round r of a federated run.
+
+    Args:
+        kernels: Kernel blocks with the nngp parts.
+        b: Matrix B [m, n] float64, a NumPy or a JAX array; the terms are arrays of the same kind.
+        gamma: Factor by which weight decay has shrunk f0; 1 without weight decay.
+    """
+    prior, prior_cross, prior_test = prior_blocks(kernels)
+    check_shape("b", b, prior_cross.shape)
+    half = gamma * (b @ prior_cross.T)
+    return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)

@@ -1,0 +1,806 @@
+"""Shared types, and the legend of axes that every module follows.
+
+Axes, always in this order when several are present::
+
+    K  models of the ensemble        S  slots of a round's cohort
+    N  clients                       n  examples (m: entries of a partition)
+    B  examples of a minibatch       C  outputs of the network
+    R  rounds                        P  parameters
+
+``T`` (the papers' tau) counts local steps. A client's message is ``server - client`` (a pseudo-gradient), so
+that any optax transformation can be the server's optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+Array = jax.Array
+PyTree = Any
+Key = jax.Array
+
+
+def described(parts: Mapping[str, Any]) -> str:
+    """Returns the dtype and shape of each array by name, as text such as ``x float32 (60, 3), ..``.
+
+    Values that are no arrays are shown by their ``repr``.
+    """
+    return ", ".join(
+        f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
+        for name, part in parts.items()
+    )
+
+
+class Partition(NamedTuple):
+    """The division of the examples among clients: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``."""
+
+    indices: np.ndarray  # [m] int32, client after client
+    offsets: np.ndarray  # [N + 1] int32
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, [N] int32."""
+        return np.diff(self.offsets)
+
+    def __repr__(self) -> str:
+        """Returns a line with the numbers of examples and clients, and the smallest and largest client."""
+        if not isinstance(self.offsets, np.ndarray) or len(self.offsets) < 2:
+            return f"Partition({described(self._asdict())})"
+        count, least, most = len(self.indices), self.sizes.min(), self.sizes.max()
+        return f"Partition({count} examples on {self.num_clients} clients of {least} to {most})"
+
+    def client(self, i: int) -> np.ndarray:
+        """Returns the indices of client ``i``'s examples, [n_i] int32."""
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+
+class FederatedData(NamedTuple):
+    """All training examples, each stored once, with the partition that says which client holds which example.
+
+    All four fields are arrays on the device.
+    """
+
+    x: Array  # [n, ...]
+    y: Array  # [n, ...]  targets: [n, C] floating for regression, [n] integer for classification
+    indices: Array  # [m] int32, client after client; an example may belong to several clients
+    offsets: Array  # [N + 1] int32
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return self.offsets.shape[0] - 1
+
+    def __repr__(self) -> str:
+        """Returns a line with the dtypes and shapes of the four arrays."""
+        return f"FederatedData({described(self._asdict())})"
+
+
+class Client(NamedTuple):
+    """A client as its local update sees it; its examples are padded to the number of the largest client.
+
+    ``rows[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
+    """
+
+    id: Array  # [] int32
+    size: Array  # [] int32, number of real examples (0 marks an empty slot: nothing to do)
+    rows: Array  # [max_size] int32
+    data: FederatedData
+    round: Array  # [] int32, from 0
+
+
+class Cohort(NamedTuple):
+    """The slots of one round: slot ``s`` trains model ``model[s]`` on client ``client[s]``."""
+
+    client: Array  # [S] int32
+    model: Array  # [S] int32
+    weight: Array  # [S] float, 0 marks an empty slot; otherwise relative weight in its model's average
+
+
+class Slots(NamedTuple):
+    """A batch of B slots of a cohort, as the engine trains them and passes them to the aggregate."""
+
+    client: Array  # [B] int32
+    model: Array  # [B] int32
+    weight: Array  # [B] float
+    place: Array  # [B] int32, rank among the filled slots of the model in the cohort's own order
+    size: Array  # [B] int32, examples of the client, 0 for an empty slot
+    block: tuple[Array, Array] | None = None
+    # x [B, max_size, ...] and y [B, max_size, ...] of the clients, where the engine fetched them for the whole round
+
+
+class Kernel(Protocol):
+    """A function that computes a network's prior covariance and tangent kernel, exactly or at infinite width."""
+
+    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = ("nngp", "ntk")) -> Any:
+        """Returns kernel blocks [n1, n2], which are the same for every output.
+
+        Args:
+            x1: Inputs [n1, ...].
+            x2: Inputs [n2, ...]; None for ``x1``.
+            get: "nngp" for the covariance of the outputs at initialisation, or "ntk" for the tangent kernel; then that
+                block is returned. With a tuple of names, a record with a field for each name is returned.
+        """
+
+
+class AtWidth(Protocol):
+    """A function that builds the same network with another width."""
+
+    def __call__(self, width: int, /) -> Model:
+        """Returns the network with as many hidden layers as before, each ``width`` units wide.
+
+        Args:
+            width: Units of every hidden layer, at least 1.
+        """
+
+
+class Descend(Protocol):
+    """A function that takes several full-batch gradient steps at once."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        x: Array,
+        loss: Callable[[Array], Array],
+        rate: float | Array,
+        steps: Array,
+        most: int | Array,
+        /,
+    ) -> tuple[PyTree, Array]:
+        """Returns the parameters after the steps, and the sum of the losses before each step.
+
+        Args:
+            params: Parameters before the first step.
+            x: Inputs [n, ...].
+            loss: Function from outputs [n, C] to the loss, a scalar [].
+            rate: Step size; it may be traced.
+            steps: Number of steps; it may be traced.
+            most: Upper bound of the number of steps.
+        """
+
+
+class Model(NamedTuple):
+    """A network (or linear model) as pure functions, with the analytic kernel of exactly that network.
+
+    Attributes:
+        name: Name of the network in tables and figures.
+        init: ``key -> params``.
+        apply: ``(params, x [n, ...]) -> outputs [n, C]``.
+        kernel: Analytic kernel of the network; None if no formula is known.
+        output_size: Number of outputs C.
+        structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
+            have a method ``descend``. None if the layout is unknown.
+        at_width: Builds the same network with another width; None if the kernel does not depend on a width.
+        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
+        loss: Name of the loss that the network is usually trained with if targets are classes.
+        reads_tokens: Whether an example consists of whole numbers that stand for symbols (True) or of real numbers
+            (False); None if unknown.
+    """
+
+    name: str
+    init: Callable[[Key], PyTree]
+    apply: Callable[[PyTree, Array], Array]
+    kernel: Kernel | None
+    output_size: int
+    structure: Any = None
+    at_width: AtWidth | None = None
+    is_linear: bool = False
+    loss: str = "squared_error"
+    reads_tokens: bool | None = None
+
+    def __repr__(self) -> str:
+        """Returns the network's name and number of outputs."""
+        return f"Model({self.name}, output_size={self.output_size})"
+
+    @property
+    def descend(self) -> Descend | None:
+        """Function that takes several full-batch gradient steps at once; None for models without a faster way."""
+        return getattr(self.structure, "descend", None)
+
+
+class Loss(Protocol):
+    """A function that computes the loss of a batch."""
+
+    def __call__(self, outputs: Array, targets: Array, mask: Array, /) -> Array:
+        """Returns the mean loss of the real examples, a scalar []; losses called ``*_sum`` return the sum.
+
+        Args:
+            outputs: Outputs of the network [B, C].
+            targets: Numbers [B, C], or class labels [B].
+            mask: Whether a row is a real example, [B] bool; padding does not count.
+        """
+
+
+class OfParameters(Protocol):
+    """A function that computes a tree from parameters, such as a state that begins with these parameters."""
+
+    def __call__(self, params: PyTree, /) -> PyTree:
+        """Returns the tree.
+
+        Args:
+            params: Parameters of one model.
+        """
+
+
+class LocalUpdate(Protocol):
+    """A function that does the work of one client in a round, for one model."""
+
+    def __call__(
+        self, key: Key, broadcast: PyTree, client_state: PyTree, client: Client, /
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        """Returns the message to the server, the client's new state, and the numbers for the history by name.
+
+        Args:
+            key: Key of this client in this round.
+            broadcast: Tree that the server sent to the client.
+            client_state: The client's state for this model; before its first update, the result of ``Local.init``.
+            client: The client's id, its number of examples, their rows, and the round.
+        """
+
+
+class Settle(Protocol):
+    """A function that corrects a client's state after its message has travelled."""
+
+    def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
+        """Returns the client's corrected state.
+
+        Args:
+            before: The client's state before its update.
+            after: The client's state after its update.
+            sent: The client's message as the server received it.
+        """
+
+
+class ServerUpdate(Protocol):
+    """A function that updates the server's state of one model."""
+
+    def __call__(self, server_state: PyTree, aggregated: PyTree, info: RoundInfo, /) -> tuple[PyTree, dict[str, Array]]:
+        """Returns the server's new state, and the numbers for the history by name.
+
+        Args:
+            server_state: State of the server.
+            aggregated: Aggregate of the messages, such as their weighted mean.
+            info: Round, total weight and number of the clients, and a key.
+        """
+
+
+class Unheard(Protocol):
+    """A function that updates the server's state of a model for which no message arrived."""
+
+    def __call__(self, server_state: PyTree, info: RoundInfo, /) -> PyTree:
+        """Returns the server's new state.
+
+        Args:
+            server_state: State of the server.
+            info: The round.
+        """
+
+
+class MapModels(Protocol):
+    """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
+
+    def __call__(self, function: Any, /) -> Any:
+        """Returns the mapped function, whose arguments and results have a leading axis K.
+
+        Args:
+            function: A function of the arguments of one model.
+        """
+
+
+def _as_parameters(params: PyTree, /) -> PyTree:
+    return params
+
+
+def _as_trained(before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
+    return after
+
+
+def _no_memory(message: PyTree, /) -> PyTree:
+    return ()
+
+
+class Local(NamedTuple):
+    """A client's part of an algorithm, written for one client and one model.
+
+    Attributes:
+        init: Makes a client's first state from the parameters of a model.
+        update: Does the client's work in a round.
+        message: Makes a tree with the shapes of a message from parameters; by default the parameters themselves.
+        settle: Corrects the client's state after its message has travelled; by default the state stays as ``update``
+            left it.
+    """
+
+    init: OfParameters
+    update: LocalUpdate
+    message: OfParameters = _as_parameters
+    settle: Settle = _as_trained
+
+
+class Server(NamedTuple):
+    """The server's part of an algorithm, written for one model.
+
+    Attributes:
+        init: Makes the server's state from parameters.
+        broadcast: Makes the tree that clients receive from the server's state.
+        params: Returns the model's parameters, for predictions, from the server's state.
+        update: Updates the server's state with the aggregate of the messages.
+        unheard: Updates the server's state of a model for which no message arrived; None to keep the state.
+        map_models: Maps the update over the K models: all at once, or ``sequentially`` for servers that need much
+            memory.
+    """
+
+    init: OfParameters
+    broadcast: OfParameters
+    params: OfParameters
+    update: ServerUpdate
+    unheard: Unheard | None = None
+    map_models: MapModels = jax.vmap
+
+
+class RoundInfo(NamedTuple):
+    """A round as the server sees it, for one model."""
+
+    round: Array  # [] int32, from 0
+    weight: Array  # [] float, total weight of the model's slots
+    num_clients: Array  # [] int32, clients whose messages count
+    key: Key  # for the server's random numbers
+
+
+OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
+"""Codes of ``info["status"]``: how a round of one model ended at the server. Without ``OK`` the model stays unchanged.
+
+``DIVERGED``: every loss was infinite. ``NO_EXAMPLES``: no client took part. ``REFUSED``: the learning rate is unstable.
+"""
+
+
+class ScheduleInit(Protocol):
+    """A function that draws the first state of a schedule."""
+
+    def __call__(self, key: Key, /) -> PyTree:
+        """Returns the schedule's first state.
+
+        Args:
+            key: Key of the schedule.
+        """
+
+
+class Sample(Protocol):
+    """A function that draws the cohort of a round."""
+
+    def __call__(self, key: Key, schedule_state: PyTree, round_: Array, /) -> tuple[Cohort, PyTree]:
+        """Returns the cohort, and the schedule's new state.
+
+        Args:
+            key: Key of the schedule, the same in every round; the function folds the round into it.
+            schedule_state: State before the round.
+            round_: Number of the round, [] int32, from 0.
+        """
+
+
+class Contacted(Protocol):
+    """A function that counts the clients that received a model, including clients whose answer does not count."""
+
+    def __call__(self, schedule_state: PyTree, /) -> Array:
+        """Returns the number of clients, [] int32.
+
+        Args:
+            schedule_state: State after the round's cohort was drawn.
+        """
+
+
+class Schedule(NamedTuple):
+    """A rule that says which client trains which model in which round.
+
+    Attributes:
+        num_models: Models K.
+        num_clients: Clients N.
+        num_slots: Slots S of a round's cohort.
+        init: Draws the first state.
+        sample: Draws a round's cohort.
+        contacted: Counts the clients that received a model in a round; None to count the filled slots.
+    """
+
+    num_models: int
+    num_clients: int
+    num_slots: int
+    init: ScheduleInit
+    sample: Sample
+    contacted: Contacted | None = None
+
+    def __repr__(self) -> str:
+        """Returns the schedule's numbers of models, clients and slots."""
+        return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
+
+
+class AggregateInit(Protocol):
+    """A function that makes the accumulator of a round."""
+
+    def __call__(self, message: PyTree, num_models: int, /) -> PyTree:
+        """Returns an empty accumulator.
+
+        Args:
+            message: Shapes of one message.
+            num_models: Models K.
+        """
+
+
+class AggregateAdd(Protocol):
+    """A function that adds a batch of messages to the accumulator."""
+
+    def __call__(self, accumulator: PyTree, slots: Slots, messages: PyTree, /) -> PyTree:
+        """Returns the accumulator with the messages added.
+
+        Args:
+            accumulator: Accumulator of the messages so far.
+            slots: Models and weights of the messages, [B] each.
+            messages: Messages with a leading axis B.
+        """
+
+
+class AggregateFinish(Protocol):
+    """A function that turns the accumulator into the aggregate."""
+
+    def __call__(self, accumulator: PyTree, /) -> PyTree:
+        """Returns the aggregate of each model, with a leading axis K.
+
+        Args:
+            accumulator: Accumulator of all messages of the round.
+        """
+
+
+class AggregateMerge(Protocol):
+    """A function that merges the accumulators of several devices."""
+
+    def __call__(self, accumulator: PyTree, axis: str, /) -> PyTree:
+        """Returns the accumulator of all devices, on each of them.
+
+        Args:
+            accumulator: The accumulator of one device.
+            axis: Name of the mesh's axis.
+        """
+
+
+class Aggregate(NamedTuple):
+    """A reduction of the slots' messages to one value per model, such as their weighted mean.
+
+    It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never holds
+    more than one message.
+
+    Attributes:
+        init: Makes an empty accumulator.
+        add: Adds a batch of messages.
+        finish: Returns the aggregate of each model.
+        merge: Merges the accumulators of several devices.
+    """
+
+    init: AggregateInit
+    add: AggregateAdd
+    finish: AggregateFinish
+    merge: AggregateMerge
+
+
+class Cost(NamedTuple):
+    """The bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes in a round.
+
+    Each contacted client receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once`` are the total bytes sent
+    before the first round, for instance for examples that the server holds or shares.
+    """
+
+    uplink: int
+    uplink_per_example: int
+    downlink: int
+    uplink_once: int = 0
+    downlink_once: int = 0
+
+
+class Send(Protocol):
+    """A function that sends a message over a channel."""
+
+    def __call__(self, key: Key, message: PyTree, memory: PyTree, /) -> tuple[PyTree, PyTree]:
+        """Returns the message as the server receives it, and the client's new memory of the channel.
+
+        Args:
+            key: Key of this client in this round.
+            message: The client's message.
+            memory: The client's memory of earlier messages.
+        """
+
+
+class Uplink(Protocol):
+    """A function that counts the bytes of a message."""
+
+    def __call__(self, message: PyTree, broadcast: PyTree, /) -> tuple[int, int]:
+        """Returns the bytes of a message, and the additional bytes for each example of its client.
+
+        Args:
+            message: Shapes of a message.
+            broadcast: Shapes of the server's broadcast.
+        """
+
+
+class Channel(NamedTuple):
+    """The transport of a message from a client to the server, and its cost.
+
+    Attributes:
+        send: Turns the client's message into the message that the server receives.
+        uplink: Counts the bytes of a message.
+        init: Makes the memory that a client keeps for each model from a tree with the shapes of a message. With error
+            feedback, the memory is added to the next message. By default the memory is empty.
+    """
+
+    send: Send
+    uplink: Uplink
+    init: OfParameters = _no_memory
+
+
+class Accept(Protocol):
+    """A function that decides whether the server counts a message."""
+
+    def __call__(self, message: PyTree, /) -> Array:
+        """Returns whether the message counts, [] bool.
+
+        Args:
+            message: One message as the server receives it.
+        """
+
+
+class Prediction(NamedTuple):
+    """The prediction of an ensemble."""
+
+    mean: Array  # [n, C]
+    members: Array  # [K, n, C]
+
+
+class MapClients(Protocol):
+    """A function that maps the training of one client over the slots of a round."""
+
+    def __call__(
+        self, train: Any, held: PyTree, aggregate: Aggregate, accumulator: PyTree, slots: Slots, /
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the accumulator with all messages added, and the infos of every slot [S].
+
+        Args:
+            train: ``(held, slot) -> (slot, message, info)``, the training of one slot.
+            held: Tree that every slot reads, such as the data.
+            aggregate: Reduction that adds up the messages.
+            accumulator: An empty accumulator.
+            slots: The round's slots, [S] each.
+        """
+
+
+class Engine(NamedTuple):
+    """The way in which the simulator maps a round's clients onto devices.
+
+    It is static and hashable, so that it can be an argument of compiled programs.
+    """
+
+    map_clients: MapClients
+    max_client_size: int
+    mesh: Mesh | None = None  # devices that hold data and state; None: the default device
+
+
+class Training(NamedTuple):
+    """The local training of an algorithm's clients, as theory needs it.
+
+    Attributes:
+        model: The network.
+        learning_rate: Step size of local gradient descent, a number or a schedule of the round; None with an
+            ``optimizer``.
+        optimizer: An optax optimiser, or a function from the round to one; None for gradient descent at
+            ``learning_rate``.
+        work: Local steps and minibatches of a round.
+        loss: Name of a loss in ``losses.LOSSES``, or a function with the same arguments.
+    """
+
+    model: Model
+    learning_rate: Any
+    optimizer: Any
+    work: Any
+    loss: Any
+
+
+NO_RULE = "its recipe states no rule; nearest are fed_avg and fed_prox, which have one"
+
+
+class Composition(NamedTuple):
+    """A record of how an algorithm was built, for theory and for building it again for another model.
+
+    Attributes:
+        training: The clients' local training; None for algorithms whose clients do not train.
+        weighting: "examples" if a client counts by its number of examples, "uniform" if all clients count alike.
+        rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has no closed form and
+            names the nearest algorithm that has one; or a function without arguments that returns one of the two.
+        rebuild: Builds the same algorithm for another model; None if its function is not marked with ``recipe``.
+    """
+
+    training: Training | None = None
+    weighting: str = "examples"
+    rule: Mapping[str, Any] | str | Callable[[], Mapping[str, Any] | str] = NO_RULE
+    rebuild: Callable[[Model], Algorithm] | None = None
+
+
+class Recipe(Protocol):
+    """A function that builds an algorithm."""
+
+    def __call__(self, model: Model, schedule: Schedule, /, *arguments: Any, **options: Any) -> Algorithm:
+        """Builds the algorithm for a model under a schedule.
+
+        Args:
+            model: Network that the clients train.
+            schedule: Which client trains which model in which round.
+            arguments: Further arguments of the recipe, in order.
+            options: Further arguments of the recipe, by name.
+        """
+
+
+class AlgorithmInit(Protocol):
+    """A function that makes the first state of a run."""
+
+    def __call__(self, key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> PyTree:
+        """Returns the state before the first round.
+
+        Args:
+            key: Seed or key of the run.
+            num_clients: Clients N.
+            start: A typed key that initialises the models; or parameters, of one model (for all) or of each model; or
+                None for the initialisation that ``key`` draws.
+        """
+
+
+class Step(Protocol):
+    """A function that computes a round."""
+
+    def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, Array]]:
+        """Returns the state after the round, and the round's infos, which are not passed on to the next round.
+
+        Args:
+            state: State before the round.
+            data: Training examples of all clients.
+            engine: Mapping of clients onto devices.
+        """
+
+
+class Predict(Protocol):
+    """A function that predicts with the global models."""
+
+    def __call__(self, state: PyTree, x: Array, /) -> Prediction:
+        """Returns the ensemble's prediction at ``x``.
+
+        Args:
+            state: State of the run.
+            x: Inputs [n, ...].
+        """
+
+
+class Traffic(Protocol):
+    """A function that counts the bytes of a round."""
+
+    def __call__(self, data: FederatedData, engine: Engine, /) -> Cost:
+        """Returns the bytes of a message and of a broadcast.
+
+        Args:
+            data: Training examples of all clients.
+            engine: Mapping of clients onto devices.
+        """
+
+
+class PersonalPrediction(Protocol):
+    """A function that predicts for one client, with the client's state or the global models."""
+
+    def __call__(
+        self, state: PyTree, data: FederatedData, max_client_size: int, client: Array, x: Array, /
+    ) -> Prediction:
+        """Returns the client's personal prediction at ``x``.
+
+        Args:
+            state: State of the run.
+            data: Training examples of all clients.
+            max_client_size: Number of examples of the largest client.
+            client: Id of the client, [] int32.
+            x: Inputs [m, ...].
+        """
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm, which ``simulate`` runs.
+
+    Attributes:
+        name: Name of the algorithm in tables and figures.
+        init: Makes the first state of a run.
+        step: Computes a round.
+        predict: Predicts with the global models.
+        cost: Returns the bytes of a message and of a broadcast.
+        schedule: Which client trains which model in which round.
+        personal: Predicts for one client; None if every client predicts with the global models.
+        params: Returns the parameters [K, ...] of the networks that predict, from a state; None if the algorithm
+            predicts in another way.
+        composition: Record of how the algorithm was built.
+    """
+
+    name: str
+    init: AlgorithmInit
+    step: Step
+    predict: Predict
+    cost: Traffic
+    schedule: Schedule
+    personal: PersonalPrediction | None = None
+    params: OfParameters | None = None
+    composition: Composition = Composition()
+
+    def __repr__(self) -> str:
+        """Returns the algorithm's name and schedule."""
+        return f"Algorithm({self.name}, {self.schedule!r})"
+
+    def __hash__(self) -> int:
+        """Returns the hash of all fields except ``composition``, on which no compiled program depends."""
+        return hash(tuple(self)[:-1])
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether all fields except ``composition`` are equal, so that both run the same programs."""
+        return isinstance(other, Algorithm) and tuple(self)[:-1] == tuple(other)[:-1]
+
+    @property
+    def model(self) -> Model:
+        """Network that the clients train; raises ``ValueError`` if the clients train none."""
+        if self.composition.training is None:
+            raise ValueError(f"algorithm: got {self.name}, whose clients train no model, must be one whose clients do")
+        return self.composition.training.model
+
+    @property
+    def rule(self) -> Mapping[str, Any] | str:
+        """Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none."""
+        rule = self.composition.rule
+        return rule() if callable(rule) else rule
+
+    def on(self, model: Model) -> Algorithm:
+        """Returns the same algorithm for another model.
+
+        Args:
+            model: The other network; it must fit the same data.
+
+        Raises:
+            ValueError: The function that built the algorithm is not marked with ``fedtangent.recipe``, so it cannot be
+                called again.
+        """
+        if self.composition.rebuild is None:
+            raise ValueError(
+                f"algorithm: got {self.name}, which cannot be made for another model; mark the function that builds it "
+                "with @fedtangent.recipe"
+            )
+        return self.composition.rebuild(model)
+
+
+def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
+    """Returns ``algorithm`` under another name, with a changed cost.
+
+    Args:
+        algorithm: The algorithm.
+        name: The new name.
+        ledger: Function from the algorithm's cost and the data to the new cost; None to keep the cost.
+    """
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        inner = algorithm.cost(data, engine)
+        return inner if ledger is None else ledger(inner, data)
+
+    made = algorithm.composition
+    if made.rebuild is not None:
+        made = made._replace(rebuild=lambda model: wrapped(algorithm.on(model), name, ledger))
+    return algorithm._replace(name=name, cost=cost, composition=made)
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian process at m points, whose outputs are independent and share the covariance."""
+
+    mean: Array  # [m, C]
+    cov: Array  # [m, m]
+    jitter: float = 0.0  # number added to the diagonal of Theta so that it can be factorised

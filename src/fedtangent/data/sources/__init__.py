@@ -1,1 +1,0 @@
-"""The data sets: one file for each source; its ``ENTRIES`` are what ``fedtangent.data.load`` finds by name."""

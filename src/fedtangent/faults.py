@@ -1,0 +1,10 @@
+"""Faults: clients that drop out or come late, and messages that the server does not count."""
+
+from fedtangent._src.federated.faults import dropout, finite, round_times, stragglers
+
+__all__ = [
+    "dropout",
+    "finite",
+    "round_times",
+    "stragglers",
+]

@@ -1,0 +1,53 @@
+"""What runs are measured by: accuracy and uncertainty, paired intervals, privacy, kernels, losses between models."""
+
+from fedtangent._src.comparison.forecast import ranked, rounds_to_target
+from fedtangent._src.comparison.ledger import residual_ledger
+from fedtangent._src.federated.predict import evaluate_clients
+from fedtangent._src.measures.loss_surface import barrier, grid, mean_loss, plane_through, segment, surface
+from fedtangent._src.measures.paired import differences
+from fedtangent._src.measures.privacy import epsilon
+from fedtangent._src.measures.tangent_kernels import alignment, drift, gram_operators, kernel_diagnostics, spectrum
+from fedtangent._src.measures.uncertainty import (
+    accuracy,
+    brier_score,
+    calibration_error,
+    coverage,
+    expected_calibration_error,
+    knowledge_variance,
+    mutual_information,
+    negative_log_likelihood,
+    predictive_entropy,
+    predictive_interval,
+    reliability,
+)
+
+__all__ = [
+    "accuracy",
+    "alignment",
+    "barrier",
+    "brier_score",
+    "calibration_error",
+    "coverage",
+    "differences",
+    "drift",
+    "epsilon",
+    "evaluate_clients",
+    "expected_calibration_error",
+    "gram_operators",
+    "grid",
+    "kernel_diagnostics",
+    "knowledge_variance",
+    "mean_loss",
+    "mutual_information",
+    "negative_log_likelihood",
+    "plane_through",
+    "predictive_entropy",
+    "predictive_interval",
+    "ranked",
+    "reliability",
+    "residual_ledger",
+    "rounds_to_target",
+    "segment",
+    "spectrum",
+    "surface",
+]

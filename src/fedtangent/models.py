@@ -1,0 +1,34 @@
+"""Models as pure functions, with the analytic kernel of exactly that network where there is one."""
+
+from fedtangent._src.models.convolutional import cnn, max_pool
+from fedtangent._src.models.dense import logistic, mlp
+from fedtangent._src.models.entry import build
+from fedtangent._src.models.features import linear, rbf_linear
+from fedtangent._src.models.flax_networks import from_flax
+from fedtangent._src.models.gemm import gemm_convolution
+from fedtangent._src.models.linear_networks import deep_linear
+from fedtangent._src.models.linearised import linearised
+from fedtangent._src.models.mobile import mobilenet_v2, shufflenet_v2
+from fedtangent._src.models.recurrent import lstm
+from fedtangent._src.models.residual import resnet18, resnet34
+from fedtangent._src.models.two_layer import two_layer_relu
+
+__all__ = [
+    "build",
+    "cnn",
+    "deep_linear",
+    "from_flax",
+    "gemm_convolution",
+    "linear",
+    "linearised",
+    "logistic",
+    "lstm",
+    "max_pool",
+    "mlp",
+    "mobilenet_v2",
+    "rbf_linear",
+    "resnet18",
+    "resnet34",
+    "shufflenet_v2",
+    "two_layer_relu",
+]

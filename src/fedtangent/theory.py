@@ -1,0 +1,176 @@
+"""Theory of federated runs: quantities that a run must match, computed without a simulation.
+
+Nothing here imports the simulation, so that theory and simulation cannot share a mistake. A shape that does not fit, a
+number that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before
+any work starts.
+
+Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
+
+==========================  ======================================================================================
+``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
+                            draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
+``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
+``prior_functions``         draws of initial functions of infinite width, to average over where a loss has no law
+``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
+                            movement, and which of their assumptions hold on given data
+``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
+``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the limit's
+``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
+                            (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
+``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
+``expansion``               the map of an age (rounds in which each client trains the model once) on the residual, by
+                            eq. (13)-(14), from ``age_operators``; ``condition_15`` is eq. (15)
+``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
+                            ``linearisation_gap`` its last bound, ``gap_from_drift`` one by a kernel's measured change
+``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
+                            its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
+``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
+                            ``ntk_evolved`` the same for given functions, without a matrix of all points
+``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. ``undecided_bound``,
+                            ``sampling_bound`` and ``drift_bound`` are Lemmas 1, 3 and 4, ``expected_kernel`` is (13)
+``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
+                            rate (9); ``minimum_norm`` is the centralised model (7), ``local_theorem_1`` Theorem 1
+``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): separable classification's global models;
+                            ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
+                            certificate that Assumption 1 fails; ``exponential_models`` solves eq. (12), Lemma 2
+``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg on deep linear networks, its conditions
+                            and hypotheses A, B and C of its proof; ``deep_linear_spectrum``: P(0)'s spectrum, (14)
+``residual_terms``          eq. (16) and (17) of DeepLin: the four terms of the residual after a round
+``deep_linear_limit``       every round of FedAvg on these networks at infinite width, mode by mode
+``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
+                            behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
+``Flow.fixed_point``        the end of the dynamics, from their operator: Theorem 2 as a checkable statement
+``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
+``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
+                            ``Flow.largest_stable_learning_rate``: under the flow's schedule
+``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
+                            ``best_learning_rate`` minimises it
+==========================  ======================================================================================
+
+FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
+"""
+
+from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.deep_linear import (
+    DeepLinearTheorem,
+    FullBatchWork,
+    ResidualTerms,
+    balancedness,
+    deep_linear_limit,
+    deep_linear_spectrum,
+    deep_linear_theorem,
+    full_batch_work,
+    residual_terms,
+)
+from fedtangent._src.theory.fed_ensemble import (
+    Networks,
+    Theorem1,
+    age_operators,
+    condition_15,
+    corollary_1,
+    corollary_4_1,
+    covariance_terms,
+    decompose_laws,
+    decompose_runs,
+    ensemble_law,
+    ensemble_laws,
+    expansion,
+    exponential_average,
+    exponential_product,
+    gap_from_drift,
+    gp_limit,
+    kappa_4,
+    linearisation_gap,
+    prior_functions,
+    theorem_1,
+    weight_movement,
+)
+from fedtangent._src.theory.flow import Flow, Rule, best_learning_rate, federated_flow, predicted_loss
+from fedtangent._src.theory.local_gd import (
+    FeasibleSets,
+    LocalRegression,
+    LocalTheorem1,
+    direction_distance,
+    exponential_models,
+    farkas,
+    feasible_sets,
+    halpern,
+    hard_margin,
+    local_regression,
+    local_theorem_1,
+    minimum_norm,
+    parallel_projections,
+)
+from fedtangent._src.theory.ntk_fl import (
+    NtkTheorem,
+    TwoLayerStart,
+    ntk_evolution,
+    ntk_evolved,
+    ntk_theorem_1,
+    ntk_theorem_2,
+    weight_gap_bound,
+)
+from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
+
+__all__ = [
+    "Assumption",
+    "DeepLinearTheorem",
+    "FeasibleSets",
+    "Flow",
+    "FullBatchWork",
+    "LocalRegression",
+    "LocalTheorem1",
+    "Networks",
+    "NtkTheorem",
+    "ResidualTerms",
+    "Rule",
+    "Theorem1",
+    "TwoLayerStart",
+    "age_operators",
+    "balancedness",
+    "best_learning_rate",
+    "condition_15",
+    "corollary_1",
+    "corollary_4_1",
+    "covariance_terms",
+    "decompose_laws",
+    "decompose_runs",
+    "deep_linear_limit",
+    "deep_linear_spectrum",
+    "deep_linear_theorem",
+    "direction_distance",
+    "drift_bound",
+    "ensemble_law",
+    "ensemble_laws",
+    "expansion",
+    "expected_kernel",
+    "exponential_average",
+    "exponential_models",
+    "exponential_product",
+    "farkas",
+    "feasible_sets",
+    "federated_flow",
+    "full_batch_work",
+    "gap_from_drift",
+    "gp_limit",
+    "halpern",
+    "hard_margin",
+    "kappa_4",
+    "linearisation_gap",
+    "local_regression",
+    "local_theorem_1",
+    "minimum_norm",
+    "ntk_evolution",
+    "ntk_evolved",
+    "ntk_theorem_1",
+    "ntk_theorem_2",
+    "parallel_projections",
+    "predicted_loss",
+    "prior_functions",
+    "residual_terms",
+    "sampling_bound",
+    "theorem_1",
+    "undecided_bound",
+    "weight_gap_bound",
+    "weight_movement",
+]

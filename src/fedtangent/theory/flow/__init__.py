@@ -1,8 +1,0 @@
-"""The exact federated dynamics, their fixed point, their stable step sizes and the search for the best step size."""
-
-from fedtangent.theory.flow.build import federated_flow
-from fedtangent.theory.flow.flow import Flow
-from fedtangent.theory.flow.rules import Rule
-from fedtangent.theory.flow.tuning import best_learning_rate, predicted_loss
-
-__all__ = ["Flow", "Rule", "best_learning_rate", "federated_flow", "predicted_loss"]
