@@ -242,7 +242,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
         graph: Graph of the clients.
         num_models: Models K.
         transition: Probabilities [N, N] of the next place; rows sum to 1, and entries are 0 except along edges and on
-            the diagonal. By default ``graph.metropolis_hastings``, whose stationary law is uniform.
+            the diagonal. By default ``graphs.metropolis_hastings``, whose stationary law is uniform.
 
     Raises:
         ValueError: ``transition`` has another shape, is not stochastic, or moves along a pair that is no edge.
