@@ -35,9 +35,9 @@ def epsilon(
         sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
             federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
             ``"without_replacement"`` (``schedules.uniform_sampling``; ``schedules.all_clients`` with
-            ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of clients is public and
-            neighbours differ in one client's data, which moves the sum by up to twice ``clip_norm``, so that the noise
-            counts half. Epsilons of the two kinds must not be compared.
+            ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
+            clients is public and neighbours differ in one client's data, which moves the sum by up to twice
+            ``clip_norm``, so that the noise counts half. Epsilons of the two kinds must not be compared.
 
     Returns:
         Epsilon; infinite if the noise multiplier is below 1e-100.

@@ -56,8 +56,8 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
 
     It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
     ``schedules.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the
-    mean of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges one
-    message up for each model in each round and nothing down; a model that stays is charged as one that moves.
+    mean of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges
+    one message up for each model in each round and nothing down; a model that stays is charged as one that moves.
 
     Args:
         model: Network that the clients train.
