@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.losses import words
 from fedtangent._src.optimizers import first_steps
@@ -52,7 +53,7 @@ def setting_of(
     training, clients, schedule = algorithm.composition.training, examples.clients, algorithm.schedule
     assert training is not None
     weighting = algorithm.composition.weighting
-    cohorts = weighed_cohorts(schedule, clients, num_rounds, seed, weighting)
+    cohorts = drawn_cohorts(schedule, clients, num_rounds, seed, weighting)
     optimizer, rate = training.optimizer, training.learning_rate
     if optimizer is not None:
         rate = first_steps(optimizer, num_rounds)

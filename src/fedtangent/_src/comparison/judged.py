@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from fedtangent._src.comparison import exact
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
 from fedtangent._src.comparison.simulated import Simulated, initial_functions
 from fedtangent._src.comparison.statistics import Pair, law_distance
@@ -359,7 +358,7 @@ def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
 
 def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -> Verdict:
     setting = theory.setting
-    drawn = weighed_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
+    drawn = schedule.drawn_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
     flow = run_flow(setting, theory.blocks, drawn, own.num_models)
     fewer = run_flow(setting, theory.blocks, without_clients(drawn, [0]), own.num_models)
     return exact_verdict(

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.history import History, Measurement
@@ -286,4 +285,6 @@ def _watched(histories: Sequence[History]) -> WatchedNetworks:
 
 def cohorts(setting: Setting) -> Cohort:
     """Draws the cohorts [R, S] of the simulation, with the weights that the setting's ``weighting`` prescribes."""
-    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting)
+    return schedule.drawn_cohorts(
+        setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting
+    )

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent._src.comparison import cases
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumption_sheet, table, theorem_details
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -78,7 +78,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
     blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
     length = setting.schedule.num_models
     rounds = length * max(s.flow_ages, s.num_rounds // length)
-    plan = weighed_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
+    plan = drawn_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
     flow = run_flow(setting, blocks, plan)
     theorem = theorem_1(
         blocks, setting.y_train, setting.partition, plan, Rule(setting.local_steps, setting.learning_rate),

@@ -11,7 +11,6 @@ from scipy.stats import t as student
 
 from fedtangent._src import data
 from fedtangent._src.comparison import predicted
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.statistics import LEVEL
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
@@ -22,6 +21,7 @@ from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
@@ -165,9 +165,7 @@ def flow(
         learning_rate=step_size(model, held), seed=seed,
     )  # fmt: skip
     blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    return predicted.run_flow(
-        setting, blocks, weighed_cohorts(plan, setting.partition, num_rounds, setting.seed)
-    ), blocks
+    return predicted.run_flow(setting, blocks, drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks
 
 
 def decomposed(
