@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src import pytrees
-from fedtangent._src.comparison.followed import check_analytic, check_kernels, in_float64, setting_of
+from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
 from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Setting, exact_arithmetic
+from fedtangent._src.comparison.settings import Setting, exact_arithmetic, in_float64
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.run import predict
@@ -216,7 +216,7 @@ def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
 
     with exact_arithmetic():
         check_analytic(model)
-        x_train = told(run.seed).x_train  # raises here where theory does not follow the run
+        x_train = told(run.seed).problem.x_train  # raises here where theory does not follow the run
         check_kernels(model, x_train[:2])
 
     @functools.cache
