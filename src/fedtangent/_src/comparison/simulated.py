@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting
-from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine import Evaluation
 from fedtangent._src.engine.history import History, Measurement
 from fedtangent._src.engine.run import predict, resolve_mapping, simulate
 from fedtangent._src.federated import algorithms, schedule
@@ -179,7 +179,7 @@ def trained(
     data, x = problem.federated(), jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
     split = len(problem.x_train)
     # once: all draws run one program
-    mapping = resolve_mapping(algorithm, data, size.num_rounds, mapping, evaluated=[x]).mapping
+    resolved = resolve_mapping(algorithm, data, size.num_rounds, mapping, evaluated=[x])
 
     def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
@@ -201,7 +201,7 @@ def trained(
                 every=size.evaluate_every or None,
                 measure=partial(outputs, watches[draw] if draw < len(watches) else None),
             ),
-            devices=Devices(mapping),
+            devices=resolved,
         )
         return run.history, time.perf_counter() - begun
 

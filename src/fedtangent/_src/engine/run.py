@@ -68,7 +68,6 @@ def resolve_mapping(
     num_rounds: int,
     mapping: str = "auto",
     checkpoint: Checkpoints | None = None,
-    measure: bool = True,
     evaluated: Sequence[Array] = (),
 ) -> Resolved:
     """Returns the mapping that ``simulate`` uses, and its memory plan.
@@ -82,7 +81,6 @@ def resolve_mapping(
         num_rounds: Rounds R.
         mapping: Name of a mapping, or "auto".
         checkpoint: Checkpoints of the run, or None.
-        measure: Whether ``auto`` may measure; otherwise it is the first mapping that fits.
         evaluated: Inputs [n, ...] at which the models are evaluated during the run.
 
     Raises:
@@ -95,8 +93,6 @@ def resolve_mapping(
     state = state_shapes(algorithm, data.num_clients)
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
     length = chunk_length(info_shapes(algorithm, engine, state, data))
-    if chosen is None and not measure:
-        chosen = auto.that_fit(algorithm, data, largest, length)[0]
     if chosen is None:
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
@@ -171,7 +167,7 @@ def simulate(
     seed: int | Key = 0,
     start: Key | PyTree | None = None,
     evaluation: Evaluation = Evaluation(),
-    devices: Devices = Devices(),
+    devices: Devices | Resolved = Devices(),
     checkpoints: Checkpoints | None = None,
 ) -> Run:
     """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: the clients train networks.
@@ -190,7 +186,8 @@ def simulate(
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
             accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
             ``FederatedData`` there are none.
-        devices: Mapping of a round's clients onto the devices; it does not change the result beyond rounding.
+        devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or
+            what ``resolve_mapping`` returned for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
             killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
             for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
@@ -235,7 +232,9 @@ def simulate(
         check_rate("client_learning_rate", training.learning_rate, num_rounds)
     check_start(algorithm, data.num_clients, start)
     saves = None if checkpoints is None else store.open_store(checkpoints)
-    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated).mapping
+    if not isinstance(devices, Resolved):
+        devices = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated)
+    mapping = devices.mapping
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)
     shapes = info_shapes(algorithm, engine, state, data)
