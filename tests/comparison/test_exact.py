@@ -16,6 +16,7 @@ from fedtangent._src.comparison.cases import LOCAL_STEPS
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, compose, schedule
+from fedtangent._src.federated.algorithms.common import Averaging
 from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.dense import mlp
@@ -78,9 +79,9 @@ def one_absence(sample: Callable[..., Any], key: jax.Array, state: Any, round_: 
 
 FAULTS: dict[str, Faulty] = {
     "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1)),
-    "server rate": with_options(server_learning_rate=lambda given: 0.99),
+    "server rate": with_options(averaging=lambda given: Averaging(server_learning_rate=0.99)),
     "client rate": with_options(client_learning_rate=lambda given: 0.99 * given["client_learning_rate"]),
-    "equal weights": with_options(weighting=lambda given: "uniform"),
+    "equal weights": with_options(averaging=lambda given: Averaging(weighting="uniform")),
     "one round late": with_sample(late),
     "one absence": with_sample(one_absence),
 }
