@@ -112,6 +112,11 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
         raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
 
 
+def pixels(x: np.ndarray) -> np.ndarray:
+    """Returns uint8 inputs as float32 numbers from 0 to 1: divided by 255, the form of images everywhere."""
+    return (x / np.float32(255)).astype(np.float32)
+
+
 def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
     """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind."""
     if checks.flag("flatten", flatten):
