@@ -257,8 +257,6 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 
 
 BESIDE = "('compare', 'compare_case', 'predict', 'Forecasting', 'testing', 'measures', 'types')"  # by their comparison
-    "('compare', 'compare_case', 'predict', 'Forecasting', 'testing', 'measures', 'types')"  # import the comparison
-)
 ALL = f"import fedtangent\nfor name in fedtangent.__all__:\n    name in {BESIDE} or getattr(fedtangent, name)"
 
 
