@@ -39,7 +39,7 @@ def changes(before, after):
 
 def run(program: str, *arguments: str) -> Any:
     """What ``program`` prints, as JSON, in an interpreter of its own."""
-    source = str(Path(shim.__file__).absolute().parents[2])
+    source = str(Path(shim.__file__).absolute().parents[3])
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV_CORE")} | {"PYTHONPATH": source}
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

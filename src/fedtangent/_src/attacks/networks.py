@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import choice, number, real_array, whole
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
 FILTERS, WINDOW, STRIDES = 12, 5, (2, 2, 1)
@@ -62,8 +63,8 @@ def lenet(
         keys = jax.random.split(key, 2 * len(shapes))
         return [(draw(keys[2 * i], s), draw(keys[2 * i + 1], s[-1:])) for i, s in enumerate(shapes)]
 
-    def apply(params: PyTree, x: Array) -> Array:
-        h = x.reshape((len(x), *shape)).astype(params[0][0].dtype)
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        h = jnp.asarray(x.reshape((len(x), *shape)).astype(params[0][0].dtype))
         pad = (WINDOW // 2, WINDOW // 2)
         for (weight, bias), stride in zip(params[:-1], STRIDES, strict=True):
             h = jax.lax.conv_general_dilated(

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Shaped
 
 from fedtangent._src.federated.wire.sparsify import check_sparsity, thresholds
 from fedtangent._src.losses import Loss, check_targets, get_loss
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 class Observed(NamedTuple):
@@ -41,7 +42,13 @@ def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
     return jax.vmap(of_one)(x)
 
 
-def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
+def gradient(
+    model: Model,
+    params: PyTree,
+    x: Shaped[AnyArray, "B ..."],
+    y: Shaped[AnyArray, "B ..."],
+    loss: str = "cross_entropy",
+) -> Observed:
     """Computes the gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
 
     Args:

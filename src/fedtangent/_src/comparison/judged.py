@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from fedtangent._src.comparison import exact
 from fedtangent._src.comparison.cohorts import weighed_cohorts
@@ -28,7 +29,7 @@ from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.losses import targets_of
 from fedtangent._src.theory import Flow, covariance_terms, ntk_evolution
-from fedtangent._src.types import Gaussian, Schedule
+from fedtangent._src.types import AnyArray, Gaussian, Schedule
 
 FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
@@ -371,7 +372,9 @@ def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -
     )
 
 
-def repeated(flow: Flow, y_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def repeated(
+    flow: Flow, y_train: Float64[np.ndarray, "n C"]
+) -> tuple[Float64[np.ndarray, "m C"], Float[AnyArray, "m m"]]:
     """Computes the law of model 0 after 2^30 repetitions of the flow's rounds.
 
     One pass over the rounds is an operator ``M``, and two passes are ``M + (I - M Theta) M``, so 30 compositions

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
@@ -194,7 +195,9 @@ def without_cross_terms(blocks: KernelBlocks, influences: np.ndarray) -> np.ndar
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
-def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Cohort:
+def without_clients(
+    cohorts: Cohort, clients: Sequence[int] | Sequence[np.integer] | Int[np.ndarray, "clients"]
+) -> Cohort:
     """Returns the cohorts without ``clients``, as if they had never taken part: a negative control."""
     weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]

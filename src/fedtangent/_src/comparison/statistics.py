@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 from scipy.optimize import brentq
 from scipy.stats import norm
 from scipy.stats import t as student
@@ -304,7 +305,7 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval
     return _interval(slope, parts, count - 1), float(count @ y / count.sum() - slope * centre)
 
 
-def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Interval:
+def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[np.ndarray]) -> Interval:
     """Returns the slope of ``fitted_slope`` without the intercept."""
     return fitted_slope(np.asarray(widths), errors)[0]
 

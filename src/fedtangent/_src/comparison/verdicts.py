@@ -53,8 +53,8 @@ class Verdict(NamedTuple):
         subject: str,
         statement: str,
         sizes: str,
-        found: tuple[str, str, bool | None],
-        wrong: tuple[str, str, bool | None],
+        found: tuple[str, str, bool | np.bool | None],
+        wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
         """Builds a verdict.

@@ -7,7 +7,7 @@ Algorithms differ in (start, anchor, tilt, prox), and in the client's message an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -271,6 +271,7 @@ def is_zero(mu: float | Array) -> bool:
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
+@runtime_checkable
 class Pose(Protocol):
     """A function that poses the problem that a client minimises."""
 
@@ -283,6 +284,7 @@ class Pose(Protocol):
         """
 
 
+@runtime_checkable
 class Answer(Protocol):
     """A function that makes a client's message."""
 

@@ -8,7 +8,7 @@ keeps for each of them.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedtangent._src.types import Algorithm, Array, Client, FederatedData, Model
 Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
 
+@runtime_checkable
 class Personal(Protocol):
     """A function that predicts for one client, with the client's models or with the global models weighed for it."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Model, P
 MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
 
 
+@runtime_checkable
 class LinearisedPaths(Protocol):
     """A function that trains the linearisations of K networks."""
 

@@ -93,7 +93,7 @@ def _split_clients(
     return parts
 
 
-def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _draw_counts(rng: np.random.Generator, size: int | np.integer, pool: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Draws the number of a client's examples of each class, [C]: ``size`` draws from ``shares``, without replacement.
 
     The law is the same as when labels are drawn one at a time and ``shares`` is renormalised when a class is used up:

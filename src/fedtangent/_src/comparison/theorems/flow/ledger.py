@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,8 @@ def _share_failed(ledgers: list[ResidualLedger]) -> str:
 
 
 def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
-    return ledger.against(learning_rate=factor * ledger.federation.rule.learning_rate)
+    rate: Any = ledger.federation.rule.learning_rate
+    return ledger.against(learning_rate=factor * rate)
 
 
 def _linear_check(size: Scale, seed: int) -> Verdict:
