@@ -41,7 +41,7 @@ def beside(algorithm: str, loss: str, draws: int, rounds: int) -> list[dict[str,
     setting = comparison_of(built.algorithm, built.examples, rounds, 0, Evaluation(), (64, 256, 1024), draws)
     with jax.default_matmul_precision("highest"):
         theory = predict(setting, cohorts(setting))
-        seen = tuple(trained_networks(setting, width) for width in setting.widths)
+        seen = tuple(trained_networks(setting, width) for width in setting.size.widths)
         return as_rows(all_verdicts(theory, seen, ()))
 
 

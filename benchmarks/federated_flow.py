@@ -27,10 +27,10 @@ import jax
 import numpy as np
 
 from fedtangent._src import models
-from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.data import load, partition
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import uniform_sampling
+from fedtangent._src.federated.schedule import drawn_cohorts, uniform_sampling
 from fedtangent._src.kernels import kernel_blocks, large_kernel
 from fedtangent._src.kernels.gram import KernelBlocks, read_only
 from fedtangent._src.theory import Rule, federated_flow
@@ -110,7 +110,7 @@ def measure_large(num_train: int, num_test: int, num_rounds: int, data_dir: Path
     x, labels, x_test = inputs(num_train, num_test, data_dir)
     kernel_fn: Any = models.mlp(x.shape[1], OUTPUTS, (1024,)).kernel
     held = partition.dirichlet(labels, CLIENTS, 0.1, seed=0)
-    cohorts = weighed_cohorts(uniform_sampling(CLIENTS, COHORT), held, num_rounds)
+    cohorts = drawn_cohorts(uniform_sampling(CLIENTS, COHORT), held, num_rounds)
     work = Work(batch_size=BATCH, epochs=1)
     rule = Rule(steps_of(work, held), RATE, loss="cross_entropy", batches=drawn_rows(work, held, cohorts))
     y, rounds = np.eye(OUTPUTS)[labels], list(range(0, num_rounds + 1, max(1, num_rounds // 10)))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -28,25 +27,20 @@ import numpy as np
 from tqdm import tqdm
 
 import fedtangent
+from fedtangent._src.comparison.cases import ensemble, standard_case
 from fedtangent._src.comparison.exact import law_verdicts
 from fedtangent._src.comparison.judged import sampled_verdicts, wrong_flows
 from fedtangent._src.comparison.predicted import Predicted, predict, without_clients
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent._src.data import partition
 from fedtangent._src.federated import schedule
 from fedtangent._src.models import mlp
 from fedtangent._src.output.tables import TextTable, console
-from fedtangent._src.types import Array, Cohort, Key, Model, PyTree, Schedule
+from fedtangent._src.types import Array, Cohort, Key, PyTree, Schedule
 
 EXAMPLES, POINTS, CLIENTS, INPUTS, NUM_MODELS = 20, 20, 5, 3, 5
 AT_ONCE = 100  # draws of the K models that are trained as models of one run
-
-
-@functools.cache
-def model(width: int) -> Model:
-    """A network of one hidden layer."""
-    return mlp(INPUTS, 1, (width,), "erf", w_std=1.5, b_std=0.1, dtype=jnp.float64)
 
 
 def problem(draws: int) -> Setting:
@@ -55,41 +49,29 @@ def problem(draws: int) -> Setting:
     x = rng.normal(size=(EXAMPLES + POINTS, INPUTS))
     x *= np.sqrt(INPUTS) / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.sin(2 * x[:, :1]) + x[:, 1:2]
-    return Setting(
-        name="small",
-        title="small",
-        x_train=x[:EXAMPLES],
-        y_train=y[:EXAMPLES],
-        x_test=x[EXAMPLES:],
-        y_test=y[EXAMPLES:],
-        partition=partition.quantity_skew(EXAMPLES, CLIENTS, 2.0, 0, min_client_size=2),
-        schedule=schedule.per_client_permutations(CLIENTS, NUM_MODELS),
-        model=model,
-        widths=(64, 256, 1024),
-        local_steps=5,
-        num_rounds=10,
-        evaluate_every=5,
-        draws=draws,
-        ntk_times=(5, 10, 20, 40),
-    )
+    clients = partition.quantity_skew(EXAMPLES, CLIENTS, 2.0, 0, min_client_size=2)
+    of = Problem(x[:EXAMPLES], y[:EXAMPLES], x[EXAMPLES:], y[EXAMPLES:], clients)
+    plan, size = schedule.per_client_permutations(CLIENTS, NUM_MODELS), Scale((64, 256, 1024), draws, 10, 5)
+    model = mlp(INPUTS, 1, (64,), "erf", w_std=1.5, b_std=0.1, dtype=jnp.float64)
+    return standard_case("small", "small", of, ensemble(of, model, plan, 5), size, 0, NTKRuns((5, 10, 20, 40)))
 
 
 def of_all_draws(setting: Setting, run: Callable[[Setting], Simulated]) -> Simulated:
     """``run`` of ``setting``, whose draws are models of a few runs: a hundred are trained nearly as fast as one."""
-    groups = min(AT_ONCE, setting.draws)
-    together = dataclasses.replace(
-        setting, schedule=in_groups(setting.schedule, groups), draws=-(-setting.draws // groups)
-    )
+    groups, own = min(AT_ONCE, setting.size.draws), setting.algorithm
+    algorithm = ensemble(setting.problem, own.model, in_groups(own.schedule, groups), 5)
+    size = setting.size._replace(draws=-(-setting.size.draws // groups))
+    together = dataclasses.replace(setting, algorithm=algorithm, size=size)
     seen = run(together)
 
     def apart(outputs: np.ndarray) -> np.ndarray:
         r, models, runs, *rest = outputs.shape  # models of one draw are neighbours
         each = outputs.reshape(r, groups, models // groups, runs, *rest).transpose(0, 2, 3, 1, 4, 5)
-        return each.reshape(r, models // groups, runs * groups, *rest)[:, :, : setting.draws]
+        return each.reshape(r, models // groups, runs * groups, *rest)[:, :, : setting.size.draws]
 
     info = {}
     if "time" in seen.info:  # [runs, 1, models]
-        info["time"] = seen.info["time"].reshape(-1, 1, NUM_MODELS)[: setting.draws]
+        info["time"] = seen.info["time"].reshape(-1, 1, NUM_MODELS)[: setting.size.draws]
     return seen._replace(train=apart(seen.train), test=apart(seen.test), info=info)
 
 
@@ -120,10 +102,11 @@ def theories(right: Predicted) -> dict[str, Predicted]:
     def wrong(changed: Setting, among: Cohort) -> Predicted:
         return dataclasses.replace(predict(changed, among), setting=setting, cohorts=held)
 
+    slower = dataclasses.replace(setting.followed, learning_rate=0.95 * setting.followed.learning_rate)
     more = [law._replace(cov=1.1 * law.cov) for law in right.moments]
     return {
         "right": right,
-        "rate 5 % off": wrong(dataclasses.replace(setting, learning_rate=0.95 * setting.learning_rate), held),
+        "rate 5 % off": wrong(dataclasses.replace(setting, rule=slower), held),
         "one client missing": wrong(setting, without_clients(held, [0])),
         "covariance 10 % off": dataclasses.replace(right, moments=tuple(more)),
     }
@@ -131,7 +114,7 @@ def theories(right: Predicted) -> dict[str, Predicted]:
 
 def evolved(setting: Setting, width: int) -> Simulated:
     """Every draw of ``setting`` moved by NTK-FL."""
-    return ntk_fl(setting, width, "averaged", setting.draws, progress=True)
+    return ntk_fl(setting, width, "averaged", setting.size.draws, progress=True)
 
 
 def main() -> None:
@@ -146,8 +129,8 @@ def main() -> None:
     with jax.default_matmul_precision("highest"):
         setting = problem(arguments.seeds * arguments.draws)
         right = predict(setting, cohorts(setting))
-        every = [of_all_draws(setting, partial(trained_networks, width=w, progress=True)) for w in setting.widths]
-        moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.widths]
+        every = [of_all_draws(setting, partial(trained_networks, width=w, progress=True)) for w in setting.size.widths]
+        moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.size.widths]
         for name, theory in theories(right).items():
             wrong = wrong_flows(theory)
             for seed in tqdm(range(arguments.seeds), name):

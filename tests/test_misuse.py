@@ -90,7 +90,7 @@ def test_a_checkpoint_of_another_algorithm_of_the_same_name(tmp_path: Path) -> N
 def test_faults_of_one_kind_draw_for_themselves() -> None:
     """Two dropouts of 0.3 leave 0.49 of the clients, and not the 0.7 that one draw for both would."""
     twice = faults.dropout(faults.dropout(schedule.all_clients(500), 0.3), 0.3)
-    left = np.asarray(schedule.unroll(twice, jax.random.key(0), 20).weight).mean()
+    left = np.asarray(schedule.drawn_cohorts(twice, None, 20, weighting=None).weight).mean()
     assert abs(left - 0.49) < 4 * np.sqrt(0.49 * 0.51 / 10_000)
 
 

@@ -1,8 +1,8 @@
 """Schedules: which clients train which model in which round."""
 
-from fedtangent._src.federated.compose import drawn_cohorts
 from fedtangent._src.federated.schedule import (
     all_clients,
+    drawn_cohorts,
     mixed_permutations,
     own_models,
     per_client_permutations,

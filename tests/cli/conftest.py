@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,10 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import main, train
-from fedtangent._src.comparison import Setting, exact, side_by_side
+from fedtangent._src.comparison import Problem, Scale, Setting, cases, exact, side_by_side
 from fedtangent._src.comparison.cases import CaseEntry, sine_linear
 from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.comparison.settings import NTKRuns
 from fedtangent._src.data import partition
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import Description
@@ -106,20 +106,11 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny(data_dir: object, scale: str, seed: int) -> Setting:
     """The linear model on 20 points."""
     whole = sine_linear(None, "smoke", seed)
-    return dataclasses.replace(
-        whole,
-        x_train=whole.x_train[:20],
-        y_train=whole.y_train[:20],
-        x_test=whole.x_test[::10],
-        y_test=whole.y_test[::10],
-        partition=partition.iid(20, 4, seed),
-        schedule=schedule.per_client_permutations(4, 2),
-        draws=6,
-        num_rounds=4,
-        evaluate_every=4,
-        ntk_times=(10, 50),
-        learning_rate=0.0,  # chosen anew
-    )
+    given, clients = whole.problem, partition.iid(20, 4, seed)
+    problem = Problem(given.x_train[:20], given.y_train[:20], given.x_test[::10], given.y_test[::10], clients)
+    algorithm = cases.ensemble(problem, whole.algorithm.model, schedule.per_client_permutations(4, 2))
+    size, runs = Scale((100,), 6, 4, 4), NTKRuns(times=(10, 50))
+    return cases.standard_case(whole.name, whole.title, problem, algorithm, size, seed, runs)
 
 
 @functools.cache

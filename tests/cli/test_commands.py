@@ -81,7 +81,7 @@ def test_the_documents_have_lines_of_every_command() -> None:
 
 def foretold(plan: Plan) -> Forecast:
     """What could be predicted."""
-    rounds = np.array(plan.setting.rounds)
+    rounds = np.array(plan.setting.size.rounds)
     names = [(split, name) for split in ("train", "test") for name in dict.fromkeys((plan.loss, plan.main))]
     curve = Curve(plan.rate, rounds, {name: np.ones((2, len(rounds))) for name in names})
     rates = Rates(2 * plan.rate, None, plan.rate, False, plan.rate * np.array([0.5, 1.0]), np.ones(2))

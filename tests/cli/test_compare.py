@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -68,7 +67,7 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
     right = predicted.run_flow
 
     def mistaken(setting: Setting, *rest: object, **options: object) -> object:
-        return right(dataclasses.replace(setting, local_steps=setting.local_steps + 2), *rest, **options)
+        return right(setting, *rest, **{"local_steps": setting.followed.local_steps + 2, **options})
 
     monkeypatch.setattr(predicted, "run_flow", mistaken)
     monkeypatch.setattr(judged, "run_flow", mistaken)

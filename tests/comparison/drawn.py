@@ -15,8 +15,8 @@ from fedtangent._src.theory import gp_limit
 def drawn_for(setting: Setting) -> theorem2.Theorem2:
     """K models of every width of ``setting``, drawn from the limit; before training, from the prior."""
     blocks = setting.blocks()
-    limit = gp_limit(blocks, setting.y_train)
-    models = setting.schedule.num_models
+    limit = gp_limit(blocks, setting.problem.y_train)
+    models = setting.num_models
     law = ModelLaw(*(np.broadcast_to(part, (models, *part.shape)) for part in limit[:2]))
     rng = np.random.default_rng(setting.seed)
 
@@ -26,7 +26,7 @@ def drawn_for(setting: Setting) -> theorem2.Theorem2:
 
     assert blocks.nngp_test is not None
     trained = []
-    for width in setting.widths:
+    for width in setting.size.widths:
         samples = law.mean + draw(limit.cov)
         off = draw(limit.cov) / np.sqrt(width)  # of a network about its own flow
         trained.append(theorem2.TrainedEnsemble(width, draw(blocks.nngp_test), samples + off, samples, 8, 8))
@@ -39,5 +39,7 @@ def drawn_for(setting: Setting) -> theorem2.Theorem2:
 def drawn(outputs: int = 8, seed: int = 0) -> theorem2.Theorem2:
     """Eighty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
     setting = theorem2.sine(seed, 80, (256, 1024), 100)
-    targets = np.repeat(setting.y_train, outputs, axis=1), np.repeat(setting.y_test, outputs, axis=1)
-    return drawn_for(dataclasses.replace(setting, y_train=targets[0], y_test=targets[1]))
+    problem = setting.problem
+    targets = np.repeat(problem.y_train, outputs, axis=1), np.repeat(problem.y_test, outputs, axis=1)
+    more = dataclasses.replace(problem, y_train=targets[0], y_test=targets[1])
+    return drawn_for(dataclasses.replace(setting, problem=more))

@@ -61,6 +61,11 @@ def described(name: str, **more: Any) -> Any:
     return setting_of(**own, **BESIDE)
 
 
+def evaluated(setting: Any, every: int) -> Any:
+    """The setting with other evaluated rounds."""
+    return dataclasses.replace(setting, size=setting.size._replace(evaluate_every=every))
+
+
 @pytest.mark.parametrize(("name", "loss"), nightly(CASES, [("K models of fed_dyn", "cross_entropy")]))
 def test_the_linearised_network_follows_the_flow_of_its_very_run(
     monkeypatch: pytest.MonkeyPatch, name: str, loss: str
@@ -77,9 +82,9 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
 def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: str) -> None:
     """Of algorithm 3, from the zero function; a flow that forgets the start, or takes a mean for a sum, does not."""
     rate = {"client_learning_rate": 0.02 if loss.endswith("_sum") else 0.05}
-    setting = dataclasses.replace(described("modified_local_gd", model="linear", loss=loss, **rate), evaluate_every=1)
+    setting = evaluated(described("modified_local_gd", model="linear", loss=loss, **rate), 1)
     theory, seen = predict(setting, cohorts(setting)), trained_networks(setting, 1)
-    assert not np.any(seen.train[0]) and len(seen.rounds) == setting.num_rounds + 1
+    assert not np.any(seen.train[0]) and len(seen.rounds) == setting.size.num_rounds + 1
     verdict = exact.linear_verdict(theory, seen)
     assert verdict.passed and verdict.control_fails, verdict
     assert float(verdict.measured) < 1e-12
@@ -161,7 +166,7 @@ def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any])
 @pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
     setting = described("fed_prox", loss=loss)
-    theory = predict(dataclasses.replace(setting, evaluate_every=setting.num_rounds), cohorts(setting))
+    theory = predict(evaluated(setting, setting.size.num_rounds), cohorts(setting))
     assert exact.of_kernel_verdict(theory).passed
 
 
@@ -182,9 +187,9 @@ def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     predicted = theory.history.curves()["test.accuracy"]
     assert before < 0.3 < 0.6 < after and abs(predicted[0] - 0.1) < 0.1 and abs(predicted[-1] - after) < 0.1
-    assert side.setting.widths == (32, 128, 512)
+    assert side.setting.size.widths == (32, 128, 512)
     assert [row.method for row in side.rows] == [
-        *(f"fed_avg, width {width}" for width in side.setting.widths),
+        *(f"fed_avg, width {width}" for width in side.setting.size.widths),
         "NTK-FL, averaged kernel, width 512", "federated flow, round 20", "GP limit (Theorem 2)",
     ]  # fmt: skip
     assert all(v.passed is not False for v in side.verdicts), side.verdicts
@@ -287,7 +292,7 @@ def test_refuses_widths_before_anything_is_loaded(
 
 def test_a_deep_linear_network_keeps_its_depth() -> None:
     setting = setting_of(**SMALL, model="deep_linear", depth=4, **BESIDE)
-    assert [setting.model(width).name for width in setting.widths] == [
+    assert [setting.model(width).name for width in setting.size.widths] == [
         f"deep_linear(64-{w}-{w}-{w}-10)" for w in (8, 16, 32)
     ]
 
@@ -399,8 +404,8 @@ def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> No
     found = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3, averaging=by_optax)
     setting = comparison_of(found, examples_of(found, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
     assert exact.linearised_verdict(setting, cohorts(setting)).passed
-    assert setting.rule.get("nesterov", False) == looks_ahead
-    wrong = dataclasses.replace(setting, rule={**setting.rule, "nesterov": not looks_ahead})
+    assert setting.followed.nesterov == looks_ahead
+    wrong = dataclasses.replace(setting, rule=dataclasses.replace(setting.followed, nesterov=not looks_ahead))
     assert not exact.linearised_verdict(wrong, cohorts(wrong)).holds
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison import Comparison, Setting, build, exact, predicted, settings
+from fedtangent._src.comparison import Comparison, Setting, build, cases, exact, predicted
+from fedtangent._src.comparison.cases import LOCAL_STEPS
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, compose, schedule
+from fedtangent._src.federated.algorithms.common import Averaging
 from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.dense import mlp
@@ -35,13 +36,10 @@ Faulty = Callable[..., Algorithm]
 def few_outputs() -> Setting:
     """Three outputs, so that the whole kernel couples them, on unequal clients."""
     small = digits()
-    inputs = small.x_train.shape[1]
-
-    @functools.cache  # one network, whose initialisation is compiled once
-    def model(width: int) -> Model:
-        return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
-
-    return dataclasses.replace(small, y_train=small.y_train[:, :3], y_test=small.y_test[:, :3], model=model)
+    given = small.problem
+    problem = dataclasses.replace(given, y_train=given.y_train[:, :3], y_test=given.y_test[:, :3])
+    model = mlp(given.x_train.shape[1], 3, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+    return dataclasses.replace(small, problem=problem, algorithm=small.algorithm.on(model))
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +80,9 @@ def one_absence(sample: Callable[..., Any], key: jax.Array, state: Any, round_: 
 
 FAULTS: dict[str, Faulty] = {
     "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1)),
-    "server rate": with_options(server_learning_rate=lambda given: 0.99),
+    "server rate": with_options(averaging=lambda given: Averaging(server_learning_rate=0.99)),
     "client rate": with_options(client_learning_rate=lambda given: 0.99 * given["client_learning_rate"]),
-    "equal weights": with_options(weighting=lambda given: "uniform"),
+    "equal weights": with_options(averaging=lambda given: Averaging(weighting="uniform")),
     "one round late": with_sample(late),
     "one absence": with_sample(one_absence),
 }
@@ -95,8 +93,8 @@ def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_v
 ) -> None:
     setting = theory.setting
     assert exact.linearised_verdict(setting, theory.cohorts).passed
-    points = exact.some_points(setting)
-    seen = exact._propagated(theory, points, setting.num_rounds)
+    points = exact.some_points(setting.problem)
+    seen = exact._propagated(theory, points, setting.size.num_rounds)
     monkeypatch.setattr(exact, "_propagated", lambda *given: seen)  # trained once
     assert all(v.passed for v in exact.law_verdicts(theory))
     monkeypatch.setattr(exact, "near_misses", same_flow)
@@ -126,9 +124,14 @@ def test_a_wrong_theory_that_leaves_float64_is_far_away(
 def test_a_small_fault_of_the_simulation_is_noticed(
     theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
     monkeypatch.setattr(exact, "near_misses", same_flow)
-    verdicts = [exact.linearised_verdict(theory.setting, theory.cohorts), *exact.law_verdicts(theory)]
+    right, rate, work = theory.setting.algorithm, theory.setting.followed.learning_rate, Work(steps=LOCAL_STEPS)
+    faulty = FAULTS[name](right.model, right.schedule, client_learning_rate=rate, work=work)
+    setting = dataclasses.replace(theory.setting, algorithm=faulty)
+    verdicts = [
+        exact.linearised_verdict(setting, theory.cohorts),
+        *exact.law_verdicts(dataclasses.replace(theory, setting=setting)),
+    ]
     assert [v.holds for v in verdicts] == [False, False, False]
 
 
@@ -174,18 +177,23 @@ def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
 
 
 def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: None)
+    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: stand_in(Flow))
     whole = network()
+    rate, work = whole.followed.learning_rate, Work(steps=1)
     equal = dataclasses.replace(
-        whole, partition=partition.iid(24, 4, 0), schedule=schedule.all_clients(4), local_steps=1
+        whole,
+        problem=dataclasses.replace(whole.problem, partition=partition.iid(24, 4, 0)),
+        algorithm=RIGHT(whole.algorithm.model, schedule.all_clients(4), client_learning_rate=rate, work=work),
+        rule=dataclasses.replace(whole.followed, local_steps=1),
     )
     for setting, expected in ((whole, 6), (equal, 3)):
-        assert len(exact.near_misses(setting, cohorts(setting), stand_in(KernelBlocks), setting.num_rounds)) == expected
+        blocks = stand_in(KernelBlocks)
+        assert len(exact.near_misses(setting, cohorts(setting), blocks, setting.size.num_rounds)) == expected
 
 
 def test_the_cases_clients_have_unequal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "step_size", lambda setting: 1.0)  # nobody trains
+    monkeypatch.setattr(cases, "step_size", lambda problem, model: 1.0)  # nobody trains
     for name in ("sine", "digits"):
         for setting in build(name, scale="smoke"):
-            assert len(set(setting.partition.sizes.tolist())) > 1
-            assert np.array_equal(np.sort(setting.partition.indices), np.arange(len(setting.x_train)))
+            assert len(set(setting.problem.partition.sizes.tolist())) > 1
+            assert np.array_equal(np.sort(setting.problem.partition.indices), np.arange(len(setting.problem.x_train)))

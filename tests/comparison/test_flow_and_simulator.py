@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,16 +18,11 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.losses import masked_mean
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.streams import keys
 from fedtangent._src.theory import Rule, best_learning_rate, federated_flow, predicted_loss
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import Partition
 
 MODEL = rbf_linear(40, bandwidth=0.2, seed=0, output_size=2, dtype=jnp.float64)
 GRID = np.linspace(-1, 1, 15)[:, None]
-
-
-def weighted(cohorts, sizes) -> Cohort:
-    return cohorts._replace(weight=np.asarray(cohorts.weight) * sizes[np.asarray(cohorts.client)])
 
 
 def test_fed_nova_with_unequal_numbers_of_steps():
@@ -50,7 +44,7 @@ def test_fed_nova_with_unequal_numbers_of_steps():
         algorithm, on_device, num_rounds=12, seed=4, evaluation=Evaluation(measure=at_points), devices=Devices("scan")
     ).history
     first, last = (e.metrics["f"] for e in history.evaluations)
-    cohorts = weighted(schedule.unroll(plan, keys(4).schedule, 12), sizes)
+    cohorts = schedule.drawn_cohorts(plan, held, 12, seed=4)
     blocks = kernel_blocks(MODEL.kernel, x, GRID)
 
     def error(**rule) -> float:
@@ -75,7 +69,7 @@ def test_a_loss_of_ones_own_in_both():
     algorithm = algorithms.fed_avg(MODEL, plan, client_learning_rate=0.5, work=Work(steps=4), loss=huber_like)
     first = predict(algorithm, algorithm.init(1, 3), points).mean
     last = np.asarray(predict(algorithm, simulate(algorithm, on_device, num_rounds=5, seed=1).state, points).mean)
-    cohorts = weighted(schedule.unroll(plan, keys(1).schedule, 5), held.sizes)
+    cohorts = schedule.drawn_cohorts(plan, held, 5, seed=1)
 
     def error(loss) -> float:
         blocks = kernel_blocks(MODEL.kernel, x, GRID)
@@ -105,7 +99,7 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     y_test = np.concatenate([np.sin(2 * np.pi * GRID), np.cos(3 * GRID)], axis=1)
     plan = schedule.all_clients(6)
     on_device = data.federated_data(x, y, held, dtype=jnp.float64)
-    cohorts = weighted(schedule.unroll(plan, jax.random.key(0), 3), np.asarray(held.sizes))
+    cohorts = schedule.drawn_cohorts(plan, held, 3)
     blocks = kernel_blocks(MODEL.kernel, x, GRID)
 
     def loss(rate):

@@ -14,7 +14,7 @@ from fedtangent._src.comparison import forecast as forecasts_
 from fedtangent._src.comparison import rates
 from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
 from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.simulated import cohorts, recipe
+from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import draws_of
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.engine.building import build
@@ -56,13 +56,15 @@ def test_the_mean_curve_is_that_of_the_law() -> None:
     flow, curve = runs.flow, runs.curve(plan.rate, False)
     for at in (0, 2, 5):
         mean, cov = np.asarray(flow.mean(at)[0]), np.asarray(flow.cov(at)[0])
-        expected = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))
+        expected = float(np.mean((mean - setting.problem.y_test) ** 2) + np.mean(np.diag(cov)))
         each = curve.values["test", "mse"][:, at]
         error = each.std(ddof=1) / np.sqrt(len(each))
         assert abs(each.mean() - expected) < 4 * error
-        assert at == 5 or abs(each.mean() - np.mean((mean - setting.y_test) ** 2)) > 4 * error  # without the variance
+        assert (
+            at == 5 or abs(each.mean() - np.mean((mean - setting.problem.y_test) ** 2)) > 4 * error
+        )  # without the variance
     low, high = curve.band("test", "mse")
-    sampled = np.mean((draws_of(mean, cov, 2000) - setting.y_test) ** 2, axis=(1, 2))
+    sampled = np.mean((draws_of(mean, cov, 2000) - setting.problem.y_test) ** 2, axis=(1, 2))
     assert np.allclose([low[5], high[5]], np.percentile(sampled, [5, 95]), rtol=0.1)
 
 
@@ -71,11 +73,11 @@ def test_a_curve_is_each_functions_own_prediction_measured() -> None:
     setting, runs = plan.setting, runs_of(plan)
     flow, starts, curve = runs.flow, runs.starts, runs.curve(plan.rate, False)
     assert not np.allclose(starts[0], starts[1])
-    n = len(setting.x_train)
+    n = len(setting.problem.x_train)
     for draw in range(2):
         ends = flow.predict(starts[draw, :, :n], starts[draw, :, n:], 3), flow.predict_train(starts[draw, :, :n], 3)
         for split, outputs in zip(("test", "train"), ends, strict=True):
-            targets = setting.labels_test if split == "test" else plan.examples.train.labels
+            targets = setting.problem.labels_test if split == "test" else plan.examples.train.labels
             found = float(uncertainty.negative_log_likelihood(outputs, jnp.asarray(targets)))
             assert curve.values[split, "nll"][draw, 3] == pytest.approx(found, rel=1e-12)
     assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
@@ -95,8 +97,9 @@ def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> 
             for name, split in plan.splits.items()
         }
 
-    algorithm = recipe(setting, setting.model(1))
-    seen = simulate(algorithm, setting.federated(), num_rounds=5, seed=setting.seed, evaluation=Evaluation(1, measured))
+    algorithm = setting.algorithm.on(setting.model(1))
+    data, evaluation = setting.problem.federated(), Evaluation(1, measured)
+    seen = simulate(algorithm, data, num_rounds=5, seed=setting.seed, evaluation=evaluation)
     runs = runs_of(plan)
     found, wrong = runs.curve(plan.rate, False), runs.curve(1.02 * plan.rate, False)
     for (split, metric), values in found.values.items():
@@ -119,10 +122,10 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
         rate = factor * found.rates.stable
         own = build(describe(**{**SETTINGS, "model": "logistic", "num_rounds": 40, "batch_size": 0, "local_steps": 5,
                                 "local_epochs": None, "client_learning_rate": rate}))  # fmt: skip
-        algorithm, data = own.algorithm.on(plan.setting.model(1)), plan.setting.federated()
+        algorithm, data = own.algorithm.on(plan.setting.model(1)), plan.setting.problem.federated()
         run = simulate(algorithm, data, num_rounds=40, seed=plan.setting.seed)
-        outputs = np.asarray(predict(algorithm, run.state, jnp.asarray(plan.setting.x_train)).mean)
-        losses.append(float(plan.setting.mse(outputs, "train")))
+        outputs = np.asarray(predict(algorithm, run.state, jnp.asarray(plan.setting.problem.x_train)).mean)
+        losses.append(float(plan.setting.problem.mse(outputs, "train")))
     first = float(found.given.mean("train", "mse")[0])
     assert losses[0] <= first < losses[1]
 

@@ -11,22 +11,26 @@ import numpy as np
 import pytest
 
 from fedtangent._src.comparison import Comparison
+from fedtangent._src.comparison.cases import LOCAL_STEPS
 from fedtangent._src.comparison.laziness import along
 from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
 from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
 from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
 from fedtangent._src.comparison.predicted import Predicted, run_flow, without_clients
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, recipe, trained_networks
+from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, trained_networks
 from fedtangent._src.comparison.statistics import fitted_slope
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.building import build
 from fedtangent._src.engine.description import describe
 from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.entries import catalogue
+from fedtangent._src.federated.algorithms import fed_ensemble
+from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.recurrent import lstm
+from fedtangent._src.theory import Rule
 
 from ..stand_ins import stand_in
 from .tiny import linear, network
@@ -53,9 +57,9 @@ def test_parts_by_their_definition() -> None:
 
 def by_training(setting: Setting, width: int) -> np.ndarray:
     """Outputs [r, K, n + m, C] of linearised networks of the first draw, trained."""
-    x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    x = jnp.asarray(np.concatenate([setting.problem.x_train, setting.problem.x_test]))
     model = setting.model(width)
-    paths = linearised_paths(lambda m: recipe(setting, m), model, setting.federated(), x, setting.rounds)
+    paths = linearised_paths(setting.algorithm.on, model, setting.problem.federated(), x, setting.size.rounds)
     return paths(setting.seed, init_key(setting, 0, width))
 
 
@@ -66,12 +70,12 @@ def outputs(seen: Simulated) -> np.ndarray:
 
 def test_a_linear_model_has_no_parts() -> None:
     """It is its own linearisation, and its kernel the limit's: the three paths are computed in three ways."""
-    setting = dataclasses.replace(linear(), draws=1)
+    setting = dataclasses.replace(linear(), size=linear().size._replace(draws=1))
     seen = trained_networks(setting, 100, False, 1)
     flow = run_flow(setting, setting.blocks(), cohorts(setting))
     start = outputs(seen)[0]
-    test = flow.predict(start[:, : len(setting.x_train)], start[:, len(setting.x_train) :], seen.rounds)
-    train = flow.predict_train(start[:, : len(setting.x_train)], seen.rounds)
+    test = flow.predict(start[:, : len(setting.problem.x_train)], start[:, len(setting.problem.x_train) :], seen.rounds)
+    train = flow.predict_train(start[:, : len(setting.problem.x_train)], seen.rounds)
     paths = outputs(seen), by_training(setting, 100), np.concatenate([train, test], axis=-2)
     found = parts(*(path - start for path in paths))
     assert np.max(found) < 1e-10
@@ -83,10 +87,13 @@ def test_a_linear_model_has_no_parts() -> None:
 def test_a_trained_linearised_network_is_the_flow_of_its_own_kernel() -> None:
     """Of two models and two outputs; not with a client less, nor is one model the other."""
     setting = small(16)
-    seen = trained_networks(dataclasses.replace(setting, num_rounds=1, evaluate_every=1), 16, False, 1)
+    once = setting.size._replace(num_rounds=1, evaluate_every=1)
+    seen = trained_networks(dataclasses.replace(setting, size=once), 16, False, 1)
     assert seen.watched is not None
     line, model, plan = by_training(setting, 16), setting.model(16), cohorts(setting)
-    points = at_points(setting, *np.split(np.arange(line.shape[2])[:, None], [len(setting.x_train)]))[:, 0]
+    points = at_points(setting.problem, *np.split(np.arange(line.shape[2])[:, None], [len(setting.problem.x_train)]))[
+        :, 0
+    ]
     line = line[:, :, points]
 
     def flow(k: int, own: int, clients: list[int]) -> float:
@@ -104,7 +111,8 @@ def test_a_trained_linearised_network_is_the_flow_of_its_own_kernel() -> None:
 def small(width: int, **options: Any) -> Setting:
     """Two models of two outputs on 24 digits; a step a tenth of the kernel's at the start."""
     base = network()
-    x, y = base.x_train, np.concatenate([base.y_train, -np.roll(base.y_train, 1)], axis=1)
+    problem, plan = base.problem, base.algorithm.schedule
+    x, y = problem.x_train, np.concatenate([problem.y_train, -np.roll(problem.y_train, 1)], axis=1)
     given = {"activation": "erf", "w_std": 2**0.5, "b_std": 0.1, "dtype": jnp.float64} | options
     share = given.pop("share", 0.1)
     model = mlp(x.shape[1], 2, widths=(width,), **given)
@@ -112,16 +120,15 @@ def small(width: int, **options: Any) -> Setting:
     largest = float(
         np.linalg.eigvalsh(np.asarray(jax.jit(lambda p: empirical_ntk(model, p, jnp.asarray(x)))(params)))[-1]
     )
+    rate, work = share * plan.num_clients / largest, Work(steps=LOCAL_STEPS)
     return dataclasses.replace(
         base,
-        y_train=y,
-        y_test=np.concatenate([base.y_test, -base.y_test], axis=1),
-        model=lambda width: model,
-        widths=(width,),
-        draws=1,
-        learning_rate=share * base.partition.num_clients / largest,
-        num_rounds=ROUNDS,
-        evaluate_every=ROUNDS // 2,
+        problem=dataclasses.replace(
+            problem, y_train=y, y_test=np.concatenate([problem.y_test, -problem.y_test], axis=1)
+        ),
+        algorithm=fed_ensemble(model, plan, client_learning_rate=rate, work=work),
+        rule=Rule(LOCAL_STEPS, rate),
+        size=Scale((width,), 1, ROUNDS, ROUNDS // 2),
     )
 
 
@@ -252,13 +259,13 @@ def test_networks_of_a_comparison(network_result: Comparison, linear_result: Com
     """The parts are those of the first draw's networks, their trained linearisations, and the flow beside them."""
     assert linear_result.laziness == ()
     found, setting = network_result.laziness, network_result.setting
-    assert [lazy.width for lazy in found] == list(setting.widths)
+    assert [lazy.width for lazy in found] == list(setting.size.widths)
     for lazy, seen, gap in zip(found, network_result.simulated, network_result.gaps, strict=True):
         curves = lazy.curves()
         assert tuple(curves) == METRICS and all(v.shape == (4, 2, 1) for v in curves.values())
-        line = np.split(by_training(setting, seen.width), [len(setting.x_train)], axis=-2)
+        line = np.split(by_training(setting, seen.width), [len(setting.problem.x_train)], axis=-2)
         paths = (seen.train[:, :, 0], seen.test[:, :, 0]), line, (gap.train[:, :, 0], gap.test[:, :, 0])
-        net, own, flow = (at_points(setting, *path) for path in paths)
+        net, own, flow = (at_points(setting.problem, *path) for path in paths)
         expected = parts(net - net[0], own - own[0], flow - flow[0])
         for name, values in expected._asdict().items():
             np.testing.assert_allclose(curves[name][..., 0], values, rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from fedtangent._src.comparison import Comparison, Setting, build, exact, judged, predicted, run
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import standardised
-from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, initial_functions, recipe, trained
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, initial_functions, trained
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.types import Cohort
@@ -46,12 +46,12 @@ def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: Compa
 def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Comparison) -> None:
     """At the evaluated rounds it is what the networks did, in between what the flow says of each."""
     setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
-    assert curve.rounds.tolist() == list(range(setting.num_rounds + 1))
+    assert curve.rounds.tolist() == list(range(setting.size.num_rounds + 1))
     np.testing.assert_allclose(curve.left[list(seen.rounds)], linear_result.gaps[-1].simulated, rtol=1e-9)
-    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.score(seen.test), rtol=1e-9)
+    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.problem.score(seen.test), rtol=1e-9)
     predict = linear_result.theory.flow.predict_train
     each = [np.asarray(predict(start, curve.rounds.tolist())) for start in seen.train[0].swapaxes(0, 1)]
-    np.testing.assert_allclose(curve.left, setting.left(np.stack(each, axis=2)), rtol=1e-9)
+    np.testing.assert_allclose(curve.left, setting.problem.left(np.stack(each, axis=2)), rtol=1e-9)
     assert np.ptp(curve.left[:4]) > 1  # from round to round
 
 
@@ -78,7 +78,7 @@ def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result
     assert "NTK-FL, exact kernel, width 32" in [row.method for row in digits_result.rows]
     assert named(digits_result, "NTK-FL, exact kernel: mean")
     setting, row, seen = digits_result.setting, digits_result.rows[2], digits_result.simulated[2]
-    right = [np.mean(np.argmax(e, axis=-1) == setting.labels_test) for e in seen.test[-1].mean(axis=0)]
+    right = [np.mean(np.argmax(e, axis=-1) == setting.problem.labels_test) for e in seen.test[-1].mean(axis=0)]
     assert row.accuracy == pytest.approx(np.mean(right), rel=1e-12)
     exact = [m for m in digits_result.ntk_fl if "exact" in m.method]
     assert all(m.info["kernel_error"].max() == 0 for m in exact)
@@ -88,7 +88,7 @@ def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result
 def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> None:
     setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
     ensembles = seen.test[-1].mean(axis=0)
-    assert row.test_mse == pytest.approx(np.mean((ensembles - setting.y_test) ** 2), rel=1e-12)
+    assert row.test_mse == pytest.approx(np.mean((ensembles - setting.problem.y_test) ** 2), rel=1e-12)
     assert row.flow_error == pytest.approx(network_result.gaps[2].error[-1].mean(), rel=1e-12)
     # each of four clients sends one model's float64 weights a round: 64 inputs, 64 hidden, 1 output, biases
     assert row.uplink_mib is not None
@@ -134,7 +134,7 @@ def test_networks_come_nearer_to_the_flow_with_their_width(network_result: Compa
 
 @pytest.mark.slow
 def test_predictions_cover_the_evaluated_rounds(network_result: Comparison) -> None:
-    assert network_result.setting.rounds == (0, 4, 8, 10)
+    assert network_result.setting.size.rounds == (0, 4, 8, 10)
     assert len(network_result.theory.moments) == 4
     assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
     assert network_result.simulated[0].test.shape == (4, 2, 5, 24, 1)
@@ -152,7 +152,7 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
     linear_setting: Setting, linear_result: Comparison
 ) -> None:
     setting, first = linear_setting, linear_result.simulated[0]
-    algorithm = recipe(setting, setting.model(100))
+    algorithm = setting.algorithm.on(setting.model(100))
     again = trained(setting, algorithm, "again", 100)
     np.testing.assert_array_equal(again.test, first.test)
     draws = again.test[0]  # [K, E, m, C]
@@ -161,7 +161,7 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
     for draw in (0, 1):
         run_ = simulate(
             algorithm,
-            setting.federated(),
+            setting.problem.federated(),
             num_rounds=10,
             seed=setting.seed,
             start=init_key(setting, draw, 100),
@@ -181,13 +181,13 @@ def test_networks_of_different_widths_start_apart(linear_setting: Setting) -> No
 
 
 def more_steps(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
-    more = dataclasses.replace(setting, local_steps=setting.local_steps + 2)
-    return RIGHT_FLOW(more, blocks, plan, *rest, **options)
+    more = {"local_steps": setting.followed.local_steps + 2, **options}
+    return RIGHT_FLOW(setting, blocks, plan, *rest, **more)
 
 
 def larger_step(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
-    more = dataclasses.replace(setting, learning_rate=1.01 * setting.learning_rate)
-    return RIGHT_FLOW(more, blocks, plan, *rest, **options)
+    larger = {"learning_rate": 1.01 * setting.followed.learning_rate, **options}
+    return RIGHT_FLOW(setting, blocks, plan, *rest, **larger)
 
 
 def equal_weights(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
@@ -200,7 +200,7 @@ RIGHT_FLOW = predicted.run_flow
 def test_a_wrong_flow_is_noticed(linear_result: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained anew: the right networks are held against a mistaken theory."""
     setting, seen = linear_result.setting, linear_result.simulated[0]
-    propagated = exact._propagated(linear_result.theory, exact.some_points(setting), setting.num_rounds)
+    propagated = exact._propagated(linear_result.theory, exact.some_points(setting.problem), setting.size.num_rounds)
     monkeypatch.setattr(exact, "_propagated", lambda *given: propagated)
     for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
         monkeypatch.setattr(predicted, "run_flow", theory_of)
@@ -238,7 +238,7 @@ def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Sett
 @pytest.mark.parametrize(("changed", "says"), [({"draws": 1}, "draws: got 1"), ({"widths": (8, 16)}, "at least 3")])
 def test_what_could_tell_nothing_is_refused_before_anything_runs(changed: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        run(dataclasses.replace(network(), **changed), say=pytest.fail)
+        run(dataclasses.replace(network(), size=network().size._replace(**changed)), say=pytest.fail)
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones() -> None:

@@ -42,7 +42,7 @@ def test_few_points_are_float64_blocks(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert not plan.is_large and plan.folder is None and str(plan).startswith("memory: ")
     setting = runs.planned(2, every=5, **OPTIONS).setting
-    n, m = len(setting.x_train), len(setting.x_test)
+    n, m = len(setting.problem.x_train), len(setting.problem.x_test)
     assert plan.kernel == 16 * (n + m) ** 2
     assert isinstance(sizes.planned_kernels(setting, plan), KernelBlocks)
 
@@ -53,7 +53,7 @@ def test_many_are_one_of_float32_in_memory_or_in_a_file(
     plan = planned(tmp_path)
     assert plan.is_large and plan.folder is None
     setting = runs.planned(2, every=5, **OPTIONS).setting
-    assert plan.kernel == 4 * len(setting.x_train) ** 2
+    assert plan.kernel == 4 * len(setting.problem.x_train) ** 2
     assert isinstance(sizes.planned_kernels(setting, plan), LargeKernel) and not list(tmp_path.iterdir())
     room(monkeypatch, (plan.total - plan.kernel / 2) / memory.USABLE)
     filed = planned(tmp_path)

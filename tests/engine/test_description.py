@@ -20,9 +20,8 @@ from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.description import CommonOptions, describe
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated.algorithms.entry import WRITTEN, Supplied
-from fedtangent._src.federated.schedule import all_clients, uniform_sampling, unroll
+from fedtangent._src.federated.schedule import all_clients, drawn_cohorts, uniform_sampling
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.streams import keys
 
 ALGORITHMS = catalogue("algorithms")
 NONE = inspect.Parameter.empty
@@ -261,7 +260,7 @@ def test_faults_of_a_schedule() -> None:
     assert building._faulty(CommonOptions(), plan, sizes) is plan
     both = building._faulty(CommonOptions(dropout=0.3, keep_first=2, completion_spread=0.1), plan, sizes)
     rounds = 2000
-    seen = unroll(both, keys(0).schedule, rounds)
+    seen = drawn_cohorts(both, None, rounds, weighting=None)
     filled = np.asarray(seen.weight) > 0
 
     def share(clients: Any) -> float:

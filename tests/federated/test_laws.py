@@ -296,7 +296,7 @@ def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_
     assert distance(trained(case.seldom.states[4]), trained(again.states[4])) > VISIBLE  # another seed, another run
 
 
-def test_a_run_draws_the_cohorts_that_unroll_shows(case: Case) -> None:
+def test_a_run_draws_the_cohorts_that_drawn_cohorts_shows(case: Case) -> None:
     recorded, unrolled = case.seldom.run.history.rounds["cohort"], cohorts(case.schedule, SEED, 5)
     assert np.array_equal(recorded.client, unrolled.client)
     assert np.array_equal(recorded.model, unrolled.model)

@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fed_prox", {"mu": "0.1"}, "mu: got '0.1', must be a number"),
     ("fed_avg", {"client_learning_rate": "0.1"}, "client_learning_rate: got '0.1', must be a number"),
     ("fed_dyn", {"mu": None}, "mu: got None, must be a number"),
-    ("fed_avg", {"work": 5}, "work: got 5, must be a federated.local.Work"),
+    ("fed_avg", {"work": 5}, "work: got 5, must be a fedtangent.Work"),
     ("fed_avg", {"channel": "qsgd"}, "channel: got 'qsgd', must be a channel"),
     ("fed_avg", {"channel": channel.qsgd}, "channel: got <function qsgd"),
     ("fed_avg", {"accept": True}, "accept: got True, must be a function"),

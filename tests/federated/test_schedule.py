@@ -8,22 +8,22 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent._src.federated.compose import drawn_cohorts
 from fedtangent._src.federated.schedule import (
     all_clients,
+    drawn_cohorts,
     per_client_permutations,
     poisson_sampling,
     random_models,
     strata,
     uniform_sampling,
-    unroll,
 )
-from fedtangent._src.streams import keys
-from fedtangent._src.types import Cohort, Partition, Schedule
+from fedtangent._src.streams import keys, schedule_keys
+from fedtangent._src.types import Cohort, Key, Partition, Schedule
 
 from .toys import cohorts
 
@@ -236,9 +236,15 @@ def test_strata_are_drawn_at_random() -> None:
     assert abs(together - 1 / 2) > 4 * math.sqrt(expected * (1 - expected) / 1500)  # not two independent coins
 
 
-def test_unroll_uses_the_schedules_own_key() -> None:
-    other = np.asarray(unroll(SCHEDULES["random_models"], keys(0).train, 12).model)
-    assert not np.array_equal(other, drawn("random_models").model)
+def test_cohorts_are_drawn_with_the_schedules_key() -> None:
+    plan, seen = SCHEDULES["random_models"], drawn("random_models").model[:12]
+
+    def by_hand(key: Key) -> list[list[int]]:
+        init_key, sample_key = schedule_keys(key)
+        return [plan.sample(sample_key, plan.init(init_key), jnp.int32(r))[0].model.tolist() for r in range(12)]
+
+    assert by_hand(keys(0).schedule) == seen.tolist()
+    assert by_hand(keys(0).train) != seen.tolist()
 
 
 @pytest.mark.parametrize(

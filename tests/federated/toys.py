@@ -21,7 +21,6 @@ from fedtangent._src.federated.local import Work, local_training
 from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import squared_error
 from fedtangent._src.optimizers import at_rate
-from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
 
 SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example
@@ -108,14 +107,9 @@ def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
     return schedule._replace(sample=sample)
 
 
-@functools.cache
-def _unrolled(schedule: Schedule, num_rounds: int) -> Any:
-    return jax.jit(lambda key: schedules.unroll(schedule, key, num_rounds))
-
-
 def cohorts(schedule: Schedule, seed: int, num_rounds: int) -> Cohort:
-    """The cohorts that a run with ``seed`` draws, NumPy arrays [R, S]; compiled once per schedule."""
-    return jax.tree.map(np.asarray, _unrolled(schedule, num_rounds)(keys(seed).schedule))
+    """The cohorts that a run with ``seed`` draws, NumPy arrays [R, S], with the weights of the schedule."""
+    return schedules.drawn_cohorts(schedule, None, num_rounds, seed, weighting=None)
 
 
 def go(

@@ -21,15 +21,15 @@ def pool() -> dict[str, Any]:
     """A value that is right for each name of a parameter; what has a parameter of another name is not called."""
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(24, 5)), rng.integers(0, 3, 24)
-    model = fedtangent._src.models.mlp(5, 3, (6,))
+    model = fedtangent.models.mlp(5, 3, (6,))
     clients = fedtangent.partition.iid(24, 4, 0)
-    data = fedtangent._src.data.federated_data(x, labels, clients)
+    data = fedtangent.data.federated_data(x, labels, clients)
     gram = x @ x.T + np.eye(24)
-    kernels = fedtangent._src.kernels.gram.KernelBlocks(gram, gram[:4], gram, gram[:4], gram[:4, :4])
-    schedule = fedtangent._src.federated.schedule.uniform_sampling(4, 2)
-    work = fedtangent._src.federated.local.Work(steps=2, batch_size=4)
-    algorithm = fedtangent._src.federated.algorithms.fed_avg(model, schedule, client_learning_rate=0.1, work=work)
-    cohorts = fedtangent._src.types.Cohort(*(np.zeros((2, 1), kind) for kind in (int, int, float)))
+    kernels = fedtangent.kernels.KernelBlocks(gram, gram[:4], gram, gram[:4], gram[:4, :4])
+    schedule = fedtangent.schedules.uniform_sampling(4, 2)
+    work = fedtangent.Work(steps=2, batch_size=4)
+    algorithm = fedtangent.fed_avg(model, schedule, client_learning_rate=0.1, work=work)
+    cohorts = fedtangent.types.Cohort(*(np.zeros((2, 1), kind) for kind in (int, int, float)))
     return {
         "model": model,
         "schedule": schedule,
@@ -62,7 +62,7 @@ def pool() -> dict[str, Any]:
         "num_nodes": 4,
         "rate": 0.1,
         "num_examples": 24,
-        "rule": fedtangent._src.theory.Rule(2, 0.1),
+        "rule": fedtangent.theory.Rule(2, 0.1),
         "gamma": 1.0,
         "local_steps": 2,
         "num_classes": 3,
@@ -99,7 +99,7 @@ def pool() -> dict[str, Any]:
         "level": 0.9,
         "params": model.init(jax.random.key(0)),
         "keep": 1,
-        "graph": fedtangent._src.federated.graph.ring(4),
+        "graph": fedtangent.graphs.ring(4),
         "norm": 1.0,
         "k": 1,
     }

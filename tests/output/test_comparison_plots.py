@@ -11,6 +11,7 @@ import pytest
 from fedtangent._src.comparison.laziness.parts import Parts
 from fedtangent._src.comparison.laziness.widths import Laziness
 from fedtangent._src.comparison.predicted import ModelLaw
+from fedtangent._src.comparison.settings import Scale
 from fedtangent._src.comparison.side_by_side import Comparison, FlowCurve, FlowGap
 from fedtangent._src.output import comparison_plots as plots
 from fedtangent._src.output.files import Figures
@@ -30,19 +31,18 @@ def result(
     setting = SimpleNamespace(
         name=name,
         title=f"{name}, in words",
-        x_train=rng.uniform(-1, 1, (N, inputs)),
-        y_train=rng.standard_normal((N, 2)),
-        x_test=rng.uniform(-1, 1, (M, inputs)),
-        y_test=rng.standard_normal((M, 2)),
-        widths=widths,
-        largest=max(widths),
+        problem=SimpleNamespace(
+            x_train=rng.uniform(-1, 1, (N, inputs)),
+            y_train=rng.standard_normal((N, 2)),
+            x_test=rng.uniform(-1, 1, (M, inputs)),
+            y_test=rng.standard_normal((M, 2)),
+            labels_test=None,
+            score=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
+            what_is_left="training residual",
+        ),
+        size=Scale(widths, 1, 10, 5),
         is_linear=linear,
         is_standard=standard,
-        labels_test=None,
-        score=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
-        what_is_left="training residual",
-        num_rounds=10,
-        rounds=ROUNDS,
     )
 
     def seen(method: str, width: int) -> SimpleNamespace:

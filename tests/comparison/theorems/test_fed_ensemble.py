@@ -151,7 +151,9 @@ def test_networks_inside_the_theorem():
     assert seen.gap.shape == (2, 3, 2) and seen.kernels.shape == (2, 3, 2, 4, 4) and seen.c1.shape == (2, 2)
     assert np.all(seen.gap[:, 0] < 1e-14) and np.all(seen.drift[:, 0] == 0) and np.all(seen.change[:, 0] == 0)
     assert np.all(seen.gap[:, 1:] > 0) and np.all(seen.gap[:, -1] < 0.2 * seen.change[:, -1])
-    np.testing.assert_allclose(seen.residual[:, 0], np.linalg.norm(seen.start - given.y_train, axis=(2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(
+        seen.residual[:, 0], np.linalg.norm(seen.start - given.problem.y_train, axis=(2, 3)), rtol=1e-12
+    )
     found = small_networks.theorem(given, seen, 1)
     assert set(found.failing) <= {"kappa_3_small", "wide_enough"} and 0.5 < found.constants.kappa_2 < 1
     assert np.all(found.plan.examples == 2) and found.constants.c1 == seen.c1[1].max()

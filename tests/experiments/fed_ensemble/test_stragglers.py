@@ -46,10 +46,10 @@ def test_a_round_lasts_as_long_as_the_last_answer_that_is_kept(keep: int, asked:
 def test_of_all_answers_none_is_lost() -> None:
     """Waiting for all that are asked is the schedule without completion times, in another order."""
     asked = schedule.uniform_sampling(20, 8)
-    waited = schedule.unroll(faults.stragglers(asked, 8), jax.random.key(0), 6)
-    plain = schedule.unroll(asked, jax.random.key(0), 6)
+    waited = schedule.drawn_cohorts(faults.stragglers(asked, 8), None, 6, weighting=None)
+    plain = schedule.drawn_cohorts(asked, None, 6, weighting=None)
     np.testing.assert_array_equal(np.sort(waited.client), np.sort(plain.client))
-    fewer = schedule.unroll(faults.stragglers(asked, 7), jax.random.key(0), 6)
+    fewer = schedule.drawn_cohorts(faults.stragglers(asked, 7), None, 6, weighting=None)
     assert all(set(a) < set(b) for a, b in zip(np.asarray(fewer.client), np.asarray(plain.client), strict=True))
     with pytest.raises(ValueError, match="schedule: got one without completion times"):
         round_times(asked, jax.random.key(0), 3)

@@ -52,7 +52,9 @@ def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
 
 def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_turn() -> None:
     cohorts = {
-        name: schedule.unroll(league._all_asked(league.LeagueSettings(), 6, Entrant(name, 3)), jax.random.key(0), 30)
+        name: schedule.drawn_cohorts(
+            league._all_asked(league.LeagueSettings(), 6, Entrant(name, 3)), None, 30, weighting=None
+        )
         for name in ("fed_ensemble", "random_sampling")
     }
     turns = {}

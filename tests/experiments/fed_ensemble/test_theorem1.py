@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ def followed(seed: int) -> theorem1.EnsembleDecay:
     """A run that meets all assumptions but those on the step, for long enough that eq. (18)'s factor K shows."""
     exact, theorem = equal_rounds(seed, 5, 200, 0.02)
     flow = np.linalg.norm(np.asarray(exact.residual(list(range(1001)))), axis=(2, 3)) / theorem.constants.r0
-    return theorem1.EnsembleDecay(SimpleNamespace(widths=(16,)), theorem, flow[:41], flow, 0.95, np.zeros(2, int))
+    return theorem1.EnsembleDecay(16, theorem, flow[:41], flow, 0.95, np.zeros(2, int))
 
 
 def test_conclusions(tmp_path):

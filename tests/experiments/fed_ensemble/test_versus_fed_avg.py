@@ -14,8 +14,8 @@ from scipy import stats
 from fedtangent import simulate
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.run import run_trial, trial_program
 from fedtangent._src.engine.sweeps import single_device_engine
-from fedtangent._src.engine.trials import run_trial, trial_program
 from fedtangent._src.experiments.fed_ensemble import versus_fed_avg as experiment
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose
@@ -65,7 +65,8 @@ def test_a_run_is_that_of_simulate_and_trials_share_a_program(name: str) -> None
     found = [run_trial(program, 4, {"steps": 0, "rate": rate}, trials[0].data, trials[0].splits, 3, 2)
              for rate in (0.1, 0.5)]  # fmt: skip
     for rate, run in zip((0.1, 0.5), found, strict=True):
-        assert list(run.rounds) == [0, 2, 3]
+        evaluations = run.history.evaluations
+        assert [e.round for e in evaluations] == [0, 2, 3]
         algorithm, seen = methods[0].build(0, rate), list[Array]()
 
         def look(algorithm: Algorithm, state: PyTree, seen: list[Array] = seen) -> dict[str, Array]:
@@ -78,16 +79,20 @@ def test_a_run_is_that_of_simulate_and_trials_share_a_program(name: str) -> None
         for e, members in enumerate(seen):
             for metric, score in SCORES.items():
                 np.testing.assert_allclose(
-                    run.metrics[f"test.{metric}"][e], score(members, labels), rtol=1e-4, atol=1e-6
+                    evaluations[e].metrics[f"test.{metric}"], score(members, labels), rtol=1e-4, atol=1e-6
                 )
         reliability = uncertainty.reliability(seen[-1], labels)
-        np.testing.assert_array_equal(run.metrics["bins.examples"][-1], reliability.examples)
-        ledger = [[e.uplink_bytes, e.downlink_bytes] for e in whole.history.evaluations]
-        assert run.sent.tolist() == ledger and ledger[-1][0] > 0
-    assert abs(found[0].metrics["test.nll"][-1] - found[1].metrics["test.nll"][-1]) > 0.01
+        np.testing.assert_array_equal(evaluations[-1].metrics["bins.examples"], reliability.examples)
+        ledger, own = (
+            [(e.uplink_bytes, e.downlink_bytes) for e in rows] for rows in (whole.history.evaluations, evaluations)
+        )
+        assert own == ledger and ledger[-1][0] > 0
+    first, second = (run.history.evaluations[-1].metrics["test.nll"] for run in found)
+    assert abs(first - second) > 0.01
     other = run_trial(program, 5, numbers, trials[1].data, trials[1].splits, 3, 2)
-    assert abs(other.metrics["test.nll"][-1] - found[0].metrics["test.nll"][-1]) > 1e-3
-    assert program.advance._cache_size() == program.begin._cache_size() == 1  # type: ignore[attr-defined]
+    assert abs(other.history.evaluations[-1].metrics["test.nll"] - first) > 1e-3
+    parts = program.begin, program.chunk, program.measure
+    assert [part._cache_size() for part in parts] == [1, 1, 1]  # type: ignore[attr-defined]
 
 
 def record(validation: float, test: float, up: int = 7) -> Record:

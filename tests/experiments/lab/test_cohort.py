@@ -127,7 +127,8 @@ def test_finished_runs_are_read_and_the_others_share_one_program(
     assert len(calls) == 4 and not list((tmp_path / "runs").glob("*.part"))
     assert len(where.compiled) == programs
     for program in where.compiled.values():
-        assert program.advance._cache_size() == program.begin._cache_size() == 1  # type: ignore[attr-defined]
+        parts = program.begin, program.chunk, program.measure
+        assert [part._cache_size() for part in parts] == [1, 1, 1]  # type: ignore[attr-defined]
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     for changes in ({"alpha": 0.3}, {"batch_size": 5}, {"width": 9}, {"times": (3,)}):  # named apart
         other = fed_avg(tmp_path, **changes)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedtangent._src.checks import MAX_SEED, folder, seed, whole
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.comparison import Comparison, Setting, run
+from fedtangent._src.comparison import Comparison, Problem, Setting, run
 from fedtangent._src.comparison import build as case_settings
 from fedtangent._src.comparison.cases import DEFAULT_CASES
 from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, check_widths, comparison_of
@@ -175,7 +175,7 @@ def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -
 
 def _notes(result: Comparison) -> list[str]:
     """Describes how near the flow has come to the limit, and how accurate NTK-FL's averaged kernel is."""
-    theory, last = result.theory, result.setting.num_rounds
+    theory, last = result.theory, result.setting.size.num_rounds
     notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
     if theory.limit is not None:
         gap = theory.flow.limit_distance(last, 0, theory.limit)
@@ -185,7 +185,7 @@ def _notes(result: Comparison) -> list[str]:
         ]
         if not any("Theorem 2, round" in v.statement for v in result.verdicts):
             notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
-    if result.ntk_fl and result.setting.y_train.shape[1] > 1:
+    if result.ntk_fl and result.setting.problem.y_train.shape[1] > 1:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
         shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
         notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
@@ -195,14 +195,14 @@ def _notes(result: Comparison) -> list[str]:
 def _metrics(seed: int, result: Comparison) -> list[Metric]:
     """Builds the rows of the learning curves: of every method and width, and of the flow from the widest networks."""
     setting, rows = result.setting, list[Metric]()
-    of_loss = {"mse": "residual"}.get(metric_of(setting.loss), metric_of(setting.loss))
+    of_loss = {"mse": "residual"}.get(metric_of(setting.problem.loss), metric_of(setting.problem.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
     for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
         algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
         for at, round_ in enumerate(seen.rounds):
             sent = [seen.sent[at].uplink_bytes, seen.sent[at].downlink_bytes]
-            found = {("train", "mse"): float(setting.mse(seen.train[at].mean(axis=0), "train").mean())}
-            found |= _on_test(setting, seen.test[at])
+            found = {("train", "mse"): float(setting.problem.mse(seen.train[at].mean(axis=0), "train").mean())}
+            found |= _on_test(setting.problem, seen.test[at])
             if gap is not None:
                 found["train", of_loss] = float(gap.simulated[at])
             rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
@@ -216,19 +216,19 @@ def _metrics(seed: int, result: Comparison) -> list[Metric]:
             ]
     widest, predicted = result.simulated[-1], result.gaps[-1]
     for at, round_ in enumerate(widest.rounds):
-        found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting, predicted.test[at])}
+        found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting.problem, predicted.test[at])}
         algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
         rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in found.items()]
     return rows
 
 
-def _on_test(setting: Setting, outputs: np.ndarray) -> dict[tuple[str, str], float]:
+def _on_test(problem: Problem, outputs: np.ndarray) -> dict[tuple[str, str], float]:
     """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
     mean = outputs.mean(axis=0)
-    found = {("test", "mse"): float(setting.mse(mean).mean())}
-    return (
-        found if setting.labels_test is None else found | {("test", "accuracy"): float(setting.accuracy(mean).mean())}
-    )
+    found = {("test", "mse"): float(problem.mse(mean).mean())}
+    if problem.labels_test is not None:
+        found["test", "accuracy"] = float(problem.accuracy(mean).mean())
+    return found
 
 
 def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
@@ -239,7 +239,13 @@ def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
         verdicts=[row for r in results for row in as_rows(r.verdicts)],
         seconds={r.setting.name: r.seconds for r in results},
         clients=[
-            {"setting": r.setting.name, "client": i, "left": r.setting.what_is_left, "predicted": p, "simulated": s}
+            {
+                "setting": r.setting.name,
+                "client": i,
+                "left": r.setting.problem.what_is_left,
+                "predicted": p,
+                "simulated": s,
+            }
             for r in results
             for i, (p, s) in r.by_client().items()
         ],

@@ -169,7 +169,7 @@ def _rows(found: Forecast) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": found.name, "at": f"{which} rate", "rate": curve.rate}
         if rates is not None:
             row |= {"largest_stable_rate": rates.stable, "guaranteed_rate": rates.guaranteed}
-        row |= {"rounds": plan.setting.num_rounds}
+        row |= {"rounds": plan.setting.size.num_rounds}
         row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
         row |= {"uplink_bytes": int(found.uplink_bytes[-1])}
         if plan.forecasting.target is not None:
@@ -211,7 +211,7 @@ def _until(plan: Plan) -> str:
 
 
 def _show(screen: Console, found: Forecast) -> None:
-    plan, rates, horizon = found.plan, found.rates, found.plan.setting.num_rounds
+    plan, rates, horizon = found.plan, found.rates, found.plan.setting.size.num_rounds
     cells = []
     for split, metric in found.given.values:
         low, high = (float(end[-1]) for end in found.given.band(split, metric))
@@ -227,7 +227,7 @@ def _show(screen: Console, found: Forecast) -> None:
 
 
 def _show_rates(screen: Console, found: Forecast, rates: Rates) -> None:
-    plan, horizon, blank = found.plan, found.plan.setting.num_rounds, [""] * len(_columns(found.plan))
+    plan, horizon, blank = found.plan, found.plan.setting.size.num_rounds, [""] * len(_columns(found.plan))
     lines = [("given", _rate(found.given.rate), *_ends(found, found.given)),
              (f"best at round {horizon}", _rate(rates.best), *_ends(found, found.best)),
              ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
@@ -245,7 +245,7 @@ def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     plan = found[0].plan
     lines = [(f.name, _rate(f.best.rate), *_stable(f), *_ends(f, f.best)) for f in found]  # fmt: skip
     which = "given" if found[0].rates is None else "best"
-    title = f"round {plan.setting.num_rounds} at {which} rates, predicted{_until(plan)}"
+    title = f"round {plan.setting.size.num_rounds} at {which} rates, predicted{_until(plan)}"
     screen.print(
         TextTable(
             title, ("algorithm", f"{which} rate", *(["stable to"] if found[0].rates else []), *_columns(plan)), lines
@@ -274,7 +274,7 @@ def _remark(screen: Console, found: Forecast) -> None:
         if reached.round is None:
             at_end = "" if found.limit is None else f"; Theorem 2's limit has {found.limit[plan.main]:.4g}"
             lines.append(
-                f"{_goal(plan)} is never reached in {plan.setting.num_rounds} rounds: the best at rate "
+                f"{_goal(plan)} is never reached in {plan.setting.size.num_rounds} rounds: the best at rate "
                 f"{found.best.rate:.3g} is {reached.nearest:.4g}{at_end}"
             )
     for line in lines:

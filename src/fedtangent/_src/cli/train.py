@@ -19,9 +19,10 @@ from fedtangent._src.cli.arguments import FigureOptions, MachineOptions
 from fedtangent._src.cli.trained import SHOWN, counted, ended_as, mean_cost, remarks, rows_of, table_of, whose
 from fedtangent._src.comparison.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent._src.data.cache import given_directory
-from fedtangent._src.engine import Devices, Evaluation, memory
+from fedtangent._src.engine import Evaluation, memory
 from fedtangent._src.engine.building import Built, build, key_path, seed_digest
 from fedtangent._src.engine.checkpoints import Checkpoints, has_checkpoint
+from fedtangent._src.engine.clients import parse
 from fedtangent._src.engine.description import Description, check_used
 from fedtangent._src.engine.history import Measurement, Run
 from fedtangent._src.engine.processes import is_main
@@ -106,18 +107,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
     config = described.identity() | {name: getattr(options, name) for name in lasting(options)}
     if described.run.projection is not None:
         config["projection_seed"] = seed_digest(described.run)
-    job = TrainJob(options, machine, figures, built, seeds, config)
-    first = checkpoints_of(job, seeds[0])
-    resumed = first if first.resume else None
-    _resolve_mapping(job, resumed, measure=False)
-    return job
-
-
-def _resolve_mapping(job: TrainJob, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
-    """Chooses the mapping of the clients; raises ``ValueError`` if run and evaluations do not fit in memory."""
-    built, rounds = job.built, job.built.description.run.num_rounds
-    seen = [split.x for split in (built.examples.train, built.examples.test) if split is not None]
-    return resolve_mapping(built.algorithm, built.data, rounds, job.machine.mapping, resumed, measure, seen)
+    return TrainJob(options, machine, figures, built, seeds, config)
 
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
@@ -128,6 +118,8 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     if options.log == "tensorboard":
         check_tensorboard()
     checks.whole("diagnostics_examples", options.diagnostics_examples, 2)
+    if machine.mapping != "auto":
+        parse(machine.mapping)
     check_used(asdict(options) | asdict(machine), {"train": TrainOptions(), "machine": MachineOptions()})
     if machine.checkpoint_every is not None:
         checks.whole("checkpoint_every", machine.checkpoint_every, 0)
@@ -175,11 +167,16 @@ def run_job(job: TrainJob) -> Ended:
     """Trains with each of the seeds, and writes metrics.csv at every evaluation; returns the outcome."""
     o, built, run = job.options, job.built, job.built.description.run
     assert o.output is not None
-    folder, first = output_folder(o.output), checkpoints_of(job, job.seeds[0])
+    folder = output_folder(o.output)
+    checkpoints = {seed: checkpoints_of(job, seed) for seed in job.seeds}
+    first = checkpoints[job.seeds[0]]
     if o.resume and not first.resume and is_main():
         say(f"there is no checkpoint in {first.folder}: starting from the beginning")
+    evaluated = [split.x for split in (built.examples.train, built.examples.test) if split is not None]
     resumed = first if first.resume else None
-    mapping = _resolve_mapping(job, resumed)
+    mapping = resolve_mapping(
+        built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed, evaluated=evaluated
+    )
     metrics: list[Metric] = []
     logging = tensorboard(folder) if o.log == "tensorboard" and is_main() else contextlib.nullcontext()
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
@@ -221,8 +218,8 @@ def run_job(job: TrainJob) -> Ended:
                     stop_on_divergence=job.machine.stop_on_divergence,
                     progress=is_main(),
                 ),
-                devices=Devices(mapping.mapping),
-                checkpoints=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
+                devices=mapping,
+                checkpoints=None if job.machine.checkpoint_every == 0 else checkpoints[seed],
             )
             if runs[seed].signal:
                 return Ended(runs[seed].status, 128 + runs[seed].signal, "continue with the same options and --resume")

@@ -5,7 +5,7 @@ from fedtangent._src.comparison.comparing import compare
 from fedtangent._src.comparison.forecast import Forecast, Forecasting, predict, ranked, rounds_to_target
 from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
-from fedtangent._src.comparison.settings import Setting, step_size
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting, step_size
 from fedtangent._src.comparison.side_by_side import Comparison, run
 from fedtangent._src.comparison.verdicts import Verdict
 
@@ -15,7 +15,10 @@ __all__ = [
     "Forecasting",
     "FromStart",
     "LedgerRow",
+    "NTKRuns",
+    "Problem",
     "ResidualLedger",
+    "Scale",
     "Setting",
     "Verdict",
     "build",

@@ -12,20 +12,23 @@ import numpy as np
 
 from fedtangent._src import checks
 from fedtangent._src import data as datasets
-from fedtangent._src.comparison.settings import Scale, Setting, standardised
+from fedtangent._src.comparison.followed import rule_of
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting, standardised, step_size
 from fedtangent._src.data import partition
 from fedtangent._src.entries import Entry, choose
-from fedtangent._src.federated import schedule
+from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.local import Work
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.types import Model
+from fedtangent._src.types import Algorithm, Model, Schedule
 
 NUM_MODELS = 5  # the papers' default K
+LOCAL_STEPS = 10
 SCALES = ("smoke", "default", "paper")
-IMAGES = {
-    "smoke": Scale((64, 256, 1024), 14, 24),
-    "default": Scale((64, 256, 1024), 14, 100),
-    "paper": Scale((64, 256, 1024, 4096), 20, 400),
+IMAGES = {  # scale -> widths, draws and rounds
+    "smoke": ((64, 256, 1024), 14, 24),
+    "default": ((64, 256, 1024), 14, 100),
+    "paper": ((64, 256, 1024, 4096), 20, 400),
 }
 DataDir = str | os.PathLike[str] | None
 Build = Callable[[DataDir, str, int], Setting]
@@ -39,92 +42,96 @@ class CaseEntry(Entry):
     """Whether ``fedtangent compare`` runs the case if the user names no cases."""
 
 
-def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, is_linear: bool) -> Setting:
-    toy = datasets.load("sine", seed=seed, gap=not is_linear, points_per_user=3)
+def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Setting:
+    toy = datasets.load("sine", seed=seed, gap=not model.is_linear, points_per_user=3)
     user = np.asarray(toy.user_train)
     # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
     kept = np.tile(np.arange(3), len(user) // 3) <= user % 3
     clients = partition.by_user(user[kept])
-    return Setting(
-        name=name,
-        title=title,
-        x_train=toy.x_train[kept],
-        y_train=toy.y_train[kept],
-        x_test=toy.x_test[::2],
-        y_test=toy.y_test[::2],
-        partition=clients,
-        model=model,
-        is_linear=is_linear,
-        # Later, modes of small eigenvalues evolve, which at these widths are far from those of infinite width.
-        ntk_times=tuple(range(5, 41, 5)),
-        **_run(clients.num_clients, size, seed),
-    )
+    problem = Problem(toy.x_train[kept], toy.y_train[kept], toy.x_test[::2], toy.y_test[::2], clients)
+    algorithm = ensemble(problem, model, schedule.per_client_permutations(clients.num_clients, NUM_MODELS))
+    # Later, modes of small eigenvalues evolve, which at these widths are far from those of infinite width.
+    return standard_case(name, title, problem, algorithm, size, seed, NTKRuns(times=tuple(range(5, 41, 5))))
 
 
-def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
-    """Returns the fields of ``Setting`` that all cases share: schedule, widths, draws, steps and rounds."""
-    return {
-        "schedule": schedule.per_client_permutations(num_clients, NUM_MODELS),
-        "widths": size.widths,
-        "draws": size.draws,
-        "local_steps": 10,
-        "num_rounds": size.num_rounds,
-        "evaluate_every": max(size.num_rounds // 8, 1),
-        "seed": seed,
-    }
+def _size(widths: tuple[int, ...], draws: int, num_rounds: int) -> Scale:
+    """Returns the size of a case that is evaluated eight times."""
+    return Scale(widths, draws, num_rounds, evaluate_every=max(num_rounds // 8, 1))
+
+
+def ensemble(problem: Problem, model: Model, plan: Schedule, local_steps: int = LOCAL_STEPS) -> Algorithm:
+    """Builds Fed-ensemble with full batches, at half of the largest stable step.
+
+    Args:
+        problem: Examples and clients.
+        model: Network with an analytic kernel.
+        plan: Schedule of the clients.
+        local_steps: Local steps of a round.
+    """
+    rate = step_size(problem, model)
+    return algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=local_steps))
+
+
+def standard_case(
+    name: str,
+    title: str,
+    problem: Problem,
+    algorithm: Algorithm,
+    size: Scale,
+    seed: int,
+    ntk_fl: NTKRuns = NTKRuns(),
+) -> Setting:
+    """Builds the setting of a standard case.
+
+    Args:
+        name: Name in tables and of files.
+        title: Title of tables and figures.
+        problem: Examples and clients.
+        algorithm: Fed-ensemble with full batches, to which Theorem 2 applies.
+        size: Widths, draws and rounds.
+        seed: Seed of initialisations and schedule.
+        ntk_fl: Runs of NTK-FL from the same initial functions.
+    """
+    rule = rule_of(algorithm, problem.partition, size.num_rounds, seed)
+    return Setting(name, title, problem, algorithm, rule, size, seed, ntk_fl)
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Builds the papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in the parameters."""
-    sizes = {"smoke": Scale((100,), 16, 100), "default": Scale((100,), 16, 200), "paper": Scale((100,), 100, 2000)}
-
-    def model(width: int) -> Model:
-        return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
-
+    sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
+    model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"
-    return _sine("sine, linear", title, model, sizes[scale], seed, is_linear=True)
+    return _sine("sine, linear", title, model, sizes[scale], seed)
 
 
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Builds the setting of a network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
-        "smoke": Scale((64, 256, 1024), 48, 6),
-        "default": Scale((64, 256, 1024), 48, 20),
-        "paper": Scale((64, 256, 1024, 4096, 8192), 100, 60),
+        "smoke": _size((64, 256, 1024), 48, 6),
+        "default": _size((64, 256, 1024), 48, 20),
+        "paper": _size((64, 256, 1024, 4096, 8192), 100, 60),
     }
-
-    def model(width: int) -> Model:
-        return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
-
+    model = mlp(1, 1, widths=(64,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
     title = "Sine with a gap (FE-2024, section V-B), 1 to 3 points a client: erf network of one hidden layer"
-    return _sine("sine, network", title, model, sizes[scale], seed, is_linear=False)
+    return _sine("sine, network", title, model, sizes[scale], seed)
 
 
 def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> Setting:
-    size, num_train = IMAGES[scale], 100 if scale == "paper" else 40
+    size, num_train = _size(*IMAGES[scale]), 100 if scale == "paper" else 40
     images = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True, num_train=num_train, num_test=100)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
     # Per class, so that sizes differ too: weights by examples must matter.
     clients = partition.dirichlet(images.y_train, 10, 1.0, seed, min_client_size=2, dirichlet_method="per_class")
     d, c = x_train.shape[1], images.num_classes
-
-    def model(width: int) -> Model:
-        return mlp(d, c, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
-
-    return Setting(
-        name=name,
-        title=f"{title}: {num_train} examples on 10 clients of {min(clients.sizes)} to {max(clients.sizes)} "
-        "(Dirichlet 1.0), ReLU network of one hidden layer",
-        x_train=x_train,
-        y_train=datasets.classification_targets(images.y_train, c, centred=True),
-        x_test=x_test,
-        y_test=datasets.classification_targets(images.y_test, c, centred=True),
-        labels_test=np.asarray(images.y_test),
-        partition=clients,
-        model=model,
-        exact_draws=24,
-        **_run(clients.num_clients, size, seed),
+    y_train, y_test = (datasets.classification_targets(y, c, centred=True) for y in (images.y_train, images.y_test))
+    problem = Problem(x_train, y_train, x_test, y_test, clients, np.asarray(images.y_test))
+    model = mlp(d, c, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+    algorithm = ensemble(problem, model, schedule.per_client_permutations(clients.num_clients, NUM_MODELS))
+    described = (
+        f"{title}: {num_train} examples on 10 clients of {min(clients.sizes)} to {max(clients.sizes)} "
+        "(Dirichlet 1.0), ReLU network of one hidden layer"
     )
+    return standard_case(name, described, problem, algorithm, size, seed, NTKRuns(exact_draws=24))
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:

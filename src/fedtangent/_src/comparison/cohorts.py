@@ -1,8 +1,6 @@
-"""Cohorts and minibatches of a run as inputs of the theory, with weights computed here and not by the simulator.
+"""Minibatches, numbers of local steps and contacted clients of a run, as inputs of the theory.
 
-Which client trains which model on which batch is drawn at random, and theory takes these draws as inputs. How much a
-client counts is part of the algorithm, so a comparison must check it: a simulator that weighs clients wrongly must
-disagree with theory.
+Which client trains which model on which batch is drawn at random, and theory takes these draws as inputs.
 """
 
 from __future__ import annotations
@@ -12,10 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src import streams
-from fedtangent._src.checks import choice
-from fedtangent._src.federated.compose import WEIGHTINGS
 from fedtangent._src.federated.local import Work, drawn_batches
-from fedtangent._src.federated.schedule import unroll
 from fedtangent._src.types import Array, Cohort, Key, Partition, PyTree, Schedule
 
 
@@ -72,30 +67,3 @@ def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) 
         return state, count(state)
 
     return np.asarray(jax.lax.scan(one, schedule.init(init_key), jnp.arange(len(cohorts.client)))[1])
-
-
-def weighed_cohorts(
-    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
-) -> Cohort:
-    """Draws the cohorts of a simulation with this seed, and computes their weights independently of the simulator.
-
-    So a simulator that weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of
-    examples, counted here example by example (FedAvg; FE-2021, eq. 1). With ``weighting="uniform"`` each client with at
-    least one example has weight 1. This weight is multiplied by the slot's weight in the schedule; an empty slot has
-    weight 0. Weights are divided by their sum where models are averaged.
-
-    Returns:
-        Cohorts as NumPy arrays [R, S].
-
-    Raises:
-        ValueError: The weighting is unknown, or the partition and the schedule have different numbers of clients.
-    """
-    choice("weighting", weighting, WEIGHTINGS)
-    num_clients = partition.num_clients
-    if num_clients != schedule.num_clients:
-        raise ValueError(f"partition: got {num_clients} clients, but the schedule is of {schedule.num_clients}")
-    held = np.array([sum(1 for _ in partition.client(i)) for i in range(num_clients)], float)
-    counts = held if weighting == "examples" else np.where(held > 0, 1.0, 0.0)
-    drawn = unroll(schedule, streams.keys(seed).schedule, num_rounds)
-    client, model, filled = (np.asarray(part) for part in drawn)
-    return Cohort(client, model, np.where(filled > 0, filled * counts[client], 0.0))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from fedtangent._src.comparison.followed import (
     setting_of,
 )
 from fedtangent._src.comparison.from_start import FromStart, compare_from
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples
@@ -95,9 +95,9 @@ def comparison_of(
     if algorithm.composition.rebuild is None:
         algorithm.on(algorithm.model)  # says what can be done
     setting = setting_of(algorithm, examples, num_rounds, seed)
-    check_kernels(algorithm.model, setting.x_train[:2])
-    every = evaluated_every(evaluation, num_rounds)
-    return dataclasses.replace(setting, widths=widths, draws=draws, evaluate_every=every)
+    check_kernels(algorithm.model, setting.problem.x_train[:2])
+    size = Scale(widths, draws, num_rounds, evaluated_every(evaluation, num_rounds))
+    return dataclasses.replace(setting, size=size)
 
 
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:

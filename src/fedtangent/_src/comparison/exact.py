@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtangent._src.comparison import predicted
 from fedtangent._src.comparison.predicted import Predicted
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, init_key, trained_networks
 from fedtangent._src.comparison.statistics import law_distance, relative_distance, relative_errors
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
@@ -46,24 +46,21 @@ def near_misses(
     A mistake that changes nothing for this setting is left out, for instance equal weights if all clients are equal.
 
     Args:
-        setting: The setting whose rule, rates and weights are altered.
+        setting: The setting whose rule and weights are altered.
         cohorts: The right cohorts, [R, S].
         blocks: Kernels at the training and test points.
         last: Number of rounds after which the flows are evaluated.
         outputs: "shared", or "full" if the kernel couples outputs.
     """
-    rule = setting.rule
+    rule, partition, weighting = setting.followed, setting.problem.partition, setting.algorithm.composition.weighting
     shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
     wrong: dict[str, tuple[Cohort, dict[str, Any]]] = {
-        f"client rate x {SLOWER}": (cohorts, {"learning_rate": np.multiply(SLOWER, setting.learning_rate)}),
-        f"server rate x {SLOWER}": (
-            cohorts,
-            {"server_learning_rate": np.multiply(SLOWER, rule.get("server_learning_rate", 1.0))},
-        ),
+        f"client rate x {SLOWER}": (cohorts, {"learning_rate": np.multiply(SLOWER, rule.learning_rate)}),
+        f"server rate x {SLOWER}": (cohorts, {"server_learning_rate": np.multiply(SLOWER, rule.server_learning_rate)}),
     }
-    if np.any(np.asarray(rule.get("anchoring", 1.0)) != 1):
+    if np.any(np.asarray(rule.anchoring) != 1):
         wrong["not drawn back to the start"] = cohorts, {"anchoring": 1.0}
-    steps, drawn = np.broadcast_to(setting.local_steps, setting.partition.num_clients), rule.get("batches")
+    steps, drawn = np.broadcast_to(rule.local_steps, partition.num_clients), rule.batches
     present = np.asarray(cohorts.weight)[:last] > 0
     taken = np.where(present, steps[np.asarray(cohorts.client)[:last]], 0)  # [R, S] of those that train
     if np.any(present):
@@ -75,9 +72,9 @@ def near_misses(
         fewer = np.maximum(steps - 1, 1)
         kept = {} if drawn is None else {"batches": drawn[:, :, : fewer.max()]}
         wrong["one local step less"] = cohorts, {"local_steps": fewer, **kept}
-    other = _weighed_otherwise(cohorts, setting.partition, setting.weighting)
+    other = _weighed_otherwise(cohorts, partition, weighting)
     if other is not None:
-        wrong[f"clients weighted {'equally' if setting.weighting == 'examples' else 'by examples'}"] = other, {}
+        wrong[f"clients weighted {'equally' if weighting == 'examples' else 'by examples'}"] = other, {}
     late = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
     if np.any(_sorted(cohorts) != _sorted(shifted)) or (drawn is not None and np.any(late["batches"] != drawn)):
         wrong["cohorts one round late"] = shifted, late
@@ -140,10 +137,10 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
 
     The model starts as a draw from the prior.
     """
-    points = some_points(theory.setting)
+    points = some_points(theory.setting.problem)
     small, rows = _of_kernels(theory, points)
-    model = _two_feature_maps(rows, small.y_train.shape[1], True)
-    seen = trained_networks(dataclasses.replace(small, model=lambda width: model), rows)
+    model = _two_feature_maps(rows, small.problem.y_train.shape[1], True)
+    seen = trained_networks(dataclasses.replace(small, algorithm=small.algorithm.on(model)), rows)
     statement = "linear model of the analytic kernel = flow, every round"
     return follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
 
@@ -154,17 +151,10 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     Each network starts from different initial weights. Algorithm, data, schedule, rates and rounds are those that train
     the setting's networks; the kernel is the whole empirical one, [n C, n C], which couples the outputs.
     """
-    points = some_points(setting)
     base = setting.model(LINEARISED_WIDTH)
     at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
-    small = dataclasses.replace(
-        setting,
-        model=lambda width: linearised(base, at),
-        draws=1,
-        x_test=setting.x_test[points],
-        y_test=setting.y_test[points],
-    )
-    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
+    small = at_some_points(setting, linearised(base, at))
+    blocks = empirical_blocks(base, at, small.problem.x_train, small.problem.x_test)
     seen = trained_networks(small, LINEARISED_WIDTH)
     statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
     return follows(small, statement, seen, cohorts, blocks, "full")
@@ -186,9 +176,9 @@ def follows(
         outputs: "shared", or "full" if the kernel couples outputs.
     """
     flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
-    wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)
+    wrong = near_misses(setting, cohorts, blocks, setting.size.num_rounds, outputs)
     if not setting.is_standard:
-        other = "cross_entropy" if setting.loss == "squared_error" else "squared_error"
+        other = "cross_entropy" if setting.problem.loss == "squared_error" else "squared_error"
         wrong["the other loss"] = predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)
     misses = {name: _largest_error(miss, seen) for name, miss in wrong.items()}
     return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
@@ -234,9 +224,9 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
     A linear model with the setting's analytic kernels is trained in one run: from the zero function, which gives the
     mean, and from every function of a basis, which gives a factor G of the covariance ``G G'``.
     """
-    setting = theory.setting
-    at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
-    points, outputs = some_points(setting), setting.y_train.shape[1]
+    problem, rounds = theory.setting.problem, theory.setting.size.rounds
+    at, round_ = max((i, r) for i, r in enumerate(rounds) if r <= max(LAW_ROUNDS, rounds[1]))
+    points, outputs = some_points(problem), problem.y_train.shape[1]
     seen = _propagated(theory, points, round_)
     test = seen.test[-1][:, 0]  # [K, m, C + q]
     mean, spread = test[..., :outputs], test[..., outputs:]
@@ -248,17 +238,17 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
 
 
 def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
-    setting, points = theory.setting, some_points(theory.setting)
+    setting, points = theory.setting, some_points(theory.setting.problem)
     law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
     whose = f"each of {len(law[0])} models" if len(law[0]) > 1 else "the model"
-    statement = f"law of {whose} = flow's, round {setting.rounds[at]}"
+    statement = f"law of {whose} = flow's, round {setting.size.rounds[at]}"
     wrong = _wrong_laws(theory, law, found, at)
     return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
 
 
 def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
     """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
-    points, flow, (mean, cov) = some_points(theory.setting), theory.flow, found
+    points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, found
     num_models = len(mean)
     law = (
         np.asarray(flow.ensemble_mean(round_))[points],
@@ -277,7 +267,7 @@ def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_
 def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
     """Returns the distance of each wrong law from the propagated law: means of near misses, and exchanged models."""
     setting = theory.setting
-    points, round_ = some_points(setting), setting.rounds[at]
+    points, round_ = some_points(setting.problem), setting.size.rounds[at]
     misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
     wrong = {
         name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
@@ -294,17 +284,16 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
     initial covariance at train and test points and learn zero, as a residual does. After training, these q outputs are
     a factor of the covariance.
     """
-    setting, n = theory.setting, len(theory.setting.x_train)
+    targets = theory.setting.problem.y_train
+    n, outputs = targets.shape
     small, rows = _of_kernels(theory, points)
-    outputs = setting.y_train.shape[1]
-    small = dataclasses.replace(
-        small,
-        model=lambda width: _two_feature_maps(rows, outputs, False),
-        num_rounds=num_rounds,
-        evaluate_every=0,
-        y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),
+    problem = dataclasses.replace(
+        small.problem,
+        y_train=np.concatenate([targets, np.zeros((n, rows))], axis=1),
         y_test=np.zeros((len(points), outputs + rows)),
     )
+    model, size = _two_feature_maps(rows, outputs, False), small.size._replace(num_rounds=num_rounds, evaluate_every=0)
+    small = dataclasses.replace(small, problem=problem, algorithm=small.algorithm.on(model), size=size)
     return trained_networks(small, rows)
 
 
@@ -313,12 +302,13 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
 
     Its inputs [phi, psi] at the training points and some test points have the analytic kernels as inner products.
     """
-    setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
+    setting, problem, blocks = theory.setting, theory.setting.problem, theory.blocks
+    n = len(problem.x_train)
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
     prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
     inputs = np.concatenate([tangent, prior], axis=1)
-    small = dataclasses.replace(setting, draws=1, x_train=inputs[:n], x_test=inputs[n:], y_test=setting.y_test[points])
-    return small, len(tangent)
+    problem = dataclasses.replace(problem, x_train=inputs[:n], x_test=inputs[n:], y_test=problem.y_test[points])
+    return dataclasses.replace(setting, problem=problem, size=setting.size._replace(draws=1)), len(tangent)
 
 
 def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
@@ -354,7 +344,20 @@ def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.nd
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))
 
 
-def some_points(setting: Setting) -> np.ndarray:
+def at_some_points(setting: Setting, model: Model) -> Setting:
+    """Returns the setting of one draw for another model, at some test points only.
+
+    Args:
+        setting: The setting.
+        model: The other model, of a fixed width.
+    """
+    problem, points = setting.problem, some_points(setting.problem)
+    few = dataclasses.replace(problem, x_test=problem.x_test[points], y_test=problem.y_test[points])
+    size = setting.size._replace(draws=1)
+    return dataclasses.replace(setting, problem=few, algorithm=setting.algorithm.on(model), size=size)
+
+
+def some_points(problem: Problem) -> np.ndarray:
     """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread."""
-    count = len(setting.x_test)
+    count = len(problem.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

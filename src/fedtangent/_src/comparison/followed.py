@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.comparison.cohorts import drawn_rows, steps_of, weighed_cohorts
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
+from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.losses import words
 from fedtangent._src.optimizers import first_steps
 from fedtangent._src.theory import Rule
 from fedtangent._src.theory.flow.rules import read_rule
-from fedtangent._src.types import NO_RULE, Algorithm, Key, Model, PyTree
+from fedtangent._src.types import NO_RULE, Algorithm, Model, Partition, Training
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
 EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
@@ -43,56 +42,71 @@ def setting_of(
         seed: Seed of its schedule and its minibatches.
         most_points: Largest number of test examples; the first ones are used. None: all.
         own_width: Whether networks keep the width of the algorithm's model at every width that is asked for.
-        is_followed: Whether theory must follow the run; otherwise the setting has only a loss as its rule.
+        is_followed: Whether theory must follow the run; otherwise the setting has no rule.
 
     Raises:
         ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
     """
-    rule = followed_rule(algorithm, num_rounds) if is_followed else {"loss": examples.loss}
-    training, clients, schedule = algorithm.composition.training, examples.clients, algorithm.schedule
-    assert training is not None
-    weighting = algorithm.composition.weighting
-    cohorts = weighed_cohorts(schedule, clients, num_rounds, seed, weighting)
-    optimizer, rate = training.optimizer, training.learning_rate
-    if optimizer is not None:
-        rate = first_steps(optimizer, num_rounds)
-    rates = each_round(rate, num_rounds) if callable(rate) else rate
-    if not np.max(rates) > 0:
-        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
+    rule = rule_of(algorithm, examples.clients, num_rounds, seed) if is_followed else None
+    training, clients, model = _training(algorithm), examples.clients, algorithm.model
+    rates_of(training, num_rounds)
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
-    labels = (examples.train if examples.test is None else examples.test).labels
-    dataset, model = examples.dataset, algorithm.model
-    fewest, most = min(clients.sizes), max(clients.sizes)
-
-    @functools.cache
-    def of_width(width: int) -> Model:
-        return in_float64(model if model.at_width is None or own_width else model.at_width(width))
-
+    on_device = (examples.train if examples.test is None else examples.test).labels
+    loss = examples.loss if rule is None else rule.loss
+    dataset, fewest, most = examples.dataset, min(clients.sizes), max(clients.sizes)
+    labels = None if on_device is None else np.asarray(on_device[:most_points])
     return Setting(
         name=f"{algorithm.name} on {dataset.name}",
         title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
         f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
         f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}",
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        labels_test=None if labels is None else np.asarray(labels[:most_points]),
-        points=points,
-        partition=clients,
-        schedule=schedule,
-        model=of_width,
-        is_linear=model.is_linear,
-        widths=(1,),
-        local_steps=steps_of(training.work, clients),
-        learning_rate=rates,
-        num_rounds=num_rounds,
+        problem=Problem(x_train, y_train, x_test, y_test, clients, labels, points, loss),
+        algorithm=_of_fixed_width(algorithm) if own_width else algorithm,
+        rule=rule,
+        size=Scale((1,), 1, num_rounds),
         seed=seed,
-        algorithm=algorithm.on,
-        rule={**rule, "batches": drawn_rows(training.work, clients, cohorts, seed)},
-        weighting=weighting,
     )
+
+
+def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int = 0) -> Rule:
+    """Returns the rule by which the closed form follows a run, with its rates and minibatches.
+
+    Args:
+        algorithm: The run's algorithm.
+        clients: Training examples of each client.
+        num_rounds: Rounds R.
+        seed: Seed of the schedule and the minibatches.
+
+    Raises:
+        ValueError: Theory does not follow the algorithm, or its learning rate is 0 in every round.
+    """
+    rule, training = followed_rule(algorithm, num_rounds), _training(algorithm)
+    rates, steps = rates_of(training, num_rounds), steps_of(training.work, clients)
+    cohorts = drawn_cohorts(algorithm.schedule, clients, num_rounds, seed, algorithm.composition.weighting)
+    batches = drawn_rows(training.work, clients, cohorts, seed)
+    return Rule(**{"local_steps": steps, "learning_rate": rates, **rule, "batches": batches})
+
+
+def rates_of(training: Training, num_rounds: int) -> Any:
+    """Returns the clients' learning rate, a number or one for each round [R]; raises ``ValueError`` if all are 0."""
+    rate = training.learning_rate if training.optimizer is None else first_steps(training.optimizer, num_rounds)
+    rates = each_round(rate, num_rounds) if callable(rate) else rate
+    if not np.max(rates) > 0:
+        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
+    return rates
+
+
+def _training(algorithm: Algorithm) -> Training:
+    assert algorithm.composition.training is not None
+    return algorithm.composition.training
+
+
+def _of_fixed_width(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm with a record of a model that has no other width."""
+    training = _training(algorithm)
+    fixed = training._replace(model=training.model._replace(at_width=None))
+    return algorithm._replace(composition=algorithm.composition._replace(training=fixed))
 
 
 def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
@@ -165,12 +179,3 @@ def check_kernels(model: Model, x: np.ndarray) -> None:
         raise ValueError(
             f"model: got {model.name}, which starts as the zero function, must have w_std or b_std above 0"
         )
-
-
-def in_float64(plain: Model) -> Model:
-    """Returns the model with float64 initial weights."""
-
-    def init(key: Key) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
-
-    return plain._replace(init=init)

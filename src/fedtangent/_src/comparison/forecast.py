@@ -79,7 +79,7 @@ class Plan(NamedTuple):
     @property
     def rate(self) -> float:
         """The clients' learning rate; for a learning-rate schedule, its largest value."""
-        return float(np.max(self.setting.learning_rate))
+        return float(np.max(self.setting.followed.learning_rate))
 
     @property
     def draws(self) -> int:
@@ -89,8 +89,9 @@ class Plan(NamedTuple):
     @property
     def at_once(self) -> int:
         """The number of initial functions that are computed together, a divisor of ``draws``."""
-        s = self.setting
-        of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
+        s, problem = self.setting, self.setting.problem
+        points, outputs = len(problem.x_train) + len(problem.x_test), problem.y_train.shape[1]
+        of_one = len(s.size.rounds) * s.num_models * points * outputs
         draws = self.draws
         return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
@@ -185,7 +186,7 @@ class Forecast(NamedTuple):
         """Returns one line with the final test loss, the best rate and the largest stable rate."""
         rates = self.rates
         told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
-        points = "test" if self.plan.setting.points == "test" else "training"
+        points = "test" if self.plan.setting.problem.points == "test" else "training"
         return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
 
     def reached(self, target: float, curve: Curve) -> Reached:
@@ -300,7 +301,7 @@ def memory_of(plan: Plan) -> KernelPlan:
     """
     found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if found.folder is not None:
-        check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
+        check_file(plan.setting.kernel, plan.setting.problem.x_train, found.folder)
     return found
 
 
@@ -330,12 +331,13 @@ def plan_of(
     setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
     weights = None
     if start is None:
-        check_kernels(algorithm.model, setting.x_train[:2])
+        check_kernels(algorithm.model, setting.problem.x_train[:2])
     else:
         check_rows(algorithm, examples)
         weights = weights_of(algorithm, examples, seed, start)
     every = 1 if evaluation.every is None else evaluation.every
-    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting, weights)
+    setting = dataclasses.replace(setting, size=setting.size._replace(evaluate_every=every))
+    plan = Plan(algorithm, examples, setting, forecasting, weights)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
     return plan
@@ -361,7 +363,7 @@ def forecast(
 def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
     """Computes the forecast of a plan with a start: each model is linearised at its initial weights."""
     setting, model = plan.setting, plan.algorithm.model
-    x = jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    x = jnp.asarray(np.concatenate([setting.problem.x_train, setting.problem.x_test]))
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: tangent kernel at the start")
         flows = flows_at_start(setting, plan.start)
@@ -421,7 +423,7 @@ class _Runs(NamedTuple):
 
     def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
         """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
-        plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
+        plan, train, starts = self.plan, len(self.plan.setting.problem.x_train), self.starts[draws]
         splits, loss = plan.splits, plan.examples.loss
         given = starts[:, :, :train], starts[:, :, train:]
         flows, num_measured = self.at(rate), len(splits["train"].x)
@@ -453,10 +455,10 @@ class _Runs(NamedTuple):
         values: dict[tuple[str, str], list[np.ndarray]] = {}
         with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
             for first in range(0, total, step):
-                for key, value in self.measured(rate, setting.rounds, slice(first, first + step)).items():
+                for key, value in self.measured(rate, setting.size.rounds, slice(first, first + step)).items():
                     values.setdefault(key, []).append(value)
                 shown.update(step)
-        return Curve(rate, np.array(setting.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
+        return Curve(rate, np.array(setting.size.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
@@ -486,8 +488,8 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
     for rate, loss in zip(rates.tried, rates.losses, strict=True):
         if rate > rates.stable or not np.isfinite(loss):
             continue
-        values = runs.measured(float(rate), plan.setting.rounds, slice(runs.tried))["test", plan.main].mean(axis=0)
-        round_ = rounds_to_target(plan.setting.rounds, values, target, rising=plan.main == "accuracy")
+        values = runs.measured(float(rate), plan.setting.size.rounds, slice(runs.tried))["test", plan.main].mean(axis=0)
+        round_ = rounds_to_target(plan.setting.size.rounds, values, target, rising=plan.main == "accuracy")
         if round_ is not None:
             reached.append((round_, float(loss), float(rate)))
     return min(reached)[2] if reached else None
@@ -496,14 +498,14 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
 def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting, cost = plan.setting, plan.cost
-    contacted = contacted_clients(setting.schedule, drawn, setting.seed)
+    contacted = contacted_clients(setting.algorithm.schedule, drawn, setting.seed)
     weight = np.asarray(drawn.weight)
-    examples = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    examples = np.asarray(setting.problem.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
     sent = [at_start(cost)]
-    for r in range(setting.num_rounds):
+    for r in range(setting.size.num_rounds):
         cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
         sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
-    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.rounds)].T
+    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.size.rounds)].T
     return up, down
 
 
@@ -512,14 +514,15 @@ def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow)
 
     For a large kernel the metrics are of the mean over initial functions.
     """
-    is_constant = np.ptp(np.ravel(setting.learning_rate)) == 0  # a schedule may end before the limit
+    is_constant = np.ptp(np.ravel(setting.followed.learning_rate)) == 0  # a schedule may end before the limit
     if not flow.kind.is_linear or flow.kind.decays or not is_constant:
         return None
-    limit = limit_of(setting, kernels)[0]
+    problem = setting.problem
+    limit = limit_of(problem, kernels)[0]
     if limit is None:
         return None
-    mean, m = np.asarray(limit.mean), len(setting.x_test)
-    cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.schedule.num_models
-    found = {"mse": float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))}
-    accuracy = expected_accuracy(setting, mean, cov)
+    mean, m = np.asarray(limit.mean), len(problem.x_test)
+    cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.num_models
+    found = {"mse": float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)))}
+    accuracy = expected_accuracy(problem, mean, cov)
     return found if accuracy is None else found | {"accuracy": accuracy}

@@ -18,8 +18,8 @@ import numpy as np
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
-from fedtangent._src.comparison.exact import MOST_ROWS, empirical_blocks, follows, some_points
-from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, followed_rule, in_float64, setting_of
+from fedtangent._src.comparison.exact import MOST_ROWS, at_some_points, empirical_blocks, follows
+from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, followed_rule, setting_of
 from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Setting
@@ -75,10 +75,10 @@ class FromStart(NamedTuple):
     def history(self) -> History:
         """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
         theory = history_of(
-            self.setting, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
+            self.setting.problem, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
         )
         seen = self.simulated
-        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=theory)
+        return history_of(self.setting.problem, seen, seen.train, seen.test, seen.ensemble, predicted=theory)
 
 
 def compare_from(
@@ -107,16 +107,16 @@ def compare_from(
         why = str(error)
     setting = setting_of(algorithm, examples, num_rounds, seed, own_width=True, is_followed=not why)
     every = evaluated_every(evaluation, num_rounds)
-    setting = dataclasses.replace(setting, start=weights, evaluate_every=every, draws=1)
+    setting = dataclasses.replace(setting, size=setting.size._replace(evaluate_every=every))
     with jax.default_matmul_precision("highest"):
-        networks, verdicts = trained_networks(setting, 1, evaluation.progress), list[Verdict]()
+        networks, verdicts = trained_networks(setting, 1, evaluation.progress, start=weights), list[Verdict]()
         if why:
-            train, test = _trained_linearised(setting, networks.rounds)
+            train, test = _trained_linearised(setting, weights, networks.rounds)
             how = f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
         else:
             flows = flows_at_start(setting, weights)
             train, test = flow_outputs(flows, networks.train[0, :, 0], networks.test[0, :, 0], networks.rounds)
-            how, verdicts = "the flow of the tangent kernel at the start", [linearised_at_start(setting)]
+            how, verdicts = "the flow of the tangent kernel at the start", [linearised_at_start(setting, weights)]
     return FromStart(setting, networks, train, test, how, tuple(verdicts), time.perf_counter() - begun)
 
 
@@ -167,8 +167,8 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
         weights: Parameters of the models, [K, ...].
     """
     model, drawn, flows = setting.model(1), cohorts(setting), []
-    for k in range(setting.schedule.num_models):
-        blocks = empirical_blocks(model, pytrees.take(weights, k), setting.x_train, setting.x_test)
+    for k in range(setting.num_models):
+        blocks = empirical_blocks(model, pytrees.take(weights, k), setting.problem.x_train, setting.problem.x_test)
         flows.append(run_flow(setting, blocks, drawn, outputs="full"))
     return flows
 
@@ -191,27 +191,26 @@ def flow_outputs(
     return np.stack(at_train, axis=1)[:, :, None], np.stack(at_test, axis=1)[:, :, None]
 
 
-def _trained_linearised(setting: Setting, rounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _trained_linearised(setting: Setting, weights: PyTree, rounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
-    assert setting.algorithm is not None
-    x, n = jnp.asarray(np.concatenate([setting.x_train, setting.x_test])), len(setting.x_train)
-    train_paths = linearised_paths(setting.algorithm, setting.model(1), setting.federated(), x, rounds)
-    outputs = train_paths(setting.seed, setting.start)[:, :, None]
+    problem, algorithm = setting.problem, setting.algorithm
+    x, n = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), len(problem.x_train)
+    train_paths = linearised_paths(algorithm.on, setting.model(1), problem.federated(), x, rounds)
+    outputs = train_paths(setting.seed, weights)[:, :, None]
     return outputs[..., :n, :], outputs[..., n:, :]
 
 
-def linearised_at_start(setting: Setting) -> Verdict:
+def linearised_at_start(setting: Setting, weights: PyTree) -> Verdict:
     """Checks that networks linearised at the first model's start follow the flow of its kernel.
 
     All K models are linearised there, and each starts from different weights; wrong flows are the controls.
+
+    Args:
+        setting: The run.
+        weights: Parameters of the models, [K, ...].
     """
-    points, base, at = some_points(setting), setting.model(1), pytrees.take(setting.start, 0)
-    small = dataclasses.replace(
-        setting,
-        model=lambda width: in_float64(linearised(base, at)),
-        x_test=setting.x_test[points],
-        y_test=setting.y_test[points],
-    )
-    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
+    base, at = setting.model(1), pytrees.take(weights, 0)
+    small = at_some_points(setting, linearised(base, at))
+    blocks = empirical_blocks(base, at, small.problem.x_train, small.problem.x_test)
     statement = "network linearised at its start = flow of its tangent kernel, every round"
-    return follows(small, statement, trained_networks(small, 1), cohorts(small), blocks, "full")
+    return follows(small, statement, trained_networks(small, 1, start=weights), cohorts(small), blocks, "full")

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from fedtangent._src.comparison import exact
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
 from fedtangent._src.comparison.simulated import Simulated, initial_functions
 from fedtangent._src.comparison.statistics import Pair, law_distance
@@ -61,7 +60,7 @@ def all_verdicts(
     wrong = {} if setting.is_linear else wrong_flows(theory)
     sampled = sampled_verdicts(theory, seen, moved, wrong)
     say(f"{name}: verdicts on linear models")
-    examples, outputs = setting.y_train.shape
+    examples, outputs = setting.problem.y_train.shape
     if setting.is_linear:
         verdicts = [exact.linear_verdict(theory, seen[-1])]
     elif examples * outputs <= exact.MOST_ROWS:
@@ -106,9 +105,9 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     They are so far from the right flow that networks of finite width can tell the two apart.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
+    rate = setting.followed.learning_rate
     flows = {
-        f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, setting.learning_rate))
-        for by in SLOWER
+        f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, rate)) for by in SLOWER
     }
     right, clients = _from_zero(theory.flow), np.unique(np.asarray(cohorts.client)[np.asarray(cohorts.weight) > 0])
     change = []
@@ -151,7 +150,7 @@ def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
         "sum over points": [(np.sum(f**2, axis=1) / np.trace(prior)).ravel() for f in more],
     }
     products = {"draws": [_averaged(u[:, 1:] * u[:, :-1]) for u in units]}
-    if setting.schedule.num_models > 1:
+    if setting.num_models > 1:
         products["models"] = [_averaged(u[1:] * u[:-1]) for u in units]
     if len(seen) > 1:
         products["widths"] = [_averaged(units[-1] * units[-2])]
@@ -169,7 +168,7 @@ def _averaged(values: np.ndarray) -> np.ndarray:
 
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
     """Compares networks with the flow from the same initial functions, at every evaluated round."""
-    setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
+    setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = theory.networks(seen, rounds)
     if not theory.flow.kind.is_linear:
         return _without_a_law(theory, seen, right, wrong)
@@ -196,7 +195,7 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
     )
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
-        slope_verdict(name, setting.widths, seen, right, slopes),
+        slope_verdict(name, setting.size.widths, seen, right, slopes),
         mean_verdict(name, f"mean = {from_start}", followed, away),
         variance_verdict(name, f"variance = {from_start}", followed, variances),
     ]
@@ -206,19 +205,19 @@ def _without_a_law(
     theory: Predicted, seen: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
     """Computes verdicts for a loss under which each network's flow is known, but not the law over networks."""
-    setting, rounds = theory.setting, theory.setting.rounds[1:]
-    of_classes = targets_of(setting.loss) == "classes"
-    other = np.roll(setting.y_train, 1, axis=1) if of_classes else -setting.y_train
+    setting, problem, rounds = theory.setting, theory.setting.problem, theory.setting.size.rounds[1:]
+    of_classes = targets_of(problem.loss) == "classes"
+    other = np.roll(problem.y_train, 1, axis=1) if of_classes else -problem.y_train
     what = "every class for the next" if of_classes else "targets of the other sign"
-    changed = dataclasses.replace(setting, y_train=other)
+    changed = dataclasses.replace(setting, problem=dataclasses.replace(problem, y_train=other))
     flows = wrong | {what: run_flow(changed, theory.blocks, theory.cohorts)}
     others = {what: networks(flow, seen, rounds) for what, flow in flows.items()}
     away = {what: list((other[-1] - right[-1]).mean(axis=(1, 2))) for what, other in others.items()}
-    unknown = np.full(setting.schedule.num_models, np.nan)
+    unknown = np.full(setting.num_models, np.nan)
     followed = [_followed(seen, [p[at] for p in right], at + 1, unknown, unknown) for at in range(len(rounds))]
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
-        slope_verdict(setting.name, setting.widths, seen, right, others),
+        slope_verdict(setting.name, setting.size.widths, seen, right, others),
         mean_verdict(setting.name, f"mean = {from_start}", followed, away),
     ]
 
@@ -259,10 +258,10 @@ def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) 
 
 def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
     """Compares networks at the last round with Theorem 2; no verdicts if the flow is still far from the limit."""
-    name, num_rounds, last = theory.setting.name, theory.setting.num_rounds, theory.moments[-1]
+    name, num_rounds, last = theory.setting.name, theory.setting.size.num_rounds, theory.moments[-1]
     exact_variance = propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
-    follow = [n[0] for n in theory.networks(seen, theory.setting.rounds[-1:])]
+    follow = [n[0] for n in theory.networks(seen, theory.setting.size.rounds[-1:])]
     away = last.mean - np.asarray(limit.mean)  # [K, m, C]
     right = _followed(seen, [f - away[:, None] for f in follow], -1, exact_variance, law)
     if not reached(theory, limit, right.scale):
@@ -303,7 +302,7 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
         misses = {_slower(s): _largest(_evolved(theory, moved, s)) / right.scale for s in SHARES}
         found = _largest(right) / right.scale
         return [exact_verdict(name, f"{method}: each network, {when}", found, misses, exact.EXACT)]
-    target, own = theory.setting.y_train, _responses(theory, moved[-1])
+    target, own = theory.setting.problem.y_train, _responses(theory, moved[-1])
     means = {_slower(s): [((_responses(theory, moved[-1], s) - own) @ target).mean(axis=(0, 1))] for s in SHARES}
     prior = np.full(len(right.law), np.trace(np.asarray(theory.blocks.nngp_test)))
     laws = {"covariance x 1.5": 1.5 * right.law, "prior covariance": prior}
@@ -327,7 +326,7 @@ def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0
     predicted, variances, laws = [], [], []
     for m in moved:
         each = _responses(theory, m, share)
-        predicted.append(m.test[0] + each @ (theory.setting.y_train - m.train[0]))
+        predicted.append(m.test[0] + each @ (theory.setting.problem.y_train - m.train[0]))
         variances.append([np.mean(propagated_variance(theory.blocks, own)) for own in each])
         laws.append([np.mean([np.trace(covariance_terms(theory.blocks, b).total) for b in own]) for own in each])
     return _followed(moved, predicted, -1, np.mean(variances, axis=0), np.mean(laws, axis=0))
@@ -349,7 +348,7 @@ def _determined(blocks: KernelBlocks) -> bool:
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
     """Compares the flow's fixed point, its rounds repeated many times, with Theorem 2, under three schedules."""
-    clients = theory.setting.partition.num_clients
+    clients = theory.setting.problem.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),
         f"permutations, K = {NUM_MODELS}": schedule.per_client_permutations(clients, NUM_MODELS),
@@ -359,15 +358,15 @@ def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
 
 
 def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -> Verdict:
-    setting = theory.setting
-    drawn = weighed_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
+    setting, problem = theory.setting, theory.setting.problem
+    drawn = schedule.drawn_cohorts(own, problem.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
     flow = run_flow(setting, theory.blocks, drawn, own.num_models)
     fewer = run_flow(setting, theory.blocks, without_clients(drawn, [0]), own.num_models)
     return exact_verdict(
         setting.name,
         f"flow repeated for ever = Theorem 2, {name}",
-        law_distance(repeated(flow, setting.y_train), limit[:2]),
-        {"flow without one client": law_distance(repeated(fewer, setting.y_train), limit[:2])},
+        law_distance(repeated(flow, problem.y_train), limit[:2]),
+        {"flow without one client": law_distance(repeated(fewer, problem.y_train), limit[:2])},
         FIXED_POINT,
     )
 

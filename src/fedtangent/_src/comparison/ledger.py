@@ -14,8 +14,8 @@ import numpy as np
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import ledger_bounds as bounds
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.engine.history import History
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.measures.tangent_kernels import check_watchable
 from fedtangent._src.models.features import LinearStructure
@@ -246,7 +246,7 @@ def residual_ledger(
     of = bounds.Federation(
         y=np.asarray(data.y, np.float64),
         partition=held,
-        cohorts=weighed_cohorts(algorithm.schedule, held, rounds, seed, weighting),
+        cohorts=drawn_cohorts(algorithm.schedule, held, rounds, seed, weighting),
         num_models=algorithm.schedule.num_models,
         outputs="shared" if shared else "full",
         rule=rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import words
-from fedtangent._src.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
+from fedtangent._src.theory import Flow, federated_flow, gp_limit, prior_functions
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Cohort, Gaussian
 
@@ -72,31 +73,31 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
-        why = f"a law is known of the loss squared_error, not of {words(setting.loss)}"
+        why = f"a law is known of the loss squared_error, not of {words(setting.problem.loss)}"
         drawn = _from_prior(setting, blocks, flow)
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
-    limit, why = limit_of(setting, blocks)
-    influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.rounds}
+    limit, why = limit_of(setting.problem, blocks)
+    influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.size.rounds}
     covs = [np.stack([covariance_terms(blocks, b).total for b in each]) for each in influences.values()]
-    moments = tuple(map(ModelLaw, np.asarray(flow.mean(setting.rounds)), covs))
+    moments = tuple(map(ModelLaw, np.asarray(flow.mean(setting.size.rounds)), covs))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
 
 
-def limit_of(setting: Setting, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
+def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
     """Returns Theorem 2's limit and an empty text, or None and the reason why there is no limit.
 
     Args:
-        setting: The setting; training points that no client holds are left out.
+        problem: The problem; training points that no client holds are left out.
         kernels: Its kernels.
     """
-    held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
+    held = np.unique(problem.partition.indices)  # rows that nobody holds are not learnt
     known = kernels
-    if len(held) < len(setting.x_train):
+    if len(held) < len(problem.x_train):
         if isinstance(kernels, LargeKernel):
             return None, "some training points of a large kernel are held by nobody"
         known = _of_rows(kernels, held)
     try:
-        return gp_limit(known, setting.y_train[held], max_relative_jitter=0.0), ""
+        return gp_limit(known, problem.y_train[held], max_relative_jitter=0.0), ""
     except SingularKernelError as error:
         return None, str(error)
 
@@ -114,8 +115,8 @@ def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
 
 def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarray:
     """Returns test outputs at every evaluated round for initial functions from the prior, [draws, r, K, m, C]."""
-    starts, train = drawn_starts(setting, blocks, PRIOR_DRAWS), len(setting.x_train)
-    each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.rounds)) for f in starts]
+    starts, train = drawn_starts(setting, blocks, PRIOR_DRAWS), len(setting.problem.x_train)
+    each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.size.rounds)) for f in starts]
     return np.stack(each)
 
 
@@ -133,10 +134,11 @@ def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
     Returns:
         Outputs at the training and the test points, [draws, K, n + m, C].
     """
-    models, outputs = setting.schedule.num_models, setting.y_train.shape[1]
+    models, problem = setting.num_models, setting.problem
+    outputs = problem.y_train.shape[1]
     if isinstance(kernels, LargeKernel):
-        x = np.concatenate([setting.x_train, setting.x_test]).astype(np.float32)
-        found = network_functions(setting, setting.largest, draws * models, x)
+        x = np.concatenate([problem.x_train, problem.x_test]).astype(np.float32)
+        found = network_functions(setting, setting.size.largest, draws * models, x)
         return found.reshape(draws, models, len(x), outputs)
     starts = np.asarray(prior_functions(kernels, draws * models * outputs, setting.seed))  # [n + m, .]
     return starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
@@ -162,20 +164,20 @@ def run_flow(
     """Builds the flow of ``setting`` under ``cohorts``.
 
     Args:
-        setting: Data, clients, learning rate and rule.
+        setting: Problem and rule.
         blocks: Kernels at the training and test points.
         cohorts: Cohorts of the rounds, [R, S].
-        num_models: Number of models; default: the K of the setting's schedule.
+        num_models: Number of models; default: the K of the setting's algorithm.
         outputs: "shared", or "full" if the kernel couples outputs.
         changes: Fields of the rule to replace.
     """
     return federated_flow(
         blocks,
-        setting.y_train,
-        setting.partition,
+        setting.problem.y_train,
+        setting.problem.partition,
         cohorts,
-        Rule(**{"local_steps": setting.local_steps, "learning_rate": setting.learning_rate, **setting.rule, **changes}),
-        num_models=setting.schedule.num_models if num_models is None else num_models,
+        dataclasses.replace(setting.followed, **changes),
+        num_models=setting.num_models if num_models is None else num_models,
         outputs=outputs,
     )
 

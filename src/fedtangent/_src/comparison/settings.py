@@ -1,11 +1,11 @@
-"""The setting of a comparison: data, partition, schedule, model, widths, step size; simulation and theory share it."""
+"""What is compared: a problem, an algorithm, and the sizes of the comparison; simulation and theory share them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,77 +17,39 @@ from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
-from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, PyTree, Schedule
+from fedtangent._src.theory import Rule
+from fedtangent._src.types import Algorithm, FederatedData, Key, Model, Partition, PyTree
+
+NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses
 
 
-class Scale(NamedTuple):
-    """Size of a comparison: widths, draws and rounds."""
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Training and test examples as float64 arrays on the host, the clients that hold them, and the loss.
 
-    widths: tuple[int, ...]
-    draws: int  # independent networks, initial functions or seeds
-    num_rounds: int
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One data set, schedule and training rule, for networks of one architecture at several widths.
-
-    Arrays are float64 on the host. ``learning_rate`` is the clients'; if it is 0, ``step_size`` chooses it from the
-    analytic kernel.
+    Attributes:
+        x_train: Training inputs, [n, d].
+        y_train: Training targets, [n, C].
+        x_test: Test inputs, [m, d].
+        y_test: Test targets, [m, C].
+        partition: Training examples of each client.
+        labels_test: Class labels of the test examples, [m]; None for regression.
+        points: "test"; or "train" for data without test examples, whose training examples take their place.
+        loss: Name of the training loss, or the user's function.
     """
 
-    name: str
-    title: str
-    x_train: np.ndarray  # [n, d]
-    y_train: np.ndarray  # [n, C]
-    x_test: np.ndarray  # [m, d]
-    y_test: np.ndarray  # [m, C]
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
     partition: Partition
-    schedule: Schedule
-    model: Callable[[int], Model]  # width -> model
-    widths: tuple[int, ...]
-    local_steps: Any  # a number, or one per client [N]
-    num_rounds: int
-    evaluate_every: int = 0  # rounds between evaluations; 0: once at the end
-    draws: int = 1  # E, independent initialisations of the K models at every width
-    exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3
-    learning_rate: Any = 0.0  # a number, or one per round [R]
-    seed: int = 0
-    points: str = "test"  # examples that x_test holds; "train" for data without test examples
-    labels_test: np.ndarray | None = None  # [m] for classification
-    is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
-    ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
-    algorithm: Callable[[Model], Algorithm] | None = None  # builds the algorithm that trains them; None: Fed-ensemble
-    rule: Mapping[str, Any] = field(default_factory=dict)  # further fields of ``theory.Rule``
-    weighting: str = "examples"  # weights of the clients' means: "examples" or "uniform"
-    start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
+    labels_test: np.ndarray | None = None
+    points: str = "test"
+    loss: str | Loss = "squared_error"
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             finite(name, getattr(self, name))
-        if self.is_standard and np.all(np.asarray(self.learning_rate) == 0):
-            object.__setattr__(self, "learning_rate", step_size(self))
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        """The evaluated rounds, from 0 to the last."""
-        return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every or self.num_rounds), self.num_rounds}))
-
-    @property
-    def is_standard(self) -> bool:
-        """Whether this is a standard case (Fed-ensemble, full batches, so Theorem 2 applies), not a user's run."""
-        return self.algorithm is None
-
-    @property
-    def method(self) -> str:
-        """The name of the algorithm that trains the networks."""
-        return "Fed-ensemble" if self.algorithm is None else self.algorithm(self.model(self.largest)).name
-
-    @property
-    def loss(self) -> str | Loss:
-        """The name of the training loss, or the user's function."""
-        loss: str | Loss = self.rule.get("loss", "squared_error")
-        return loss
 
     def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Computes the training error of ``outputs`` at a subset of the training examples, for each round.
@@ -108,6 +70,13 @@ class Setting:
         loss, shape = get_loss(mean_form(self.loss)), outputs.shape[1:]
         each, mask = np.broadcast_to(targets, shape).reshape(-1, shape[-1]), jnp.ones(math.prod(shape[:-1]), bool)
         return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
+
+    @property
+    def what_is_left(self) -> str:
+        """The name of the quantity that ``left`` computes."""
+        if targets_of(self.loss) == "numbers":
+            return "training residual, root mean square"
+        return f"training {words(mean_form(self.loss))}"
 
     def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
         """Computes the mean squared error of ``outputs`` [..., m, C]; for cross entropy, of softmax probabilities.
@@ -130,33 +99,125 @@ class Setting:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""
         return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
+    def federated(self) -> FederatedData:
+        """Returns the training data on the device, in float64."""
+        return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
+
+
+class Scale(NamedTuple):
+    """Size of a comparison: widths, draws and rounds.
+
+    Attributes:
+        widths: Widths of the networks.
+        draws: Number E of independent networks, initial functions or seeds.
+        num_rounds: Rounds R.
+        evaluate_every: Rounds between evaluations; 0: only at the start and at the end.
+    """
+
+    widths: tuple[int, ...]
+    draws: int
+    num_rounds: int
+    evaluate_every: int = 0
+
     @property
-    def what_is_left(self) -> str:
-        """The name of the quantity that ``left`` computes."""
-        if targets_of(self.loss) == "numbers":
-            return "training residual, root mean square"
-        return f"training {words(mean_form(self.loss))}"
+    def rounds(self) -> tuple[int, ...]:
+        """The evaluated rounds, from 0 to the last."""
+        return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every or self.num_rounds), self.num_rounds}))
 
     @property
     def largest(self) -> int:
         """The largest width."""
         return max(self.widths)
 
-    def blocks(self) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points."""
-        return kernel_blocks(self.kernel, self.x_train, self.x_test)
+
+class NTKRuns(NamedTuple):
+    """Runs of NTK-FL beside a standard case, from the initial functions of its networks.
+
+    Attributes:
+        times: Numbers of gradient steps among which NTK-FL chooses.
+        exact_draws: Draws of NTK-FL with the exact kernel, which costs (n C)^3; only for several outputs.
+    """
+
+    times: tuple[int, ...] = NTK_TIMES
+    exact_draws: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """An algorithm on a problem, for networks of one architecture at several widths.
+
+    Attributes:
+        name: Name in tables and of files.
+        title: Title of tables and figures.
+        problem: Examples, clients and loss.
+        algorithm: Algorithm that trains the networks.
+        rule: How the closed form follows the algorithm; None if it does not.
+        size: Widths, draws and rounds.
+        seed: Seed of initialisations, schedule and minibatches.
+        ntk_fl: Runs of NTK-FL beside a standard case, which verdicts compare with theory; None for a user's run.
+    """
+
+    name: str
+    title: str
+    problem: Problem
+    algorithm: Algorithm
+    rule: Rule | None
+    size: Scale
+    seed: int = 0
+    ntk_fl: NTKRuns | None = None
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether this is a standard case (Fed-ensemble, full batches, so Theorem 2 applies), not a user's run."""
+        return self.ntk_fl is not None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the model is exactly linear, so that simulation and flow must agree to rounding."""
+        return self.algorithm.model.is_linear
+
+    @property
+    def method(self) -> str:
+        """The name of the algorithm that trains the networks."""
+        return "Fed-ensemble" if self.is_standard else self.algorithm.name
+
+    @property
+    def num_models(self) -> int:
+        """The number K of models."""
+        return self.algorithm.schedule.num_models
+
+    @property
+    def followed(self) -> Rule:
+        """The rule; raises ``ValueError`` if the closed form does not follow the algorithm."""
+        if self.rule is None:
+            raise ValueError(f"algorithm: got {self.algorithm.name!r}, must be one that the closed form follows")
+        return self.rule
+
+    def model(self, width: int) -> Model:
+        """Returns the network of a width, with float64 weights; the algorithm's model if its width is fixed."""
+        model = self.algorithm.model
+        return in_float64(model if model.at_width is None else model.at_width(width))
 
     @property
     def kernel(self) -> Callable[..., Any]:
         """The analytic kernel of the largest width; raises ``ValueError`` for a model without one."""
-        kernel = self.model(self.largest).kernel
+        kernel = self.model(self.size.largest).kernel
         if kernel is None:
             raise ValueError(f"model: got one without an analytic kernel for {self.name}, must have one")
         return kernel
 
-    def federated(self) -> FederatedData:
-        """Returns the training data on the device, in float64."""
-        return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
+    def blocks(self) -> KernelBlocks:
+        """Computes the blocks of ``kernel`` at the training and test points."""
+        return kernel_blocks(self.kernel, self.problem.x_train, self.problem.x_test)
+
+
+def in_float64(plain: Model) -> Model:
+    """Returns the model with float64 initial weights."""
+
+    def init(key: Key) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
+
+    return plain._replace(init=init)
 
 
 @contextlib.contextmanager
@@ -166,14 +227,20 @@ def exact_arithmetic() -> Iterator[None]:
         yield
 
 
-def step_size(setting: Setting, fraction: float = 0.5) -> float:
+def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
     """Computes a fraction of the largest stable full-batch step, ``2 / max_i lambda_max(Theta_ii / n_i)``.
 
     Theta_ii is the analytic tangent kernel of client i's n_i examples.
+
+    Args:
+        problem: Examples and clients.
+        model: Network with an analytic kernel.
+        fraction: Share of the largest stable step.
     """
+    assert model.kernel is not None
     # At once: a kernel of each client's own size would be a program each.
-    theta = np.asarray(setting.kernel(jnp.asarray(setting.x_train), None, get="ntk"), np.float64)
-    clients = (setting.partition.client(i) for i in range(setting.partition.num_clients))
+    theta = np.asarray(model.kernel(jnp.asarray(problem.x_train), None, get="ntk"), np.float64)
+    clients = (problem.partition.client(i) for i in range(problem.partition.num_clients))
     largest = max(float(np.linalg.eigvalsh(theta[np.ix_(own, own)])[-1]) / len(own) for own in clients if len(own))
     return fraction * 2 / largest
 

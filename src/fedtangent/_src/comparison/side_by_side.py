@@ -33,7 +33,7 @@ class FlowGap(NamedTuple):
     """Networks and the flow from the same initial functions, at one width and every evaluated round."""
 
     error: np.ndarray  # [r, K, E] relative error at the test points
-    simulated: np.ndarray  # [r] training error (``Setting.left``), over all networks
+    simulated: np.ndarray  # [r] training error (``Problem.left``), over all networks
     predicted: np.ndarray  # [r]
     test: np.ndarray  # [r, K, E, m, C] predicted outputs
     train: np.ndarray  # [r, K, E, n, C]
@@ -43,7 +43,7 @@ class FlowCurve(NamedTuple):
     """The flow from the initial functions of the widest networks, round by round, for figures."""
 
     rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
-    left: np.ndarray  # [r] training error (``Setting.left``), over all networks
+    left: np.ndarray  # [r] training error (``Problem.left``), over all networks
     score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
 
 
@@ -76,9 +76,9 @@ class Comparison(NamedTuple):
 
         Test metrics are measured at the points where laws are compared, the first 500 at most.
         """
-        seen, gap = self.simulated[-1], self.gaps[-1]
-        predicted = history_of(self.setting, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
-        return history_of(self.setting, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
+        problem, seen, gap = self.setting.problem, self.simulated[-1], self.gaps[-1]
+        predicted = history_of(problem, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
+        return history_of(problem, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
 
     @property
     def remark(self) -> str:
@@ -86,20 +86,20 @@ class Comparison(NamedTuple):
         first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
         if not last > LITTLE * first:
             return ""
-        what = self.setting.what_is_left
+        what = self.setting.problem.what_is_left
         return f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}; train longer or faster"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
-        """Returns each client's final training error (``Setting.left``) at the client's examples: predicted, simulated.
+        """Returns each client's final training error (``Problem.left``) at the client's examples: predicted, simulated.
 
         The errors are of the widest networks; clients without examples are left out.
         """
-        setting, found = self.setting, {}
-        for i in range(setting.partition.num_clients):
-            own = setting.partition.client(i)
+        problem, found = self.setting.problem, {}
+        for i in range(problem.partition.num_clients):
+            own = problem.partition.client(i)
             if len(own):
                 outputs = self.gaps[-1].train[-1], self.simulated[-1].train[-1]
-                predicted, simulated = (float(setting.left(o[None][..., own, :], own)[0]) for o in outputs)
+                predicted, simulated = (float(problem.left(o[None][..., own, :], own)[0]) for o in outputs)
                 found[i] = predicted, simulated
         return found
 
@@ -111,12 +111,12 @@ def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
         theory: The flow.
         seen: Networks of one width.
     """
-    setting, test = theory.setting, theory.networks([seen], seen.rounds)[0]
+    problem, test = theory.setting.problem, theory.networks([seen], seen.rounds)[0]
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
     error = relative_errors(test, seen.test, scale)
-    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train)
+    return FlowGap(error, problem.left(seen.train), problem.left(train), test, train)
 
 
 def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
@@ -126,15 +126,16 @@ def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
         theory: The flow.
         seen: Networks of one width.
     """
-    setting, last, left, score = theory.setting, theory.setting.num_rounds, list[np.ndarray](), list[np.ndarray]()
+    problem, last = theory.setting.problem, theory.setting.size.num_rounds
+    left, score = list[np.ndarray](), list[np.ndarray]()
     starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
     many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
     rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), seen.rounds)
     for train, test in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
         found = theory.flow.runs(train[None], test[None], rounds.tolist())
-        left.append(setting.left(np.asarray(found.train)))
-        score.append(setting.score(np.asarray(found.test)))
-    power = 2 if targets_of(setting.loss) == "numbers" else 1
+        left.append(problem.left(np.asarray(found.train)))
+        score.append(problem.score(np.asarray(found.test)))
+    power = 2 if targets_of(problem.loss) == "numbers" else 1
     return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
 
 
@@ -154,10 +155,11 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
             widths of a network, which would decide nothing.
     """
     require_float64()
-    for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
+    size, exact_draws = setting.size, 0 if setting.ntk_fl is None else setting.ntk_fl.exact_draws
+    for name, draws in (("draws", size.draws), ("exact_draws", exact_draws or FEWEST_DRAWS)):
         whole(name, draws, FEWEST_DRAWS)
-    if not setting.is_linear and len(set(setting.widths)) < FEWEST_WIDTHS:
-        raise ValueError(f"widths: got {setting.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
+    if not setting.is_linear and len(set(size.widths)) < FEWEST_WIDTHS:
+        raise ValueError(f"widths: got {size.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")
@@ -165,8 +167,8 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
         seen, watched = list[Simulated](), watched_draws(setting)
-        for width in setting.widths:
-            say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
+        for width in size.widths:
+            say(f"{setting.name}: {setting.method}, {size.draws} x K = {setting.num_models}, width {width}")
             seen.append(trained_networks(setting, width, progress, watched))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
@@ -182,7 +184,7 @@ def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
 
     The parts are the distance of each network from its linearisation, and of the linearisation from the flow.
     """
-    return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
+    return split(theory, seen, at_points(theory.setting.problem, gap.train, gap.test))
 
 
 def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
@@ -191,11 +193,12 @@ def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simul
     For standard cases of several outputs it also runs with the exact kernel. NTK-FL trains by the squared error, so
     runs with other losses get no NTK-FL networks.
     """
-    if setting.loss != "squared_error":
+    if setting.problem.loss != "squared_error":
         return ()
-    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
-    if setting.is_standard and setting.y_train.shape[1] > 1:
-        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+    widths, standard = setting.size.widths, setting.ntk_fl
+    wanted = [("averaged", widths[-1:] if standard is None else widths, setting.size.draws)]
+    if standard is not None and setting.problem.y_train.shape[1] > 1:
+        wanted.append(("exact", widths[:2], standard.exact_draws))  # the others would cost most of the run
     moved = []
     for kernel, widths, draws in wanted:
         for width in widths:
@@ -211,7 +214,7 @@ def _rows(
     gaps: tuple[FlowGap, ...],
     flow_seconds: float,
 ) -> tuple[MethodRow, ...]:
-    last, num_rounds = theory.moments[-1], theory.setting.num_rounds
+    last, num_rounds = theory.moments[-1], theory.setting.size.num_rounds
     widest = {m.method: m for m in moved}.values()
     flow = theory_row(
         theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds

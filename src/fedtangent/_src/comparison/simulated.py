@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.comparison.cohorts import weighed_cohorts
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting
+from fedtangent._src.engine import Evaluation
 from fedtangent._src.engine.history import History, Measurement
 from fedtangent._src.engine.run import predict, resolve_mapping, simulate
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.algorithms.tangent import Pooling
-from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
@@ -73,7 +71,7 @@ def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
     Returns:
         Outputs [count, m, C].
     """
-    return network_functions(setting, width, count, setting.x_test)
+    return network_functions(setting, width, count, setting.problem.x_test)
 
 
 def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
@@ -88,7 +86,7 @@ def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -
     Returns:
         Outputs [count, p, C], computed for a few networks at a time.
     """
-    keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
+    keys = jax.random.split(init_key(setting, setting.size.draws, width), count)  # the key of no draw
     together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
     return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
 
@@ -98,8 +96,10 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: in
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
-def trained_networks(setting: Setting, width: int, progress: bool | None = False, watched: int = 0) -> Simulated:
-    """Trains E ensembles of K networks by the setting's algorithm under its schedule.
+def trained_networks(
+    setting: Setting, width: int, progress: bool | None = False, watched: int = 0, start: PyTree | None = None
+) -> Simulated:
+    """Trains E ensembles of K networks by the setting's algorithm.
 
     The draws share schedule and minibatches (their keys come from the setting's seed) and differ in the initialisation.
 
@@ -108,26 +108,19 @@ def trained_networks(setting: Setting, width: int, progress: bool | None = False
         width: Width of the networks.
         progress: Whether to show progress.
         watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
+        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
     """
-    model = setting.model(width)
-    algorithm = recipe(setting, model)
+    model, problem = setting.model(width), setting.problem
+    algorithm = setting.algorithm.on(model)
     watches: list[KernelDiagnostics] = []
     for draw in range(watched):
         given = setting.seed, init_key(setting, draw, width)
         if watches:
-            watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
+            watches.append(watches[0].of_seed(algorithm, problem.partition.num_clients, *given))
         else:
-            data = setting.federated()
+            data = problem.federated()
             watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, start=given[1]))
-    return trained(setting, algorithm, setting.method, width, progress, watches=watches)
-
-
-def recipe(setting: Setting, model: Model) -> Algorithm:
-    """Builds the setting's algorithm for ``model``; by default Fed-ensemble with full batches."""
-    if setting.algorithm is not None:
-        return setting.algorithm(model)
-    work = Work(steps=setting.local_steps)
-    return algorithms.fed_ensemble(model, setting.schedule, client_learning_rate=setting.learning_rate, work=work)
+    return trained(setting, algorithm, setting.method, width, progress, watches=watches, start=start)
 
 
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
@@ -144,18 +137,19 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         draws: Number of initialisations.
         progress: Whether to show progress.
     """
-    clients = setting.partition.num_clients
-    model = setting.model(width)
-    theta = np.asarray(model.kernel(jnp.asarray(setting.x_train), None, get="ntk"))  # type: ignore[misc]
-    examples, outputs = setting.y_train.shape
+    problem, model = setting.problem, setting.model(width)
+    clients = problem.partition.num_clients
+    theta = np.asarray(model.kernel(jnp.asarray(problem.x_train), None, get="ntk"))  # type: ignore[misc]
+    examples, outputs = problem.y_train.shape
+    times = NTK_TIMES if setting.ntk_fl is None else setting.ntk_fl.times
     algorithm = algorithms.ntk_fl(
         model,
-        schedule.all_clients(clients, setting.schedule.num_models),
+        schedule.all_clients(clients, setting.num_models),
         learning_rate=0.5 * examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
-        evolution=Evolution(times=setting.ntk_times, kernel=kernel, unstable="allow"),
+        evolution=Evolution(times=times, kernel=kernel, unstable="allow"),
         pooling=Pooling(slots_per_model=clients),
     )
-    once = dataclasses.replace(setting, num_rounds=1, evaluate_every=0, draws=draws)
+    once = dataclasses.replace(setting, size=Scale(setting.size.widths, draws, num_rounds=1))
     return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)
 
 
@@ -167,6 +161,7 @@ def trained(
     progress: bool | None = False,
     mapping: str = "auto",
     watches: Sequence[KernelDiagnostics] = (),
+    start: PyTree | None = None,
 ) -> Simulated:
     """Runs ``algorithm`` once for each of the setting's draws.
 
@@ -178,39 +173,41 @@ def trained(
         progress: Whether to show progress.
         mapping: How clients are mapped to the device, as in ``simulate``.
         watches: Diagnostics of the first draws' networks, one for each watched draw.
+        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
     """
-    data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
-    split = len(setting.x_train)
+    problem, size = setting.problem, setting.size
+    data, x = problem.federated(), jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+    split = len(problem.x_train)
     # once: all draws run one program
-    mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping, evaluated=[x]).mapping
+    resolved = resolve_mapping(algorithm, data, size.num_rounds, mapping, evaluated=[x])
 
     def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
         found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
         if watch is None:
             return found
-        start = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
-        return found | start | {"drift": watch.drifts(state)}
+        first = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
+        return found | first | {"drift": watch.drifts(state)}
 
     def one_run(draw: int) -> tuple[History, float]:
-        start = time.perf_counter()
+        begun = time.perf_counter()
         run = simulate(
             algorithm,
             data,
-            num_rounds=setting.num_rounds,
+            num_rounds=size.num_rounds,
             seed=setting.seed,
-            start=init_key(setting, draw, width) if setting.start is None else setting.start,
+            start=init_key(setting, draw, width) if start is None else start,
             evaluation=Evaluation(
-                every=setting.evaluate_every or None,
+                every=size.evaluate_every or None,
                 measure=partial(outputs, watches[draw] if draw < len(watches) else None),
             ),
-            devices=Devices(mapping),
+            devices=resolved,
         )
-        return run.history, time.perf_counter() - start
+        return run.history, time.perf_counter() - begun
 
     runs = []
-    with progress_of(setting.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as shown:
-        for draw in range(setting.draws):
+    with progress_of(size.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as shown:
+        for draw in range(size.draws):
             runs.append(one_run(draw))
             shown.update(1)
     histories, seconds = zip(*runs, strict=True)
@@ -235,27 +232,27 @@ def trained(
 
 
 def history_of(
-    setting: Setting, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
+    problem: Problem, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
 ) -> History:
     """Computes the metrics of networks along a run: means over the E draws, with bands if there are several draws.
 
     Args:
-        setting: The run.
+        problem: The problem.
         seen: The simulation, for its rounds and bytes.
         train: Outputs at the training examples, [r, K, E, n, C].
         test: Outputs at the test points, [r, K, E, m, C].
         ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
         more: Further fields of ``History``.
     """
-    labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
-    splits = {"train": (train, train.mean(axis=1), setting.y_train, labels)}
-    if setting.points == "test":
-        splits["test"] = test, ensemble, setting.y_test, setting.labels_test
+    labels = None if problem.labels_test is None else np.argmax(problem.y_train, axis=-1)
+    splits = {"train": (train, train.mean(axis=1), problem.y_train, labels)}
+    if problem.points == "test":
+        splits["test"] = test, ensemble, problem.y_test, problem.labels_test
     tables: dict[tuple[str, str], np.ndarray] = {}  # (split, metric) -> [r, E]
     for split, (outputs, mean, targets, classes) in splits.items():
         measured = [
             [
-                uncertainty.measure(Prediction(*draw), targets, classes, setting.loss)
+                uncertainty.measure(Prediction(*draw), targets, classes, problem.loss)
                 for draw in zip(*of_round, strict=True)
             ]
             for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
@@ -285,5 +282,8 @@ def _watched(histories: Sequence[History]) -> WatchedNetworks:
 
 
 def cohorts(setting: Setting) -> Cohort:
-    """Draws the cohorts [R, S] of the simulation, with the weights that the setting's ``weighting`` prescribes."""
-    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting)
+    """Draws the cohorts [R, S] of the simulation, with the weights that its algorithm prescribes."""
+    weighting = setting.algorithm.composition.weighting
+    return schedule.drawn_cohorts(
+        setting.algorithm.schedule, setting.problem.partition, setting.size.num_rounds, setting.seed, weighting
+    )

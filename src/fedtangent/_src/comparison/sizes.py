@@ -58,10 +58,11 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
     Raises:
         ValueError: Neither memory nor disk has room; the message says how much is needed.
     """
-    n, m, outputs = len(setting.x_train), len(setting.x_test), setting.y_train.shape[1]
-    sizes = np.maximum(np.asarray(setting.partition.sizes, float), SMALLEST_BUCKET)
+    problem, rounds = setting.problem, len(setting.size.rounds)
+    n, m, outputs = len(problem.x_train), len(problem.x_test), problem.y_train.shape[1]
+    sizes = np.maximum(np.asarray(problem.partition.sizes, float), SMALLEST_BUCKET)
     of_clients = int(np.sum(4 ** np.ceil(np.log2(sizes))))
-    columns, rounds = draws * setting.schedule.num_models * outputs, len(setting.rounds)
+    columns = draws * setting.num_models * outputs
     functions, is_large = 8 * rounds * columns * (2 * n + 2 * m), n + m > MOST_EXACT
     if is_large:
         work = PROGRAM + 4 * (GATHERED + 6 * TILE**2) + 16 * n * columns
@@ -99,6 +100,5 @@ def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = 
             shown.update(done - shown.n)
 
         devices = jax.devices() if jax.default_backend() != "cpu" or jax.process_count() > 1 else None
-        return large_kernel(
-            setting.kernel, setting.x_train, setting.x_test, folder=plan.folder, devices=devices, tick=tick
-        )
+        x_train, x_test = setting.problem.x_train, setting.problem.x_test
+        return large_kernel(setting.kernel, x_train, x_test, folder=plan.folder, devices=devices, tick=tick)

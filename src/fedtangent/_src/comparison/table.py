@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import softmax
 
 from fedtangent._src.comparison.predicted import Predicted
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Problem
 from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.comparison.statistics import mean_difference_in_errors
 from fedtangent._src.losses import targets_of
@@ -53,21 +53,21 @@ def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float
 
 
 def _scores(
-    setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
+    problem: Problem, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
 ) -> tuple[float | None, float | None]:
     """Returns NLL and coverage of a prediction with draws [E, m, C]; for cross entropy, NLL of probabilities."""
-    if targets_of(setting.loss) == "numbers":
-        return scores(mean, variance, setting.y_test)
-    if targets_of(setting.loss) != "classes":
+    if targets_of(problem.loss) == "numbers":
+        return scores(mean, variance, problem.y_test)
+    if targets_of(problem.loss) != "classes":
         return None, None
     probability = softmax(draws, axis=-1).mean(axis=0)
-    return float(-np.mean(np.log(np.sum(probability * setting.y_test, axis=-1)))), None
+    return float(-np.mean(np.log(np.sum(probability * problem.y_test, axis=-1)))), None
 
 
-def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
-    if setting.labels_test is None:
+def _accuracy(problem: Problem, mean: np.ndarray) -> float | None:
+    if problem.labels_test is None:
         return None
-    return float(np.mean(setting.accuracy(mean)))
+    return float(np.mean(problem.accuracy(mean)))
 
 
 def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
@@ -81,19 +81,19 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
         seen: Networks of one width.
         flow_error: Mean relative error of the networks to the flow; None for NTK-FL.
     """
-    setting, members = theory.setting, seen.test[-1]  # [K, E, m, C]
+    setting, problem, members = theory.setting, theory.setting.problem, seen.test[-1]  # [K, E, m, C]
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
-    nll, coverage = _scores(setting, draws.mean(axis=0), draws, variance)
+    nll, coverage = _scores(problem, draws.mean(axis=0), draws, variance)
     mean, cov = reference(theory)
     comparable = np.trace(cov) > 0 and (flow_error is not None or (theory.limit is not None and setting.is_standard))
-    accuracies = [_accuracy(setting, e) for e in ensembles]
+    accuracies = [_accuracy(problem, e) for e in ensembles]
     return MethodRow(
         setting=setting.name,
         method=f"{seen.method}, width {seen.width}",
-        test_mse=float(np.mean(setting.mse(ensembles))),
-        accuracy=None if setting.labels_test is None else float(np.mean(np.array(accuracies, float))),
+        test_mse=float(np.mean(problem.mse(ensembles))),
+        accuracy=None if problem.labels_test is None else float(np.mean(np.array(accuracies, float))),
         nll=nll,
         coverage=coverage,
         mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)) if comparable else None,
@@ -128,23 +128,23 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
         cov: Covariance of one draw, [m, m].
         rounds: Round of the prediction; None for the limit.
     """
-    setting, num_models = theory.setting, theory.setting.schedule.num_models
+    setting, problem, num_models = theory.setting, theory.setting.problem, theory.setting.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
     nll: float | None
     coverage: float | None
     if theory.drawn is None:
-        test_mse = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
-        nll, coverage = scores(mean, variance, setting.y_test)
+        test_mse = float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
+        nll, coverage = scores(mean, variance, problem.y_test)
     else:  # outputs depend on each other: draws, not moments
-        test_mse = float(np.mean(setting.mse(theory.drawn.mean(axis=1))))
-        nll, coverage = _scores(setting, mean, theory.drawn.reshape(-1, *mean.shape), variance)
+        test_mse = float(np.mean(problem.mse(theory.drawn.mean(axis=1))))
+        nll, coverage = _scores(problem, mean, theory.drawn.reshape(-1, *mean.shape), variance)
     return MethodRow(
         setting=setting.name,
         method=method,
         test_mse=test_mse,
-        accuracy=expected_accuracy(setting, mean, cov / num_models)
+        accuracy=expected_accuracy(problem, mean, cov / num_models)
         if theory.drawn is None
-        else _accuracy(setting, theory.drawn.mean(axis=1)),
+        else _accuracy(problem, theory.drawn.mean(axis=1)),
         nll=nll,
         coverage=coverage,
         variance_ratio=float(np.trace(cov) / spread) if (spread := np.trace(reference(theory)[1])) > 0 else None,
@@ -152,17 +152,17 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     )
 
 
-def expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
+def expected_accuracy(problem: Problem, mean: np.ndarray, cov: np.ndarray) -> float | None:
     """Computes the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
 
     Args:
-        setting: The setting.
+        problem: The problem.
         mean: Mean at the test points, [m, C].
         cov: Covariance of one output, [m, m].
     """
-    if setting.labels_test is None:
+    if problem.labels_test is None:
         return None
-    return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == setting.labels_test))
+    return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == problem.labels_test))
 
 
 def draws_of(mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> np.ndarray:

@@ -1,5 +1,8 @@
 """The loop of a run: rounds in chunks, each one call of a compiled program; between chunks evaluation and checkpoints.
 
+``simulate`` and the trials of an experiment differ only in these programs, ``RunSetup.chunk`` and ``RunSetup.measure``.
+``evaluated_rounds`` is the loop of a run that is part of another program.
+
 A chunk's number of rounds is a run-time value, and its buffer for infos has a fixed size. So a run traces its loss
 once whatever the number of rounds, the result does not depend on where a run is cut into chunks, and a second run of
 the same algorithm on data of the same shape compiles nothing.
@@ -10,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -157,19 +160,56 @@ class Evaluation:
             whole("evaluation.every", self.every)
 
 
-class RunSetup(NamedTuple):
-    """The parts of a run that stay the same from round to round."""
+def evaluated_rounds(
+    algorithm: Algorithm,
+    engine: Engine,
+    measure: Callable[[Algorithm, PyTree], PyTree],
+    lengths: np.ndarray | Sequence[int],
+    state: PyTree,
+    data: FederatedData,
+) -> PyTree:
+    """Computes rounds, traced as a part of another program, and returns the metrics of each evaluation, [E, ...].
 
-    algorithm: Algorithm
-    engine: Engine
-    data: FederatedData
+    Args:
+        algorithm: The algorithm.
+        engine: Mapping of clients onto devices.
+        measure: ``(algorithm, state) -> metrics``, traced.
+        lengths: Rounds before each of the E evaluations.
+        state: State before the rounds.
+        data: Training examples of all clients.
+    """
+
+    def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
+        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
+        return state, measure(algorithm, state)
+
+    return jax.lax.scan(stretch, state, jnp.asarray(lengths, jnp.int32))[1]
+
+
+class RunSetup(NamedTuple):
+    """The parts of a run that stay the same from round to round.
+
+    Attributes:
+        chunk: Compiled rounds, ``(state, number of rounds) -> (state, infos)``; reuses the buffers of the state.
+        measure: ``state -> metrics``; None for a run without metrics.
+        num_rounds: Rounds R.
+        evaluation: Evaluated rounds, and whether to stop at a divergence.
+        report: Called with each measurement.
+        cost: Bytes of a message and of a broadcast.
+        shapes: Shapes of one round's infos.
+        length: Largest number of rounds in a chunk.
+        store: Checkpoints, or None.
+    """
+
+    chunk: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
+    measure: Callable[[PyTree], dict[str, Any]] | None
     num_rounds: int
     evaluation: Evaluation
     report: Reported
     cost: Cost
-    shapes: PyTree  # shapes of one round's infos
-    length: int  # largest number of rounds in a chunk
-    store: Store | None
+    shapes: PyTree
+    length: int
+    store: Store | None = None
 
 
 class Past(NamedTuple):
@@ -233,7 +273,7 @@ def _agreed(number: int) -> int:
 
 def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
     """Computes ``rounds`` more rounds, at most one chunk; reuses the buffers of ``past.state``."""
-    state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
+    state, infos = setup.chunk(past.state, jnp.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
     up, down = charge(setup.cost, past.chunks[-1])
     return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
@@ -295,8 +335,7 @@ def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
     seconds = _seconds(past)
-    measure = setup.evaluation.measure
-    metrics = {} if measure is None else measure(setup.algorithm, local(past.state))
+    metrics = {} if setup.measure is None else setup.measure(local(past.state))
     if not isinstance(metrics, dict):
         raise ValueError(f"measure: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
     past.evaluations.append(Measurement(past.round, metrics, *past.sent, seconds))

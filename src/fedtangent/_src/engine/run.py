@@ -1,9 +1,12 @@
-"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way."""
+"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way.
+
+``trial_program`` and ``run_trial`` are ``simulate`` for experiments of many like runs, which share a compiled program.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +21,8 @@ from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import auto, memory
 from fedtangent._src.engine.checkpoints import Checkpoints, store
 from fedtangent._src.engine.checkpoints.options import identity
-from fedtangent._src.engine.clients import Devices, Mapping, default_mapping, engine_for, parse
+from fedtangent._src.engine.clients import Devices, default_mapping, engine_for, parse
+from fedtangent._src.engine.clients import Mapping as ClientMapping
 from fedtangent._src.engine.history import Measurement, Run
 from fedtangent._src.engine.loop import (
     Evaluation,
@@ -35,7 +39,7 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.optimizers import check_rate
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
-from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
+from fedtangent._src.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Prediction, PyTree
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
@@ -64,7 +68,6 @@ def resolve_mapping(
     num_rounds: int,
     mapping: str = "auto",
     checkpoint: Checkpoints | None = None,
-    measure: bool = True,
     evaluated: Sequence[Array] = (),
 ) -> Resolved:
     """Returns the mapping that ``simulate`` uses, and its memory plan.
@@ -78,7 +81,6 @@ def resolve_mapping(
         num_rounds: Rounds R.
         mapping: Name of a mapping, or "auto".
         checkpoint: Checkpoints of the run, or None.
-        measure: Whether ``auto`` may measure; otherwise it is the first mapping that fits.
         evaluated: Inputs [n, ...] at which the models are evaluated during the run.
 
     Raises:
@@ -91,15 +93,13 @@ def resolve_mapping(
     state = state_shapes(algorithm, data.num_clients)
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
     length = chunk_length(info_shapes(algorithm, engine, state, data))
-    if chosen is None and not measure:
-        chosen = auto.that_fit(algorithm, data, largest, length)[0]
     if chosen is None:
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
     return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length, evaluated), seconds)
 
 
-def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
+def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: ClientMapping) -> float:
     """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
     engine = engine_for(data, mapping)
     held = replicate(data, engine.mesh)
@@ -167,7 +167,7 @@ def simulate(
     seed: int | Key = 0,
     start: Key | PyTree | None = None,
     evaluation: Evaluation = Evaluation(),
-    devices: Devices = Devices(),
+    devices: Devices | Resolved = Devices(),
     checkpoints: Checkpoints | None = None,
 ) -> Run:
     """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: the clients train networks.
@@ -186,7 +186,8 @@ def simulate(
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
             accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
             ``FederatedData`` there are none.
-        devices: Mapping of a round's clients onto the devices; it does not change the result beyond rounding.
+        devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or
+            what ``resolve_mapping`` returned for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
             killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
             for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
@@ -231,7 +232,9 @@ def simulate(
         check_rate("client_learning_rate", training.learning_rate, num_rounds)
     check_start(algorithm, data.num_clients, start)
     saves = None if checkpoints is None else store.open_store(checkpoints)
-    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated).mapping
+    if not isinstance(devices, Resolved):
+        devices = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated)
+    mapping = devices.mapping
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)
     shapes = info_shapes(algorithm, engine, state, data)
@@ -240,20 +243,20 @@ def simulate(
         if not saves.options.config:
             who["traced round"] = auto.fingerprint(algorithm, data, state)
         saves = store.for_run(saves, who, mapping, shapes)
+    held, length = replicate(data, engine.mesh), chunk_length(shapes)
     setup = RunSetup(
-        algorithm=algorithm,
-        engine=engine,
-        data=data,
+        chunk=lambda state, rounds: run_chunk(algorithm, engine, length, state, held, rounds),
+        measure=None if evaluation.measure is None else partial(evaluation.measure, algorithm),
         num_rounds=num_rounds,
         evaluation=evaluation,
         report=evaluation.report or (lambda row: None),
         cost=algorithm.cost(data, engine),
         shapes=shapes,
-        length=chunk_length(shapes),
+        length=length,
         store=saves,
     )
     with store.claimed(saves):
-        return _run(setup, state)
+        return _run(setup, algorithm.name, engine, state)
 
 
 def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | None) -> None:
@@ -304,15 +307,13 @@ def params_by_round(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *measured)
 
 
-def _run(setup: RunSetup, state: PyTree) -> Run:
+def _run(setup: RunSetup, name: str, engine: Engine, state: PyTree) -> Run:
     begin = first_past(setup, state)
-    mesh = setup.engine.mesh
-    setup = setup._replace(data=replicate(setup.data, mesh))
-    begin = begin._replace(state=replicate(begin.state, mesh))
+    begin = begin._replace(state=replicate(begin.state, engine.mesh))
     shown = setup.evaluation.progress if is_main() else False
     with (
         stop_signals(setup.store is not None) as signalled,
-        progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=shown) as bar,
+        progress_of(setup.num_rounds, name, done=begin.round, shown=shown) as bar,
     ):
 
         def note(row: Measurement) -> None:
@@ -321,3 +322,97 @@ def _run(setup: RunSetup, state: PyTree) -> Run:
             setup.report(row)
 
         return go(setup._replace(report=note), begin, signalled, bar.update)
+
+
+class TrialProgram(NamedTuple):
+    """A run in compiled parts, for all numbers, seeds, data and evaluation sets of the same shapes.
+
+    Attributes:
+        begin: ``key -> state``.
+        chunk: ``(numbers, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
+        measure: ``(numbers, sets, state) -> metrics``.
+        cost: Bytes of a message and of a broadcast.
+        shapes: Shapes of one round's infos.
+        length: Largest number of rounds that ``chunk`` takes.
+    """
+
+    begin: Callable[[Key], PyTree]
+    chunk: Callable[..., tuple[PyTree, PyTree]]
+    measure: Callable[..., dict[str, Array]]
+    cost: Cost
+    shapes: PyTree
+    length: int
+
+
+def trial_program(
+    build: Callable[..., Algorithm],
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    engine: Engine,
+    measure: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
+    every: int = 1,
+) -> TrialProgram:
+    """Builds the program that all trials of an experiment share; it is compiled when it is first used.
+
+    ``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers
+    that are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again.
+
+    Args:
+        build: ``(**numbers) -> algorithm``, where numbers may be traced; the model and the schedule do not depend on
+            them.
+        numbers: Numbers of one of the runs, which ``build`` checks.
+        data: Data of one of the trials.
+        engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
+        measure: ``(algorithm, state, sets) -> {name: array}``, traced.
+        every: Rounds between evaluations.
+    """
+    first, num_clients = build(**numbers), data.num_clients
+    shapes = info_shapes(first, engine, state_shapes(first, num_clients), data)
+    length = min(chunk_length(shapes), every)
+    memory.check(first, data, parse("scan"), engine.max_client_size, length)
+
+    @partial(jax.jit, donate_argnames=("state",))
+    def chunk(numbers: dict[str, Array], data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
+        return run_chunk(build(**numbers), engine, length, state, data, rounds)
+
+    @jax.jit
+    def metrics_of(numbers: dict[str, Array], sets: PyTree, state: PyTree) -> dict[str, Array]:
+        return measure(build(**numbers), state, sets)
+
+    begin = jax.jit(lambda key: first.init(key, num_clients))
+    return TrialProgram(begin, chunk, metrics_of, first.cost(data, engine), shapes, length)
+
+
+def run_trial(
+    program: TrialProgram,
+    seed: int,
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    sets: PyTree,
+    num_rounds: int,
+    every: int = 1,
+) -> Run:
+    """Runs one trial, with evaluations at the start, every ``every`` rounds and at the end.
+
+    Args:
+        program: The program that all trials share.
+        seed: Seed of the run.
+        numbers: Arguments of ``build``, by name.
+        data: Training examples of all clients.
+        sets: Evaluation sets, the last argument of ``measure``.
+        num_rounds: Rounds R.
+        every: Rounds between evaluations.
+    """
+    given = {name: jnp.asarray(value) for name, value in numbers.items()}
+    setup = RunSetup(
+        chunk=partial(program.chunk, given, data),
+        measure=partial(program.measure, given, sets),
+        num_rounds=num_rounds,
+        evaluation=Evaluation(every),
+        report=lambda row: None,
+        cost=program.cost,
+        shapes=program.shapes,
+        length=program.length,
+    )
+    past = first_past(setup, program.begin(jax.random.key(seed)))
+    return go(setup, past, lambda: None, lambda rounds: None)

@@ -21,7 +21,7 @@ from fedtangent._src.data.partition import validate
 from fedtangent._src.engine import memory
 from fedtangent._src.engine.clients import Devices, default_kind, engine_for
 from fedtangent._src.engine.history import data_frame
-from fedtangent._src.engine.loop import Evaluation, Measure
+from fedtangent._src.engine.loop import Evaluation, Measure, evaluated_rounds
 from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
 
 if TYPE_CHECKING:
@@ -222,12 +222,9 @@ def member(
         data: Training examples of all clients.
     """
     algorithm = build(**static, **values)
-
-    def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
-        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
-        return state, measure(algorithm, state)
-
-    return jax.lax.scan(stretch, algorithm.init(key, data.num_clients), jnp.asarray(lengths, jnp.int32))[1]
+    start = algorithm.init(key, data.num_clients)
+    metrics: dict[str, Array] = evaluated_rounds(algorithm, engine, measure, lengths, start, data)
+    return metrics
 
 
 def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -17,7 +17,7 @@ from fedtangent._src.federated.aggregate import slots_of, weighted_mean
 from fedtangent._src.federated.faults import num_contacted
 from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
-from fedtangent._src.federated.schedule import unroll
+from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
 from fedtangent._src.types import (
     Accept,
@@ -34,7 +34,6 @@ from fedtangent._src.types import (
     Key,
     Local,
     Model,
-    Partition,
     Prediction,
     PyTree,
     RoundInfo,
@@ -42,8 +41,6 @@ from fedtangent._src.types import (
     Server,
     Slots,
 )
-
-WEIGHTINGS = ("examples", "uniform")
 
 
 class State(NamedTuple):
@@ -384,30 +381,3 @@ def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tup
         nothing = RoundInfo(heard.round, jnp.zeros_like(heard.weight), jnp.zeros_like(heard.num_clients), own)
         still = jax.vmap(made.server.unheard)(state.server, nothing)
     return pytrees.where(heard.weight > 0, updated, still), report
-
-
-# ---- the cohorts of a run -----------------------------------------------------------------------------------------
-
-
-def drawn_cohorts(
-    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
-) -> Cohort:
-    """Returns the cohorts that ``simulate`` will draw, with its weights, as NumPy arrays [R, S]; theory follows them.
-
-    Args:
-        schedule: The schedule.
-        partition: The clients' examples, whose numbers decide the weights.
-        num_rounds: Rounds R.
-        seed: Seed or key of the run.
-        weighting: The algorithm's weighting, "examples" or "uniform".
-
-    Raises:
-        ValueError: Another weighting, or a partition whose number of clients is not the schedule's.
-    """
-    choice("weighting", weighting, WEIGHTINGS)
-    if partition.num_clients != schedule.num_clients:
-        raise ValueError(
-            f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
-        )
-    drawn = jax.tree.map(np.asarray, unroll(schedule, streams.keys(seed).schedule, num_rounds))
-    return _weigh(drawn, np.asarray(partition.offsets), weighting)

@@ -115,7 +115,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
 
     Args:
         schedule: A schedule of ``stragglers``.
-        key: Key of the schedule, as for ``schedule.unroll``.
+        key: Key of the schedule, ``streams.keys(seed).schedule``.
         num_rounds: Rounds R.
 
     Raises:

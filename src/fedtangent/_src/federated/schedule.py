@@ -2,23 +2,26 @@
 
 A schedule draws a ``Cohort`` of S slots for each round. Weights are 1 for a filled slot and 0 for an empty one; the
 engine multiplies them by the clients' sizes, unless the weighting is uniform. Draws depend only on the schedule's key,
-so the cohorts of a run can be drawn without training (``unroll``).
+so the cohorts of a run can be drawn without training (``drawn_cohorts``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src import streams
-from fedtangent._src.checks import instance, number, whole
+from fedtangent._src.checks import choice, instance, number, whole
 from fedtangent._src.entries import Entry
 from fedtangent._src.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
-from fedtangent._src.types import Array, Cohort, Key, Schedule
+from fedtangent._src.types import Array, Cohort, Key, Partition, Schedule
+
+WEIGHTINGS = ("examples", "uniform")
 
 
 def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
@@ -205,21 +208,54 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
     return Schedule(num_models, num_clients, num_strata * per_stratum, init, sample)
 
 
-def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
-    """Returns the cohorts of the first ``num_rounds`` rounds, arrays [R, S], as ``simulate`` will draw them.
+def drawn_cohorts(
+    schedule: Schedule,
+    partition: Partition | None,
+    num_rounds: int,
+    seed: int | Key = 0,
+    weighting: str | None = "examples",
+) -> Cohort:
+    """Returns the cohorts that a run of this seed draws, as NumPy arrays [R, S]; no network is trained.
 
-    Weights are 1 for a filled slot. ``simulate`` multiplies them by the clients' sizes (unless it weighs uniformly), so
-    a theory that uses these cohorts needs the sizes too.
+    Theory follows these cohorts. Their weights are computed independently of the simulator, so that a simulator that
+    weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of examples, counted here
+    example by example (FedAvg; FE-2021, eq. 1). With ``weighting="uniform"`` each client with at least one example has
+    weight 1. This weight is multiplied by the slot's weight in the schedule; an empty slot has weight 0. Weights are
+    divided by their sum where models are averaged.
 
     Args:
         schedule: The schedule.
-        key: Key of the schedule, ``streams.keys(seed).schedule``.
+        partition: The clients' examples; None only without a weighting.
         num_rounds: Rounds R.
+        seed: Seed or key of the run.
+        weighting: The algorithm's weighting, "examples" or "uniform"; None for the weights of the schedule, 1 in a
+            filled slot.
 
     Raises:
-        ValueError: ``num_rounds`` is not a whole number of at least 1.
+        ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, or the partition and
+            the schedule have different numbers of clients.
     """
     whole("num_rounds", num_rounds)
+    counts = None if weighting is None else _client_weights(schedule.num_clients, partition, weighting)
+    client, model, filled = jax.tree.map(np.asarray, _unroll(schedule, streams.keys(seed).schedule, num_rounds))
+    weight = filled if counts is None else np.where(filled > 0, filled * counts[client], 0.0)
+    return Cohort(client, model, weight)  # type: ignore[arg-type]
+
+
+def _client_weights(num_clients: int, partition: Partition | None, weighting: str) -> np.ndarray:
+    """Returns the weight of every client in the mean of clients, [N]."""
+    choice("weighting", weighting, WEIGHTINGS)
+    instance("partition", partition, Partition)
+    assert partition is not None
+    if partition.num_clients != num_clients:
+        raise ValueError(f"partition: got {partition.num_clients} clients, but the schedule is of {num_clients}")
+    sizes = np.array([sum(1 for _ in partition.client(i)) for i in range(num_clients)], float)
+    return sizes if weighting == "examples" else np.where(sizes > 0, 1.0, 0.0)
+
+
+@partial(jax.jit, static_argnames=("schedule", "num_rounds"))
+def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
+    """Returns the schedule's cohorts of the first ``num_rounds`` rounds, [R, S], from the run's schedule key."""
     init_key, sample_key = streams.schedule_keys(key)
 
     def one(state: object, round_: Array) -> tuple[object, Cohort]:
@@ -242,7 +278,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
         graph: Graph of the clients.
         num_models: Models K.
         transition: Probabilities [N, N] of the next place; rows sum to 1, and entries are 0 except along edges and on
-            the diagonal. By default ``graph.metropolis_hastings``, whose stationary law is uniform.
+            the diagonal. By default ``graphs.metropolis_hastings``, whose stationary law is uniform.
 
     Raises:
         ValueError: ``transition`` has another shape, is not stochastic, or moves along a pair that is no edge.

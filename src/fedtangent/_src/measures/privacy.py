@@ -27,17 +27,17 @@ def epsilon(
 
     Args:
         num_clients: Number of clients in the federation.
-        clients_per_round: Of ``schedule.uniform_sampling``, a whole number; under Poisson sampling the expected number,
-            ``rate * num_clients``.
+        clients_per_round: Number of clients in a round of ``schedules.uniform_sampling``; under Poisson sampling the
+            expected number, ``rate * num_clients``.
         num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
         noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``.
         delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
-        sampling: ``"poisson"`` (``schedule.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
+        sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
             federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
-            ``"without_replacement"`` (``schedule.uniform_sampling``; ``schedule.all_clients`` with ``clients_per_round
-            = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of clients is public and
-            neighbours differ in one client's data, which moves the sum by up to twice ``clip_norm``, so that the noise
-            counts half. Epsilons of the two kinds must not be compared.
+            ``"without_replacement"`` (``schedules.uniform_sampling``; ``schedules.all_clients`` with
+            ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
+            clients is public and neighbours differ in one client's data, which moves the sum by up to twice
+            ``clip_norm``, so that the noise counts half. Epsilons of the two kinds must not be compared.
 
     Returns:
         Epsilon; infinite if the noise multiplier is below 1e-100.

@@ -44,22 +44,22 @@ def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
     def of(result: Comparison, what: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{what}")
 
-    paths = [bands(r, of(r, "bands")) for r in results if r.setting.x_train.shape[1] == 1]
+    paths = [bands(r, of(r, "bands")) for r in results if r.setting.problem.x_train.shape[1] == 1]
     networks = [r for r in results if not r.setting.is_linear]
     if networks:
         paths.append(width_errors(networks, figures.path("width_error")))
     paths.append(residuals(results, figures.path("residual")))
     paths += [beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
     paths += [laziness(r, of(r, "laziness")) for r in results if r.laziness]
-    paths += [uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.x_train.shape[1] > 1]
+    paths += [uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.problem.x_train.shape[1] > 1]
     return paths
 
 
 def bands(result: Comparison, path: Path) -> Path:
     """Draws networks, NTK-FL and theory on a scalar input: mean, 95 % band, single models and training data."""
-    setting, theory = result.setting, result.theory
-    x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
-    evolved = [s for s in result.ntk_fl if s.width == setting.largest][:1]
+    setting, problem, theory = result.setting, result.setting.problem, result.theory
+    x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
+    evolved = [s for s in result.ntk_fl if s.width == setting.size.largest][:1]
     shown = [result.simulated[-1], *evolved]
     figure, axes = canvas(len(shown) + 1, sharey=True, sharex=True)
     for ax, seen in zip(axes[0], shown, strict=False):
@@ -73,11 +73,11 @@ def bands(result: Comparison, path: Path) -> Path:
     rng = np.random.default_rng(0)
     for draw in rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh"):
         axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
-    low = min(float(np.min(setting.y_train)), float(np.min(mean))) - 1.5
-    high = max(float(np.max(setting.y_train)), float(np.max(mean))) + 1.5
+    low = min(float(np.min(problem.y_train)), float(np.min(mean))) - 1.5
+    high = max(float(np.max(problem.y_train)), float(np.max(mean))) + 1.5
     titles = [f"{seen.method}, width {seen.width}" for seen in shown]
-    for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.num_rounds}"], strict=True):
-        ax.plot(setting.x_train[:, 0], setting.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
+    for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.size.num_rounds}"], strict=True):
+        ax.plot(problem.x_train[:, 0], problem.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
         ax.set_ylim(low, high)
         dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title)
     return save(figure, path, setting.title)
@@ -87,7 +87,7 @@ def width_errors(results: Sequence[Comparison], path: Path) -> Path:
     """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2."""
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
-        widths = np.array(result.setting.widths, float)
+        widths = np.array(result.setting.size.widths, float)
         errors = [g.error[-1].ravel() for g in result.gaps]
         for w, e in zip(widths, errors, strict=True):
             ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
@@ -112,7 +112,7 @@ def residuals(results: Sequence[Comparison], path: Path) -> Path:
         for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
             ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
         ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
-        dress(ax, "round", result.setting.what_is_left, result.setting.name, log="y")
+        dress(ax, "round", result.setting.problem.what_is_left, result.setting.name, log="y")
     return save(figure, path)
 
 
@@ -121,9 +121,9 @@ def beside(result: Comparison, path: Path) -> Path:
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
-    what = "mean squared error" if setting.labels_test is None else "accuracy"
+    what = "mean squared error" if setting.problem.labels_test is None else "accuracy"
     for seen, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
-        mean = np.mean(setting.score(seen.test), axis=(1, 2))
+        mean = np.mean(setting.problem.score(seen.test), axis=(1, 2))
         curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
     each, rounds = result.curve.score, result.curve.rounds
     low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
@@ -137,7 +137,8 @@ def beside(result: Comparison, path: Path) -> Path:
     clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
     if len(order) <= MOST_NAMED:
         clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
-    dress(clients, "client", setting.what_is_left, f"each client's own examples, round {setting.num_rounds}")
+    title = f"each client's own examples, round {setting.size.num_rounds}"
+    dress(clients, "client", setting.problem.what_is_left, title)
     return save(figure, path, setting.title)
 
 
@@ -157,17 +158,17 @@ def laziness(result: Comparison, path: Path) -> Path:
         across.plot(widths, _geometric(each), "o-", ms=4, color=colour, label=label)
         if metric != "drift":
             mean = _geometric(values[-1, 1:].reshape(len(values[-1]) - 1, -1))
-            along.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=label)
+            along.plot(result.setting.size.rounds[1:], mean, "o-", ms=3, color=colour, label=label)
     first = _geometric(result.laziness[-1].parts.feature_learning[-1].reshape(1, -1))
     across.plot(widths, first * (widths / widths[-1]) ** -0.5, "--", lw=1, color=NEUTRAL, label="slope -1/2")
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
-    rounds = result.setting.rounds[-1]
+    rounds = result.setting.size.rounds[-1]
     dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
     dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
     for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
         mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
-        drift.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
+        drift.plot(result.setting.size.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in (along, drift):
         ax.set_ylim(bottom=0)
@@ -200,7 +201,7 @@ def uncertainty(result: Comparison, path: Path) -> Path:
         ax.plot(ends, ends, color=PREDICTED, lw=1.2, label="equal")
         dress(ax, "predicted by the flow", title=name)
     axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {seen.width}")
-    title = f"{result.setting.name}: test points, round {result.setting.num_rounds}"
+    title = f"{result.setting.name}: test points, round {result.setting.size.num_rounds}"
     return save(figure, path, title)
 
 
@@ -212,7 +213,7 @@ def theorem2_figure(result: Theorem2, path: Path) -> Path:
     figure, axes = canvas(4, width=4.3, height=3.9)
     first, variance, covariance, cover = axes[0]
     found = [entries(t.samples, result.law) for t in result.trained]
-    if result.setting.x_train.shape[1] == 1:
+    if result.setting.problem.x_train.shape[1] == 1:
         _law_band(first, result)
     else:
         _scatter(first, "mean", [f["mean"] for f in found], result)
@@ -226,13 +227,14 @@ def theorem2_figure(result: Theorem2, path: Path) -> Path:
 
 
 def _law_band(ax: Axes, result: Theorem2) -> None:
-    x, order = result.setting.x_test[:, 0], np.argsort(result.setting.x_test[:, 0])
+    problem = result.setting.problem
+    x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
     largest = result.trained[-1]
     mean, sd = result.law.mean.mean(axis=0)[order, 0], np.sqrt(np.diag(result.law.average_cov))[order]
     band(ax, x[order], mean, sd, PREDICTED, "predicted mean")
     sampled, spread = largest.samples[..., 0].mean(axis=0)[order], largest.samples[..., 0].std(axis=0, ddof=1)[order]
     band(ax, x[order], sampled, spread, SIMULATED, f"mean of networks, width {largest.width}")
-    ax.plot(result.setting.x_train[:, 0], result.setting.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
+    ax.plot(problem.x_train[:, 0], problem.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
     low, high = np.min(mean - 2 * sd), np.max(mean + 2 * sd)
     ax.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
     dress(ax, "x", "f(x)")
@@ -244,7 +246,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     All outputs share variances and covariances, so these are averaged over the outputs, whose errors are independent.
     If there are more than ``MOST_BARS`` entries, an evenly spaced subset is drawn.
     """
-    outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
+    outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
     for found, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
         predicted, measured, error = (

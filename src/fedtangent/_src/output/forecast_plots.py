@@ -38,7 +38,7 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     first = forecasts[0].plan
     target = first.forecasting.target
     panels = [(metric, False) for metric in dict.fromkeys((first.loss, first.main))]
-    panels += [(first.main, True)] * (first.setting.num_rounds > FEW)
+    panels += [(first.main, True)] * (first.setting.size.num_rounds > FEW)
     figure, axes = canvas(len(panels), width=4.6, height=3.6)
     for ax, (metric, late) in zip(axes[0], panels, strict=True):
         shown = []
@@ -101,7 +101,7 @@ def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.axvline(rates.stable, color=colour, lw=1, ls="--", label=label)
         if one:
             ax.axvline(found.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {found.given.rate:.3g}")
-    metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.num_rounds
+    metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.size.num_rounds
     what = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
     dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", what, log="xy")
     return save(figure, path, f"{_title(forecasts)}, predicted")

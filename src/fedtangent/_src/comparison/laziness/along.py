@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src import pytrees
-from fedtangent._src.comparison.followed import check_analytic, check_kernels, in_float64, setting_of
+from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
 from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Setting, exact_arithmetic
+from fedtangent._src.comparison.settings import Setting, exact_arithmetic, in_float64
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.engine.building import Built
+from fedtangent._src.engine.loop import evaluated_rounds
 from fedtangent._src.engine.run import predict
 from fedtangent._src.engine.sweeps import single_device_engine, stretches
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
@@ -70,11 +71,12 @@ def linearised_paths(
     def path(k: Array, at: PyTree, key: Key, init: Key | PyTree | None, data: FederatedData, x: Array) -> Array:
         algorithm = algorithm_of(linearised(model, at))
 
-        def stretch(state: PyTree, length: Array) -> tuple[PyTree, Array]:
-            state = jax.lax.fori_loop(0, length, lambda _, s: algorithm.step(s, data, engine)[0], state)
-            return state, algorithm.predict(state, x).members[k]
+        def outputs(algorithm: Algorithm, state: PyTree) -> Array:
+            return algorithm.predict(state, x).members[k]
 
-        return jax.lax.scan(stretch, algorithm.init(key, num_clients, init), jnp.asarray(lengths))[1]
+        start = algorithm.init(key, num_clients, init)
+        outputs_at: Array = evaluated_rounds(algorithm, engine, outputs, lengths, start, data)
+        return outputs_at
 
     def paths(seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
         key = jax.random.key(seed) if isinstance(seed, int) else seed
@@ -217,7 +219,7 @@ def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
 
     with exact_arithmetic():
         check_analytic(model)
-        x_train = told(run.seed).x_train  # raises here where theory does not follow the run
+        x_train = told(run.seed).problem.x_train  # raises here where theory does not follow the run
         check_kernels(model, x_train[:2])
 
     @functools.cache

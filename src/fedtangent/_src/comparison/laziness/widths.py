@@ -10,7 +10,7 @@ from fedtangent._src import pytrees
 from fedtangent._src.comparison import exact
 from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import Predicted, run_flow
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.types import Model, PyTree
 
@@ -32,9 +32,9 @@ def watched_draws(setting: Setting) -> int:
 
     It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
     """
-    if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
+    if setting.is_linear or setting.problem.y_train.size > exact.MOST_ROWS:
         return 0
-    return 1 if setting.schedule.num_models > 1 else 2
+    return 1 if setting.num_models > 1 else 2
 
 
 def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
@@ -50,7 +50,7 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
     """
     assert seen.watched is not None
     setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.watched.starts)
-    network = at_points(setting, seen.train, seen.test)[:, :, :draws]
+    network = at_points(setting.problem, seen.train, seen.test)[:, :, :draws]
     linear = np.empty_like(network)
     for draw, starts in enumerate(seen.watched.starts):
         for k in range(network.shape[1]):
@@ -59,15 +59,15 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
     return Laziness(seen.width, parts(*moved), seen.watched.drift)
 
 
-def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+def at_points(problem: Problem, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Joins outputs at all training examples and at some test examples (``exact.some_points``).
 
     Args:
-        setting: The setting.
+        problem: The problem.
         train: Outputs at the training examples, [..., n, C].
         test: Outputs at the test examples, [..., m, C].
     """
-    return np.concatenate([train, test[..., exact.some_points(setting), :]], axis=-2)
+    return np.concatenate([train, test[..., exact.some_points(problem), :]], axis=-2)
 
 
 def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.ndarray, k: int) -> np.ndarray:
@@ -83,8 +83,8 @@ def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.n
     Returns:
         Outputs at the evaluated rounds, [r, p, C].
     """
-    setting = theory.setting
-    x = np.concatenate([setting.x_train, setting.x_test[exact.some_points(setting)]])
-    blocks = exact.empirical_blocks(model, params, setting.x_train, x)
+    setting, problem = theory.setting, theory.setting.problem
+    x = np.concatenate([problem.x_train, problem.x_test[exact.some_points(problem)]])
+    blocks = exact.empirical_blocks(model, params, problem.x_train, x)
     flow = run_flow(setting, blocks, theory.cohorts, outputs="full")
-    return np.asarray(flow.predict(start[: len(setting.x_train)], start, setting.rounds, k))
+    return np.asarray(flow.predict(start[: len(problem.x_train)], start, setting.size.rounds, k))

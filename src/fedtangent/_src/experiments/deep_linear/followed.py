@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent._src import streams
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
 from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import KernelBlocks
@@ -127,7 +126,7 @@ def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
 
 def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
     """Returns a function of kernel [n C, n C], local steps and rate: the exact flow from ``start``, [R + 1, n, C]."""
-    plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)
+    plan = schedule.drawn_cohorts(schedule.all_clients(work.num_clients), None, rounds, weighting=None)
 
     def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
         blocks = KernelBlocks(kernel, kernel[: start.shape[1]])

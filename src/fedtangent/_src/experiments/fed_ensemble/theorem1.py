@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent._src.comparison import cases
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.simulated import trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumption_sheet, table, theorem_details
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.federated.algorithms import fed_ensemble
+from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -51,7 +53,7 @@ class EnsembleDecaySettings:
 class EnsembleDecay(NamedTuple):
     """Results of one seed: residual norms relative to the initial ones, and the theorem for the long flow."""
 
-    setting: Setting
+    width: int
     theorem: Theorem1
     networks: np.ndarray  # [R + 1, K]
     flow: np.ndarray  # [A * K + 1, K], every round
@@ -64,32 +66,40 @@ def run(study: Study) -> Outcome:
     s, found = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
-        setting = replace(setting, widths=(s.width,), draws=1, num_rounds=s.num_rounds, evaluate_every=1,
-                          learning_rate=s.step_factor * setting.learning_rate)  # fmt: skip
-        found.append(follow(setting, s))
+        found.append(follow(_resized(setting, s), s))
         study.keep(_metrics(found[-1], seed))
     return conclude(study, found)
+
+
+def _resized(case: Setting, s: EnsembleDecaySettings) -> Setting:
+    """Returns the case for one ensemble of the study's width, rounds and step size."""
+    rate, steps = s.step_factor * case.followed.learning_rate, cases.LOCAL_STEPS
+    algorithm = fed_ensemble(
+        case.algorithm.model, case.algorithm.schedule, client_learning_rate=rate, work=Work(steps=steps)
+    )
+    size = Scale((s.width,), 1, s.num_rounds, evaluate_every=1)
+    return replace(case, algorithm=algorithm, rule=Rule(steps, rate), size=size)
 
 
 def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
     """Trains the networks, continues their flow, and computes the theorem for all of it. Needs 64-bit types."""
     seen = trained_networks(setting, s.width)
     start = seen.train[0, :, 0]  # [K, n, C]
-    blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
-    length = setting.schedule.num_models
+    blocks = kernel_blocks(setting.model(s.width).kernel, setting.problem.x_train, setting.problem.x_test[:1])  # type: ignore[arg-type]
+    length = setting.num_models
     rounds = length * max(s.flow_ages, s.num_rounds // length)
-    plan = weighed_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
+    plan = drawn_cohorts(setting.algorithm.schedule, setting.problem.partition, rounds, setting.seed)
     flow = run_flow(setting, blocks, plan)
     theorem = theorem_1(
-        blocks, setting.y_train, setting.partition, plan, Rule(setting.local_steps, setting.learning_rate),
-        num_models=length, networks=Networks(start, setting.x_train),
+        blocks, setting.problem.y_train, setting.problem.partition, plan, setting.followed,
+        num_models=length, networks=Networks(start, setting.problem.x_train),
     )  # fmt: skip
     residual = np.asarray(flow.residual(list(range(rounds + 1)), start))
     r0 = theorem.constants.r0
     return EnsembleDecay(
-        setting,
+        s.width,
         theorem,
-        np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3)) / r0,
+        np.linalg.norm(seen.train[:, :, 0] - setting.problem.y_train, axis=(2, 3)) / r0,
         np.linalg.norm(residual, axis=(2, 3)) / r0,
         _rate(setting, flow, plan, rounds // length),
         np.array([seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes]),
@@ -100,7 +110,7 @@ def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
     """Computes the factor of an age for the first model's slowest mode: spectral radius of n ages, power 1 / n."""
     few = min(ages, RATE_AGES)
     if few < ages:
-        first = Cohort(*(np.asarray(leaf)[: few * setting.schedule.num_models] for leaf in plan))  # type: ignore[arg-type]
+        first = Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]
         flow = run_flow(setting, flow.blocks, first)
     return float(flow.contraction(0)) ** (1 / few)
 
@@ -209,7 +219,7 @@ def _draw(study: Study, found: EnsembleDecay) -> None:
     forms = {k: v for k, v in all_bounds.items() if k != CONTROL}
     panels = [
         BoundedPanel(
-            f"networks of width {found.setting.widths[0]}", np.arange(short), {"trained networks": found.networks.T},
+            f"networks of width {found.width}", np.arange(short), {"trained networks": found.networks.T},
             {k: v[: len(near)] for k, v in forms.items()}, {CONTROL: all_bounds[CONTROL][: len(near)]},
             {"exact flow, each model": found.flow[:short].T}, near,
         ),

@@ -54,7 +54,7 @@ def run(study: Study) -> Outcome:
         found = table(result)
         sent = {t.width: (t.uplink_bytes, t.downlink_bytes) for t in result.trained}
         study.keep([
-            Metric(setting.num_rounds, f"fed_ensemble width {r['width']} [{r['dataset']}]", seed, "test",
+            Metric(setting.size.num_rounds, f"fed_ensemble width {r['width']} [{r['dataset']}]", seed, "test",
                    f"{r['statistic']}: {name}", float(r[name]), *sent[r["width"]])
             for r in found for name in ("measured", "predicted")
         ])  # fmt: skip

@@ -20,8 +20,8 @@ import numpy as np
 from fedtangent._src.data import files
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine.checkpoints.files import write_durably
+from fedtangent._src.engine.run import TrialProgram, run_trial, trial_program
 from fedtangent._src.engine.sweeps import single_device_engine
-from fedtangent._src.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent._src.experiments.lab.runner import Clock, Study
 from fedtangent._src.experiments.lab.trials import PARTS, Trial, fingerprint
 from fedtangent._src.measures import uncertainty
@@ -205,9 +205,13 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
         numbers: dict[str, Any] = {"steps": config.steps, "rate": config.rate}
         bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)
     traced = {"steps": np.int32(config.steps), "rate": config.rate}
-    found = run_trial(bench.compiled[key], seed, traced, method.data, method.splits, num_rounds, bench.every)
-    status = np.asarray(found.infos.get("status", np.zeros(num_rounds))).reshape(num_rounds, -1).max(axis=1)
-    return Record(found.rounds, found.metrics, found.sent, status.astype(np.int32), time.perf_counter() - start)
+    history = run_trial(bench.compiled[key], seed, traced, method.data, method.splits, num_rounds, bench.every).history
+    seen = history.evaluations
+    metrics = {name: np.stack([np.asarray(e.metrics[name]) for e in seen]) for name in seen[0].metrics}
+    sent = np.array([(e.uplink_bytes, e.downlink_bytes) for e in seen], np.int64)
+    status = np.asarray(history.rounds.get("status", np.zeros(num_rounds))).reshape(num_rounds, -1).max(axis=1)
+    rounds = np.array([e.round for e in seen])
+    return Record(rounds, metrics, sent, status.astype(np.int32), time.perf_counter() - start)
 
 
 def _digest(bench: Bench, config: Config) -> str:

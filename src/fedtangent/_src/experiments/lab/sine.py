@@ -10,9 +10,6 @@ import numpy as np
 from scipy.stats import t as student
 
 from fedtangent._src import data
-from fedtangent._src.comparison import predicted
-from fedtangent._src.comparison.cohorts import weighed_cohorts
-from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.statistics import LEVEL
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
@@ -22,10 +19,11 @@ from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory import Flow, Rule, federated_flow
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate, decompose_laws, decompose_runs
 from fedtangent._src.types import Algorithm, Model, Partition, Schedule
 
@@ -158,16 +156,9 @@ def flow(
 ) -> tuple[Flow, KernelBlocks]:
     """Computes the exact law of the run of ``train``, with the same cohorts, and the kernel blocks."""
     assert model.kernel is not None
-    setting = Setting(
-        name="sine", title="", x_train=held.x, y_train=held.y, x_test=held.x_test, y_test=held.y_test, labels_test=None,
-        partition=held.clients, schedule=plan, model=lambda width: model, widths=(1,), draws=1, exact_draws=0,
-        local_steps=local_steps, num_rounds=num_rounds, evaluate_every=num_rounds,
-        learning_rate=step_size(model, held), seed=seed,
-    )  # fmt: skip
-    blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    return predicted.run_flow(
-        setting, blocks, weighed_cohorts(plan, setting.partition, num_rounds, setting.seed)
-    ), blocks
+    blocks, rule = kernel_blocks(model.kernel, held.x, held.x_test), Rule(local_steps, step_size(model, held))
+    cohorts = drawn_cohorts(plan, held.clients, num_rounds, seed)
+    return federated_flow(blocks, held.y, held.clients, cohorts, rule, num_models=plan.num_models), blocks
 
 
 def decomposed(

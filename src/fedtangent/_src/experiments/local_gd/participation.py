@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import streams
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.engine.run import params_by_round
 from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
@@ -120,7 +119,7 @@ def closed_form(drawn: problems.Problem, s: ParticipationSettings, steps: int) -
 def cohorts(s: ParticipationSettings, seed: int) -> Cohort:
     """Draws the cohorts of a simulation with this seed; nodes are of equal size, so their weights are 1."""
     plan = schedule.uniform_sampling(s.num_nodes, s.clients_per_round)
-    return schedule.unroll(plan, streams.keys(seed).schedule, s.num_rounds)
+    return schedule.drawn_cohorts(plan, None, s.num_rounds, seed, weighting=None)
 
 
 def run(study: Study) -> Outcome:

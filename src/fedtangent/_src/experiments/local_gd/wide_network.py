@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent._src import data as datasets
-from fedtangent._src import streams
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.engine.run import params_by_round
 from fedtangent._src.experiments.lab.results import (
@@ -171,7 +170,7 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
         (of.x, None), (of.x_test, jnp.asarray(of.x)))))  # fmt: skip
 
     def flowed(blocks: KernelBlocks, steps: int, f0: np.ndarray, f0_test: np.ndarray) -> np.ndarray:
-        cohorts = schedule.unroll(schedule.all_clients(s.num_nodes), streams.keys(seed).schedule, s.num_rounds)
+        cohorts = schedule.drawn_cohorts(schedule.all_clients(s.num_nodes), None, s.num_rounds, seed, None)
         flow = federated_flow(blocks, of.y[:, None], of.partition, cohorts, Rule(steps, of.rate))
         return np.asarray(flow.predict(f0, f0_test, s.num_rounds, 0))
 

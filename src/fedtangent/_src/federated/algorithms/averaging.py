@@ -33,7 +33,7 @@ def fed_avg(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent; its state does not outlive a
             round.
         averaging: Weights, server step and channel.
@@ -75,7 +75,7 @@ def fed_sgd(
         model: Network that the clients train.
         schedule: Which client trains which model in which round.
         learning_rate: Step size of the mean gradient, a number or a schedule of the round.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         optimizer: An optax optimiser of the clients, in place of a rate.
         averaging: Weights, server step and channel.
 
@@ -99,7 +99,7 @@ def check_base(base: Any) -> None:
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
 
-    FE-2024, algorithm 1 with ``schedule.per_client_permutations``; FE-2021, algorithm 1 with ``schedule.strata``.
+    FE-2024, algorithm 1 with ``schedules.per_client_permutations``; FE-2021, algorithm 1 with ``schedules.strata``.
     Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
     FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
 

@@ -66,13 +66,13 @@ class Averaging:
         """Raises ``ValueError`` for an option of the wrong type or range."""
         for name, what in (
             ("accept", "of a message, such as faults.finite()"),
-            ("personal", "such as predict.weighted_models(loss, gamma)"),
+            ("personal", "such as parts.weighted_models(loss, gamma)"),
         ):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise ValueError(f"{name}: got {value!r}, must be a function ({what})")
         if self.channel is not None and not isinstance(self.channel, Channel):
-            raise ValueError(f"channel: got {self.channel!r}, must be a channel such as channel.qsgd(4)")
+            raise ValueError(f"channel: got {self.channel!r}, must be a channel such as channels.qsgd(4)")
         if self.server_learning_rate is not None:
             check_rate("server_learning_rate", self.server_learning_rate)
             if self.server_optimizer is not None:
@@ -133,7 +133,7 @@ def trained(
     else:
         check_optimizer(optimizer, client_optimizer)
     if not isinstance(work, Work):
-        raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
+        raise ValueError(f"work: got {work!r}, must be a fedtangent.Work")
     loss = getattr(model, "loss", "squared_error") if loss is None else loss
     get_loss(loss)
     return Training(model, client_learning_rate, client_optimizer, work, loss)

@@ -49,9 +49,10 @@ def fed_com(
 ) -> Algorithm:
     """Builds FedCOM: local SGD, updates sent through an unbiased quantiser (Haddadpour et al., 2021, algorithm 1).
 
-    The quantiser is ``channel.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and multiplies
-    by eta at the server; the quantiser scales with what it is given, so that this is the same. ``server_learning_rate``
-    is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+    The quantiser is ``channels.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and
+    multiplies by eta at the server; this quantiser scales with its input, so that both are the same.
+    ``server_learning_rate`` is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other
+    channels use ``fed_avg``.
 
     Args:
         model: Network that the clients train.
@@ -59,7 +60,7 @@ def fed_com(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         bits: Bits of a number.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -91,7 +92,7 @@ def fed_paq(
 ) -> Algorithm:
     """Builds FedPAQ: local SGD, updates quantised as in QSGD, and their mean (Reisizadeh et al., 2020, algorithm 1).
 
-    The quantiser is ``channel.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
+    The quantiser is ``channels.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
     paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
 
     Args:
@@ -100,7 +101,7 @@ def fed_paq(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         quantiser: Bits of a number, and numbers that share one norm.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

@@ -60,7 +60,7 @@ def fed_prox(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         mu: Strength of the proximal term, which holds clients near the model they got.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -137,7 +137,7 @@ def fed_dyn(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         mu: Strength of the dynamic regulariser (the paper's alpha).
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -221,7 +221,7 @@ def scaffold(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         averaging: Weights, server step and channel.
 
     Returns:
@@ -343,7 +343,7 @@ def modified_local_gd(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

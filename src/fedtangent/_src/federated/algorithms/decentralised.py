@@ -55,9 +55,9 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
     """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
 
     It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
-    ``schedule.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the mean
-    of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges one
-    message up for each model in each round and nothing down; a model that stays is charged as one that moves.
+    ``schedules.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the
+    mean of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges
+    one message up for each model in each round and nothing down; a model that stays is charged as one that moves.
 
     Args:
         model: Network that the clients train.
@@ -75,7 +75,7 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
     check_base(base)
     _no_server("random_walk", options.get("averaging"))
     if not _walks(schedule):
-        raise ValueError("schedule: must train each model on one client a round, as schedule.random_walk does")
+        raise ValueError("schedule: must train each model on one client a round, as schedules.random_walk does")
     algorithm = base(model, schedule, **options)
     name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
     return wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
@@ -102,8 +102,8 @@ class Mixing:
     """The graph and the order by which neighbours mix their models."""
 
     graph: Graph | np.ndarray | str = "ring"
-    """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graph.metropolis_weights``; or a
-    matrix [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap."""
+    """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graphs.metropolis_weights``; or
+    a matrix [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap."""
     order: str = "train_then_mix"
     """train_then_mix or mix_then_train."""
     common_start: bool = True
@@ -150,7 +150,7 @@ def gossip(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         mixing: Graph or matrix, order of mixing and training, and how models start.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -159,11 +159,11 @@ def gossip(
 
     Raises:
         ValueError: A matrix that is none of the above, an unknown order, another schedule than
-            ``schedule.own_models(N)`` and, before a run, data of which a client has none: it could not take part, and
+            ``schedules.own_models(N)`` and, before a run, data of which a client has none: it could not take part, and
             its neighbours would lose touch; and as ``fed_avg`` raises.
     """
     if not _walks(schedule, own=True):
-        raise ValueError("schedule: must train model k on client k, and on no other, as schedule.own_models does")
+        raise ValueError("schedule: must train model k on client k, and on no other, as schedules.own_models does")
     if averaging.channel is not None:
         raise ValueError(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"

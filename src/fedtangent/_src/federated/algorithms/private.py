@@ -125,8 +125,8 @@ def dp_fed_avg(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        privacy: Clipping bound, noise and m. Under ``schedule.poisson_sampling`` m is ``rate * num_clients``.
-        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

@@ -32,9 +32,9 @@ class Rule:
     ``federated_flow`` checks them, because it knows the number of rounds and of clients.
     """
 
-    local_steps: ArrayLike
+    local_steps: Any
     """Number T of a client's steps in a round: an integer, or one per client [N]."""
-    learning_rate: ArrayLike
+    learning_rate: Any
     """Step size of the clients: a number, or one per round [R]."""
     algorithm: str = field(default="fed_avg", metadata=STATIC)
     """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
@@ -55,7 +55,7 @@ class Rule:
     """Ratio ``J(x) w_0 / f_0(x)``, which weight decay needs: 1 for a linear model, the number of layers for a network
     without biases whose activations are homogeneous, such as relu.
     """
-    server_learning_rate: ArrayLike = 1.0
+    server_learning_rate: Any = 1.0
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
     server_momentum: ArrayLike = 0.0
     """Momentum of the server, as in FedAvgM, in [0, 1)."""
@@ -63,7 +63,7 @@ class Rule:
     """Whether the server's momentum is Nesterov's."""
     step_weights: AnyArray | Sequence[float] | None = None
     """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1."""
-    batches: AnyArray | Sequence[Any] | None = None
+    batches: Any = None
     """Training rows of each local step's minibatch. None: all rows of the client in every step. An integer array
     [R, S, T, B], with -1 as padding: the batches that a run drew. Or for each client a sequence of batches, one for
     each local step, the same in every round.

@@ -8,7 +8,6 @@ the flow from the same initial functions as a control variate (``comparison/stat
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial as bound
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from fedtangent._src import data as datasets
 from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.predicted import ModelLaw, Predicted, networks, predict
-from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.statistics import Interval, Pair, mean_error
 from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
@@ -39,7 +38,7 @@ from fedtangent._src.federated import schedule
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.theory import Flow, gp_limit
 from fedtangent._src.theory.prior import covariance_terms
-from fedtangent._src.types import Gaussian, Model
+from fedtangent._src.types import Gaussian
 
 NUM_MODELS = 80
 DIGITS, NUM_POINTS = (4, 8, 12), 20  # examples of each client, test points of digits
@@ -132,24 +131,11 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
     away = np.min(np.abs(toy.x_test - x_train.T), axis=1) >= AWAY
     clients = partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_client_size=1)
 
-    def model(width: int) -> Model:
-        return mlp(1, 1, widths=(width,), activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
-
-    return Setting(
-        name="sine",
-        title=f"Sine with a gap, {len(chosen)} examples on 4 clients: network of one hidden layer of cosines",
-        x_train=x_train,
-        y_train=y_train,
-        x_test=toy.x_test[away],
-        y_test=toy.y_test[away],
-        partition=clients,
-        schedule=schedule.per_client_permutations(4, num_models),
-        model=model,
-        widths=widths,
-        local_steps=20,
-        num_rounds=num_rounds,
-        seed=seed,
-    )
+    problem = Problem(x_train, y_train, toy.x_test[away], toy.y_test[away], clients)
+    model = mlp(1, 1, widths[-1:], activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
+    algorithm = cases.ensemble(problem, model, schedule.per_client_permutations(4, num_models), local_steps=20)
+    title = f"Sine with a gap, {len(chosen)} examples on 4 clients: network of one hidden layer of cosines"
+    return cases.standard_case("sine", title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
 def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
@@ -162,22 +148,18 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
         num_rounds: Rounds R.
     """
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
-    return dataclasses.replace(
-        whole,
-        title=f"Digits, {examples} examples on {len(DIGITS)} clients: ReLU network of one hidden layer",
-        x_train=whole.x_train[:examples],
-        y_train=whole.y_train[:examples],
-        x_test=whole.x_test[:NUM_POINTS],
-        y_test=whole.y_test[:NUM_POINTS],
-        labels_test=None,
-        partition=consecutive(DIGITS),
-        schedule=schedule.per_client_permutations(len(DIGITS), num_models),
-        widths=widths,
-        draws=1,
-        num_rounds=num_rounds,
-        evaluate_every=0,
-        learning_rate=0.0,
+    given = whole.problem
+    problem = Problem(
+        given.x_train[:examples],
+        given.y_train[:examples],
+        given.x_test[:NUM_POINTS],
+        given.y_test[:NUM_POINTS],
+        consecutive(DIGITS),
     )
+    plan = schedule.per_client_permutations(len(DIGITS), num_models)
+    algorithm = cases.ensemble(problem, whole.algorithm.model, plan)
+    title = f"Digits, {examples} examples on {len(DIGITS)} clients: ReLU network of one hidden layer"
+    return cases.standard_case(whole.name, title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
 SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": sine, "digits": digits}
@@ -190,20 +172,20 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
         setting: The setting.
         say: Called with a line of text for each step of the work.
     """
-    say(f"{setting.name}: law of round {setting.num_rounds}")
+    say(f"{setting.name}: law of round {setting.size.num_rounds}")
     theory = predict(setting, cohorts(setting))
-    law, limit, of = theory.moments[-1], theory.limit, f"the flow's law at round {setting.num_rounds}"
-    sooner = setting.num_rounds // SOONER
+    law, limit, of = theory.moments[-1], theory.limit, f"the flow's law at round {setting.size.num_rounds}"
+    sooner = setting.size.num_rounds // SOONER
     early = ModelLaw(np.asarray(theory.flow.mean(sooner)), np.asarray(theory.flow.cov(sooner)))
-    b = [np.asarray(theory.flow.dependence(setting.num_rounds, k)[0][0]) for k in range(theory.flow.num_models)]
+    b = [np.asarray(theory.flow.dependence(setting.size.num_rounds, k)[0][0]) for k in range(theory.flow.num_models)]
     moved = _movement(theory, law.mean, b)
     gaps = _gap(law, limit, moved), _gap(early, limit, moved)
     if limit is not None and gaps[0].reached:
         law = ModelLaw(np.broadcast_to(limit.mean, law.mean.shape), np.broadcast_to(limit.cov, law.cov.shape))
         of = "Theorem 2's limit"
     trained = []
-    for width in setting.widths:
-        say(f"{setting.name}: {setting.schedule.num_models} networks of width {width}, {setting.num_rounds} rounds")
+    for width in setting.size.widths:
+        say(f"{setting.name}: {setting.num_models} networks of width {width}, {setting.size.num_rounds} rounds")
         trained.append(train(setting, theory.flow, width))
     return Theorem2(theory, *gaps, law, of, moved, tuple(trained))
 
@@ -217,7 +199,7 @@ def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray])
 def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     """Trains K networks of ``width`` by Fed-ensemble, and computes the flow from the initial function of each."""
     seen = trained_networks(setting, width)
-    own = networks(flow, [seen], (setting.num_rounds,))[0][0]
+    own = networks(flow, [seen], (setting.size.num_rounds,))[0][0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
     return TrainedEnsemble(width, *outputs, seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes)
 
@@ -250,10 +232,10 @@ def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
     """Builds wrong theories: clients missing, no training, prior kernel as tangent kernel, cross terms scaled."""
     setting, k = result.setting, result.theory.blocks
     assert k.nngp_train is not None and k.nngp_test_train is not None
-    laws, by_size = {}, np.argsort(setting.partition.sizes, kind="stable")
-    for count in range(1, setting.partition.num_clients):
-        missing = [setting.partition.client(int(c)) for c in by_size[:count]]
-        kept = np.setdiff1d(np.arange(len(setting.x_train)), np.concatenate(missing))
+    laws, by_size = {}, np.argsort(setting.problem.partition.sizes, kind="stable")
+    for count in range(1, setting.problem.partition.num_clients):
+        missing = [setting.problem.partition.client(int(c)) for c in by_size[:count]]
+        kept = np.setdiff1d(np.arange(len(setting.problem.x_train)), np.concatenate(missing))
         b = np.zeros(k.ntk_test_train.shape)
         b[:, kept] = np.linalg.solve(k.ntk_train[np.ix_(kept, kept)], k.ntk_test_train[:, kept].T).T
         laws[f"the {count} smallest clients missing"] = _law(result, b)
@@ -269,7 +251,7 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
     terms = covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
     return ModelLaw(
-        np.broadcast_to(b @ result.setting.y_train, result.law.mean.shape),
+        np.broadcast_to(b @ result.setting.problem.y_train, result.law.mean.shape),
         np.broadcast_to(np.asarray(cov), result.law.cov.shape),
     )
 
@@ -292,10 +274,11 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
     """Checks the networks against ``result.law``: the limit, or the law of the last round."""
-    s, widths = result.setting, ", ".join(str(t.width) for t in result.trained)
+    setting, problem, widths = result.setting, result.setting.problem, ", ".join(str(t.width) for t in result.trained)
     sizes = (
-        f"{s.name}: K = {len(result.law.mean)}, widths {widths}, {s.num_rounds} rounds, n = {len(s.x_train)} on "
-        f"{s.partition.num_clients} clients, m = {len(s.x_test)}, C = {s.y_train.shape[1]}"
+        f"{setting.name}: K = {len(result.law.mean)}, widths {widths}, {setting.size.num_rounds} rounds, "
+        f"n = {len(problem.x_train)} on {problem.partition.num_clients} clients, m = {len(problem.x_test)}, "
+        f"C = {problem.y_train.shape[1]}"
     )
     wrong = wrong_laws(result)
     found = [_mean(result, wrong), *_ratios(result, wrong), _cover(result, wrong)]
@@ -349,7 +332,7 @@ def _reached(result: Theorem2) -> Verdict:
     def said(gap: LawDistance) -> str:
         return f"mean {gap.mean:.2g} of the movement, variance {gap.variance:.1%}"
 
-    rounds = result.setting.num_rounds
+    rounds = result.setting.size.num_rounds
     allowed = f"<= {REACHED * MEAN_MARGIN:g}, <= {REACHED * COVARIANCE_MARGIN:.1%}"
     return Verdict.of(
         THEOREM,

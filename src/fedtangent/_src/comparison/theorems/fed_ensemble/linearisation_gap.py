@@ -74,7 +74,7 @@ def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: st
     ratios: list[float] = []
     wrong: list[float] = []
     for given, s in zip(settings, seen, strict=True):
-        progress = SHORT.ages * given.local_steps * given.learning_rate
+        progress = SHORT.ages * given.followed.local_steps * given.followed.learning_rate
         drift, low = s.drift.max(axis=1), np.linalg.eigvalsh(s.kernels[:, 0])[..., 0]
         for gap, moved, r0, smallest in zip(
             s.gap[:, -1].flat, drift.flat, s.residual[:, 0].flat, (low - drift).flat, strict=True
@@ -99,15 +99,16 @@ def _as_printed(scale: str, seed: int) -> Verdict:
     """
     given = setting(LONG, LONG_WIDTH, seed)
     seen = follow(given, of_scale(scale, 2, 10))
-    progress, ratios, wrong, largest = given.local_steps * given.learning_rate, [], [], 0.0
+    rule = given.followed
+    progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0
     for draw in range(len(seen.start)):
         constants = theorem(given, seen, draw).constants
         largest = max(largest, constants.kappa_2)
-        for k in range(given.schedule.num_models):
+        for k in range(given.num_models):
             start, r0 = seen.kernels[draw, 0, k], float(seen.residual[draw, 0, k])
             age = age_operators(
-                start, given.partition, cohorts(given), given.local_steps, given.learning_rate, model=k,
-                rounds=range(given.schedule.num_models),
+                start, given.problem.partition, cohorts(given), rule.local_steps, rule.learning_rate, model=k,
+                rounds=range(given.num_models),
             )  # fmt: skip
             second = float(np.linalg.norm(second_order_terms(age, "gradient_descent"), 2)) / progress**2
             kappa = kappa_4(progress, float(seen.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)

@@ -22,10 +22,9 @@ from fedtangent._src.engine import Devices
 from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import per_client_permutations, unroll
+from fedtangent._src.federated.schedule import drawn_cohorts, per_client_permutations
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.streams import keys
 from fedtangent._src.theory import Rule
 from fedtangent._src.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
 from fedtangent._src.types import Cohort, Model, Partition, Schedule
@@ -151,12 +150,8 @@ def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: S
         seeds: Seeds of the runs.
     """
     longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
-    drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
-    client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
-    return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
-
-
-_unrolled = jax.jit(unroll, static_argnums=(0, 2))
+    drawn = [drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds]
+    return jax.tree.map(lambda *each: np.stack([leaf[:num_rounds] for leaf in each]), *drawn)
 
 
 def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import erf
 
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.simulated import cohorts, init_key, recipe
+from fedtangent._src.comparison.settings import Problem, Scale, Setting
+from fedtangent._src.comparison.simulated import cohorts, init_key
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.federated.algorithms import fed_ensemble
+from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import first_order
@@ -101,34 +103,19 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     """
     rng, n = np.random.default_rng(seed), sum(task.sizes)
     x = inputs(rng, n)
-
-    def model(width: int) -> Model:
-        return one_hidden_layer(x.shape[1], width)
-
-    theta = np.asarray(model(width).kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
+    model = one_hidden_layer(x.shape[1], width)
+    theta = np.asarray(model.kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
     y = np.linalg.eigh(theta)[1][:, :1] if task.weakest else rng.standard_normal((n, 1))
     y = y * (task.labels * np.sqrt(np.trace(theta) / n) / np.linalg.norm(y))
     clients = consecutive(task.sizes)
     c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
-    return Setting(
-        name="networks",
-        title="a few nearly orthogonal inputs",
-        x_train=x,
-        y_train=y,
-        x_test=x[:1],
-        y_test=y[:1],
-        partition=clients,
-        schedule=turns(task.group),
-        model=model,
-        widths=(width,),
-        local_steps=task.local_steps,
-        num_rounds=rounds * task.ages,
-        evaluate_every=rounds * (task.ages // task.evaluations),
-        learning_rate=task.step * largest_progress(c1, c2, r0, width) / task.local_steps,
-        seed=seed,
-    )
+    rate = task.step * largest_progress(c1, c2, r0, width) / task.local_steps
+    algorithm = fed_ensemble(model, turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
+    problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
+    size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
+    return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)
 
 
 def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
@@ -206,15 +193,16 @@ class FollowedNetworks(NamedTuple):
 
 def follow(given: Setting, draws: int) -> FollowedNetworks:
     """Trains the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
-    model, x, data = given.model(given.largest), jnp.asarray(given.x_train), given.federated()
-    network, tangent = (recipe(given, m) for m in (model, own_linearisation(model)))
+    problem, size, model = given.problem, given.size, given.model(given.size.largest)
+    x, data = jnp.asarray(problem.x_train), problem.federated()
+    network, tangent = (given.algorithm.on(m) for m in (model, own_linearisation(model)))
     kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
 
     def outputs(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         assert network.params is not None
         weights = network.params(state)
-        each = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(given.schedule.num_models)]
-        curved = [curvature("erf", params, given.x_train) for params in each]
+        each = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(given.num_models)]
+        curved = [curvature("erf", params, problem.x_train) for params in each]
         members = np.asarray(predict(network, state, x).members)
         return {"members": members, "kernels": np.asarray(kernels(weights)), "c1": np.array(curved)}
 
@@ -223,17 +211,15 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
 
     found = []
     for draw in range(draws):
-        start = init_key(given, draw, given.largest)
+        start = init_key(given, draw, size.largest)
         common: dict[str, Any] = {
-            "num_rounds": given.num_rounds,
+            "num_rounds": size.num_rounds,
             "seed": given.seed,
             "start": start,
             "devices": Devices("scan"),
         }
         seen, linear = (
-            simulate(
-                algorithm, data, evaluation=Evaluation(given.evaluate_every, measure), **common
-            ).history.evaluations
+            simulate(algorithm, data, evaluation=Evaluation(size.evaluate_every, measure), **common).history.evaluations
             for algorithm, measure in ((network, outputs), (tangent, straight))
         )
         names = ("members", "kernels", "c1")
@@ -241,9 +227,9 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
         found[-1].append(np.stack([e.metrics["members"] for e in linear]))
     members, kernel, c1, line = (np.stack(part) for part in zip(*found, strict=True))
     return FollowedNetworks(
-        given.largest,
-        np.array([e.round for e in seen]) // given.schedule.num_models,
-        np.linalg.norm(members - given.y_train, axis=(-2, -1)),
+        size.largest,
+        np.array([e.round for e in seen]) // given.num_models,
+        np.linalg.norm(members - problem.y_train, axis=(-2, -1)),
         np.linalg.norm(members - line, axis=(-2, -1)),
         np.linalg.norm(members - members[:, :1], axis=(-2, -1)),
         kernel,
@@ -260,15 +246,16 @@ def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
         seen: Its networks.
         draw: Number of the draw.
     """
-    limit = np.asarray(given.kernel(jnp.asarray(given.x_train), None, get="ntk"))
+    x = given.problem.x_train
+    limit = np.asarray(given.kernel(jnp.asarray(x), None, get="ntk"))
     start = seen.kernels[draw, 0]
     farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
     return theorem_1(
         given.blocks(),
-        given.y_train,
-        given.partition,
+        given.problem.y_train,
+        given.problem.partition,
         cohorts(given),
-        Rule(given.local_steps, given.learning_rate),
-        num_models=given.schedule.num_models,
-        networks=Networks(seen.start[draw], given.x_train, farthest, float(seen.c1[draw].max()), float(seen.width)),
+        given.followed,
+        num_models=given.num_models,
+        networks=Networks(seen.start[draw], x, farthest, float(seen.c1[draw].max()), float(seen.width)),
     )

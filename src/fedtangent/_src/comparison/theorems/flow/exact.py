@@ -6,7 +6,6 @@ Every option of the algorithms is one entry of ``OPTIONS``: the arguments that s
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,8 +17,8 @@ import optax
 
 from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.predicted import networks
-from fedtangent._src.comparison.settings import Scale, Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, trained
+from fedtangent._src.comparison.settings import Problem, Scale, Setting
+from fedtangent._src.comparison.simulated import Simulated, trained
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, slope_verdict
@@ -147,104 +146,107 @@ OPTIONS = (
 )
 
 
-def linear_setting(seed: int, num_rounds: int) -> Setting:
-    """Builds the setting of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
+class Case(NamedTuple):
+    """A problem and a model, on which every option is run.
+
+    Attributes:
+        problem: Examples and clients.
+        model: Network, whose width may change.
+        learning_rate: The clients' step size.
+        num_rounds: Rounds R.
+        seed: Seed of initialisations and schedules.
+    """
+
+    problem: Problem
+    model: Model
+    learning_rate: float
+    num_rounds: int
+    seed: int
+
+    def blocks(self) -> KernelBlocks:
+        """Computes the model's kernels at the training and test points."""
+        assert self.model.kernel is not None
+        return kernel_blocks(self.model.kernel, self.problem.x_train, self.problem.x_test)
+
+
+def linear_case(seed: int, num_rounds: int) -> Case:
+    """Builds the case of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
     model = rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
-    return _setting("linear", (x, y, np.linspace(-1, 1, 15)[:, None]), lambda _: model, num_rounds, seed)
+    return _case((x, y, np.linspace(-1, 1, 15)[:, None]), model, num_rounds, seed)
 
 
-def network_setting(seed: int, num_rounds: int) -> Setting:
-    """Builds the setting of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
-    whole = cases.digits(None, "smoke", seed)
-    inputs = whole.x_train.shape[1]
-
-    def model(width: int) -> Model:
-        return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
-
-    points = whole.x_train[:24], whole.y_train[:24, :3], whole.x_test[:20]
-    return _setting("network", points, model, num_rounds, seed)
+def network_case(seed: int, num_rounds: int) -> Case:
+    """Builds the case of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
+    given = cases.digits(None, "smoke", seed).problem
+    model = mlp(given.x_train.shape[1], 3, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+    return _case((given.x_train[:24], given.y_train[:24, :3], given.x_test[:20]), model, num_rounds, seed)
 
 
-def _setting(
-    name: str, points: tuple[np.ndarray, ...], model: Callable[[int], Model], num_rounds: int, seed: int
-) -> Setting:
-    """Builds the setting of all options; the learning rate is half the largest step at which every client is stable."""
+def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: int) -> Case:
+    """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
     held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
-    kernel = model(1).kernel
-    assert kernel is not None
-    theta = kernel_blocks(kernel, x_train, x_test).ntk_train
+    problem = Problem(x_train, y_train, x_test, np.zeros((len(x_test), y_train.shape[1])), held)
+    theta = Case(problem, model, 0.0, num_rounds, seed).blocks().ntk_train
     own = [held.client(i) for i in range(NUM_CLIENTS)]
-    return Setting(
-        name=name,
-        title=name,
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=np.zeros((len(x_test), y_train.shape[1])),
-        partition=held,
-        schedule=every_client(),
-        model=model,
-        widths=(1,),
-        local_steps=LOCAL_STEPS,
-        num_rounds=num_rounds,
-        evaluate_every=1,
-        learning_rate=1 / max(float(np.linalg.eigvalsh(theta[np.ix_(i, i)])[-1]) / len(i) for i in own),
-        seed=seed,
-    )
+    rate = 1 / max(float(np.linalg.eigvalsh(theta[np.ix_(i, i)])[-1]) / len(i) for i in own)
+    return Case(problem, model, rate, num_rounds, seed)
 
 
-def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
+def run(option: Option, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
     """Trains ``draws`` initialisations under the option.
 
     Args:
-        option: The option, which replaces the setting's schedule.
-        setting: Data, clients, learning rate and rounds.
+        option: The option.
+        case: Problem, model, learning rate and rounds.
         width: Width of the networks.
         draws: Number of initialisations.
+        evaluate_every: Rounds between evaluations; 0: only at the start and at the end.
     """
-    setting = dataclasses.replace(setting, schedule=option.schedule(), draws=draws)
-    arguments = {"client_learning_rate": setting.learning_rate, **option.both, **option.simulated}
+    arguments = {"client_learning_rate": case.learning_rate, **option.both, **option.simulated}
     if "client_optimizer" in arguments:  # a function from the rate
         arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
     algorithm = option.recipe(
-        setting.model(width),
-        setting.schedule,
-        work=Work(steps=LOCAL_STEPS),
-        **arguments_of(option.recipe, arguments),
+        case.model, option.schedule(), work=Work(steps=LOCAL_STEPS), **arguments_of(option.recipe, arguments)
     )
-    return trained(setting, algorithm, option.name, width, mapping="scan")
+    size = Scale((width,), draws, case.num_rounds, evaluate_every)
+    setting = Setting(option.name, option.name, case.problem, algorithm, _rule(option, case), size, case.seed)
+    return trained(setting, algorithm.on(setting.model(width)), option.name, width, mapping="scan")
 
 
-def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: Any) -> Flow:
+def _rule(option: Option, case: Case, **changes: Any) -> Rule:
+    """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
+    given = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate, **option.both, **option.predicted}
+    return Rule(**given | changes)
+
+
+def flow_of(option: Option, case: Case, blocks: KernelBlocks, **changes: Any) -> Flow:
     """Builds the flow under the option.
 
     Args:
-        option: The option, which replaces the setting's schedule.
-        setting: Data, clients and learning rate.
+        option: The option.
+        case: Problem, learning rate and rounds.
         blocks: Kernels at the training and test points.
         changes: Fields of the Rule, "schedule" or "uniform" weights, which make it a wrong theory.
     """
-    own = option.schedule()
+    own, clients = option.schedule(), case.problem.partition
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
-    drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own), weighting=weighting))
-    given = {"local_steps": LOCAL_STEPS, "learning_rate": setting.learning_rate, **option.both, **option.predicted}
-    return federated_flow(
-        blocks, setting.y_train, setting.partition, drawn, Rule(**given | changes), num_models=own.num_models
-    )
+    drawn = schedule.drawn_cohorts(changes.pop("schedule", own), clients, case.num_rounds, case.seed, weighting)
+    rule = _rule(option, case, **changes)
+    return federated_flow(blocks, case.problem.y_train, clients, drawn, rule, num_models=own.num_models)
 
 
 def wrong_flows(
-    option: Option, setting: Setting, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
+    option: Option, case: Case, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
 ) -> dict[str, Flow]:
     """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates.
 
     Args:
         option: The option.
-        setting: Data, clients and learning rate.
+        case: Problem, learning rate and rounds.
         blocks: Kernels at the training and test points.
         slower: Factors of the wrong learning rates.
     """
@@ -254,8 +256,8 @@ def wrong_flows(
     else:
         wrong["local steps ignored" if "local_steps" in option.ignored else "option ignored"] = option.ignored
     wrong["one local step less"] = {"local_steps": LOCAL_STEPS - 1}
-    wrong |= {f"client rate x {by}": {"learning_rate": by * setting.learning_rate} for by in slower}
-    return {name: flow_of(option, setting, blocks, **changes) for name, changes in wrong.items()}
+    wrong |= {f"client rate x {by}": {"learning_rate": by * case.learning_rate} for by in slower}
+    return {name: flow_of(option, case, blocks, **changes) for name, changes in wrong.items()}
 
 
 def errors(flow: Flow, seen: Simulated) -> np.ndarray:
@@ -267,44 +269,43 @@ def errors(flow: Flow, seen: Simulated) -> np.ndarray:
     return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
 
 
-def exact(option: Option, setting: Setting) -> Verdict:
+def exact(option: Option, case: Case) -> Verdict:
     """Checks that the linear model under ``option`` equals the flow at every round, to ``EXACT``."""
-    blocks, seen = setting.blocks(), run(option, setting, 1, 2)
-    worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, setting, blocks).items()}
-    right = float(np.max(errors(flow_of(option, setting, blocks), seen)))
+    blocks, seen = case.blocks(), run(option, case, 1, 2)
+    worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, case, blocks).items()}
+    right = float(np.max(errors(flow_of(option, case, blocks), seen)))
     return exact_verdict(THEOREM, f"linear model = flow, every round: {option.name}", right, worst, EXACT)._replace(
-        sizes=f"n = 24, N = 5, {setting.num_rounds} rounds of {LOCAL_STEPS} steps"
+        sizes=f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
     )
 
 
-def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_networks: int) -> Verdict:
+def slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
     """Checks that the error of networks to the flow at the last round falls as width^-1/2.
 
     Args:
         option: The option.
-        setting: Data, clients and learning rate.
+        case: Problem, learning rate and rounds.
         widths: Widths of the networks.
         num_networks: Number of networks of each width, at least.
     """
-    setting = dataclasses.replace(setting, evaluate_every=0)
-    blocks = setting.blocks()
+    blocks = case.blocks()
     draws = -(-num_networks // option.schedule().num_models)
-    runs = [run(option, setting, width, draws) for width in widths]
-    right = networks(flow_of(option, setting, blocks), runs, runs[0].rounds[-1:])
+    runs = [run(option, case, width, draws, evaluate_every=0) for width in widths]
+    right = networks(flow_of(option, case, blocks), runs, runs[0].rounds[-1:])
     wrong = {
         name: networks(flow, runs, runs[0].rounds[-1:])
-        for name, flow in wrong_flows(option, setting, blocks, SLOWER_STILL).items()
+        for name, flow in wrong_flows(option, case, blocks, SLOWER_STILL).items()
     }
     return slope_verdict(THEOREM, widths, runs, right, wrong)._replace(
         statement=f"networks' error falls as width^-1/2: {option.name}",
-        sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {setting.num_rounds} rounds",
+        sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {case.num_rounds} rounds",
     )
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
     """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
     size = of_scale(scale, *SIZES)
-    linear, network = linear_setting(seed, LINEAR_ROUNDS[scale]), network_setting(seed, size.num_rounds)
+    linear, network = linear_case(seed, LINEAR_ROUNDS[scale]), network_case(seed, size.num_rounds)
     found = [exact(option, linear) for option in OPTIONS]
     return found + [slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
 

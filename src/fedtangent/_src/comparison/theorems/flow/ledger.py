@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,8 +108,7 @@ def _share_failed(ledgers: list[ResidualLedger]) -> str:
 
 
 def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
-    rate: Any = ledger.federation.rule.learning_rate
-    return ledger.against(learning_rate=factor * rate)
+    return ledger.against(learning_rate=factor * ledger.federation.rule.learning_rate)
 
 
 def _linear_check(size: Scale, seed: int) -> Verdict:

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent._src.comparison.cohorts import weighed_cohorts
 from fedtangent._src.comparison.statistics import relative_distance
 from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent._src.federated.algorithms import fed_avg
-from fedtangent._src.federated.schedule import all_clients, uniform_sampling
+from fedtangent._src.federated.schedule import all_clients, drawn_cohorts, uniform_sampling
 from fedtangent._src.theory import LocalRegression, local_regression, local_theorem_1, minimum_norm
 
 ALIKE = 0.9  # correlation of one input of the first node with one of the second
@@ -83,7 +82,7 @@ def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
     """
     size, descent = problem.size, descent_of(problem, seed, STEPS, ROUNDS, cohort)
     seen = simulated(fed_avg, problem, descent)
-    cohorts = weighed_cohorts(descent.schedule, problem.partition, ROUNDS, seed)
+    cohorts = drawn_cohorts(descent.schedule, problem.partition, ROUNDS, seed)
     dealt = np.arange(size.examples, dtype=np.int32).reshape(size.held, size.nodes).T.ravel()
     others = problem.partition._replace(indices=dealt)
     runs = {
