@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Float64, Num, Shaped
 
 from fedtangent._src.checks import choice, number, real_array, whole
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
@@ -78,7 +78,12 @@ def lenet(
     return Model(name, init, apply, None, int(output_size))
 
 
-def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, window: int | None = None) -> np.ndarray:
+def ssim(
+    images: Num[np.ndarray, "n H W *channels"],
+    originals: Num[np.ndarray, "n H W *channels"],
+    data_range: float = 1.0,
+    window: int | None = None,
+) -> Float64[np.ndarray, "n"]:
     """Computes the structural similarity of each image to its original, [n] float64; 1 for equal images.
 
     (Wang, Bovik, Sheikh and Simoncelli, 2004.)

@@ -119,7 +119,7 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     return flows
 
 
-def _from_zero(flow: Flow) -> np.ndarray:
+def _from_zero(flow: Flow) -> Float[np.ndarray, "K m C"]:
     """Returns the flow's final outputs at the test points, [K, m, C], started from the zero function."""
     train, test = (
         np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
@@ -161,7 +161,7 @@ def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
     ]
 
 
-def _averaged(values: np.ndarray) -> np.ndarray:
+def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
     """Averages over axes and outputs: [K, E, a, C] -> [K E]."""
     return np.asarray(values.mean(axis=(2, 3)).ravel())
 
@@ -224,10 +224,10 @@ def _without_a_law(
 
 def _followed(
     seen: Sequence[Simulated],
-    predicted: Sequence[np.ndarray],
+    predicted: Sequence[Float[np.ndarray, "K E m C"]],
     at: int,
-    exact_variance: np.ndarray,
-    law: np.ndarray,
+    exact_variance: Float[np.ndarray, "K"],
+    law: Float[np.ndarray, "K"],
     scale: float | None = None,
 ) -> AtRound:
     """Pairs the networks at the evaluated round number ``at`` with ``predicted`` [K, E, m, C] of each width."""
@@ -237,7 +237,7 @@ def _followed(
     return AtRound(pairs, exact_variance, law, own if scale is None else scale)
 
 
-def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) -> np.ndarray:
+def propagated_variance(blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]) -> Float[np.ndarray, "K"]:
     """Computes the variance of ``f0(x) - B f0(X)`` for ``f0 ~ GP(0, K)``, summed over the test points.
 
     It is the trace of ``A K A'`` with ``A = [-B, I]`` and the prior K at all points, computed independently of the
@@ -332,7 +332,7 @@ def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0
     return _followed(moved, predicted, -1, np.mean(variances, axis=0), np.mean(laws, axis=0))
 
 
-def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.ndarray:
+def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> Float[np.ndarray, "K E m n"]:
     """Computes ``B`` [K, E, m, n] of networks that evolve with the limiting kernel for ``share`` of their times."""
     step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
     times = (moved.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
@@ -29,11 +29,11 @@ class ModelLaw(NamedTuple):
     covariance is of one output.
     """
 
-    mean: np.ndarray  # [K, m, C]
-    cov: np.ndarray  # [K, m, m]
+    mean: Float[np.ndarray, "K m C"]
+    cov: Float[np.ndarray, "K m m"]
 
     @property
-    def average_cov(self) -> np.ndarray:
+    def average_cov(self) -> Float[np.ndarray, "m m"]:
         """The mean of the covariances over models, [m, m], which the sample covariance about the means estimates."""
         return self.cov.mean(axis=0)
 

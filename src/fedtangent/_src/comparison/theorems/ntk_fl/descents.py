@@ -68,7 +68,7 @@ def _descents(
     model: Model,
     params: PyTree,
     x: Float[Array, "n d"],
-    y: Float[Array, "n"],
+    y: Float[Array, "n *C"],
     learning_rate: float | Float[Array, ""],
     steps: int,
     kernel: str,
