@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from fedtangent._src.cli import train, trained
+from fedtangent._src.engine.history import Run
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Ended
 
 from ..metrics_file import alike
+from ..stand_ins import stand_in
 from .asking import prepared
 
 COLUMNS = "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"
@@ -105,7 +107,7 @@ def test_a_run_that_diverges_ends_at_its_last_good_round(run: Callable, folder: 
 def test_a_table_averages_the_seeds_that_finished() -> None:
     def ended(status: str, at: int, mse: float) -> Any:
         seen = [SimpleNamespace(round=r, metrics={"train": {"mse": value}}) for r, value in ((0, 1.0), (at, mse))]
-        return SimpleNamespace(status=status, history=SimpleNamespace(evaluations=seen))
+        return stand_in(Run, status=status, history=SimpleNamespace(evaluations=seen))
 
     good = {seed: ended("finished", 20, 0.25 + 0.5 * seed) for seed in (0, 1)}
     bad = {2: ended("diverged at round 7", 6, 40.0)}

@@ -26,6 +26,7 @@ from fedtangent._src.types import Algorithm, Cohort, Model, Schedule
 
 from ..drawn import parameters
 from ..nightly import nightly
+from ..stand_ins import stand_in
 from .tiny import digits, network
 
 RIGHT = algorithms.fed_ensemble
@@ -176,7 +177,7 @@ def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
 
 
 def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: None)
+    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: stand_in(Flow))
     whole = network()
     rate, work = whole.followed.learning_rate, Work(steps=1)
     equal = dataclasses.replace(
@@ -186,7 +187,8 @@ def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.Monkey
         rule=dataclasses.replace(whole.followed, local_steps=1),
     )
     for setting, expected in ((whole, 6), (equal, 3)):
-        assert len(exact.near_misses(setting, cohorts(setting), None, setting.size.num_rounds)) == expected  # type: ignore[arg-type]
+        blocks = stand_in(KernelBlocks)
+        assert len(exact.near_misses(setting, cohorts(setting), blocks, setting.size.num_rounds)) == expected
 
 
 def test_the_cases_clients_have_unequal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from fedtangent._src.comparison.laziness import along
 from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
 from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
 from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
-from fedtangent._src.comparison.predicted import run_flow, without_clients
+from fedtangent._src.comparison.predicted import Predicted, run_flow, without_clients
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, trained_networks
 from fedtangent._src.comparison.statistics import fitted_slope
@@ -33,6 +32,7 @@ from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.recurrent import lstm
 from fedtangent._src.theory import Rule
 
+from ..stand_ins import stand_in
 from .tiny import linear, network
 
 ROUNDS = 8
@@ -97,7 +97,7 @@ def test_a_trained_linearised_network_is_the_flow_of_its_own_kernel() -> None:
     line = line[:, :, points]
 
     def flow(k: int, own: int, clients: list[int]) -> float:
-        theory: Any = SimpleNamespace(setting=setting, cohorts=without_clients(plan, clients))
+        theory = stand_in(Predicted, setting=setting, cohorts=without_clients(plan, clients))
         params = jax.tree.map(lambda leaf: leaf[own], seen.watched.starts[0])  # type: ignore[union-attr]
         found = linearised_flow(theory, model, params, line[0, k], k)
         return float(np.max(np.abs(found - line[:, k])) / np.max(np.abs(line[-1, k] - line[0, k])))

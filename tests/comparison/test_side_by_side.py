@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from fedtangent._src.comparison import Comparison, Setting, build, exact, judged, predicted, run
+from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import standardised
-from fedtangent._src.comparison.simulated import cohorts, init_key, initial_functions, trained
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, initial_functions, trained
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.types import Cohort
 
+from ..stand_ins import stand_in
 from .tiny import network
 
 
@@ -223,8 +224,8 @@ def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Sett
     drawn = initial_functions(linear_setting, 100, 800).reshape(1, 2, 400, -1, 1)
 
     def judge(starts: np.ndarray, prior: float = 1.0) -> list[Verdict]:
-        theory = SimpleNamespace(setting=linear_setting, blocks=blocks._replace(nngp_test=prior * blocks.nngp_test))
-        return judged._starts(theory, (SimpleNamespace(width=100, test=starts),))  # type: ignore[arg-type]
+        theory = stand_in(Predicted, setting=linear_setting, blocks=blocks._replace(nngp_test=prior * blocks.nngp_test))
+        return judged._starts(theory, (stand_in(Simulated, width=100, test=starts),))
 
     law, apart = judge(drawn)
     assert law.passed and apart.passed, (law, apart)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 
 from fedtangent._src.comparison import verdicts as vd
+from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.comparison.statistics import Interval, Pair
+
+from ..stand_ins import stand_in
 
 WIDTHS = (32, 64, 128, 256)
 K, E, M, C = 3, 24, 6, 2
@@ -86,19 +87,13 @@ def test_variance_verdict() -> None:
     assert vd.variance_verdict("s", "variance", [wider], laws).holds is False
 
 
-class Seen(NamedTuple):
-    """What a slope is made of: initial functions that are 0, and those at the end."""
-
-    test: np.ndarray  # [2, K, E, M, C]
-
-
-def errors(slope: float, scatter: float = 0.3) -> tuple[list[Seen], list[np.ndarray]]:
+def errors(slope: float, scatter: float = 0.3) -> tuple[list[Simulated], list[np.ndarray]]:
     """Networks of every width, and unit predictions that are off by ``width^slope``."""
     rng, seen = np.random.default_rng(5), []
     one = np.ones((K, E, M, C))
     for width in WIDTHS:
         off = float(width) ** slope * np.exp(scatter * rng.standard_normal((K, E, 1, 1)))
-        seen.append(Seen(np.stack([0 * one, one + off])))
+        seen.append(stand_in(Simulated, test=np.stack([0 * one, one + off])))  # initial functions are 0
     return seen, [one[None]] * len(WIDTHS)
 
 

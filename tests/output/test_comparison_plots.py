@@ -12,10 +12,11 @@ from fedtangent._src.comparison.laziness.parts import Parts
 from fedtangent._src.comparison.laziness.widths import Laziness
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.settings import Scale
-from fedtangent._src.comparison.side_by_side import FlowCurve, FlowGap
+from fedtangent._src.comparison.side_by_side import Comparison, FlowCurve, FlowGap
 from fedtangent._src.output import comparison_plots as plots
 from fedtangent._src.output.files import Figures
 
+from ..stand_ins import stand_in
 from .drawn import assert_drawn
 
 K, E, N, M = 2, 3, 6, 12
@@ -24,7 +25,7 @@ ROUNDS = (0, 5, 10)
 
 def result(
     name: str, inputs: int, linear: bool = False, widths: tuple[int, ...] = (16, 32, 64), standard: bool = True
-) -> SimpleNamespace:
+) -> Comparison:
     """What the figures look at of a side-by-side, made of random numbers."""
     rng = np.random.default_rng(0)
     setting = SimpleNamespace(
@@ -53,7 +54,8 @@ def result(
     distances = rng.uniform(0.1, 0.2, (4, 3, K, 1))
     lazy = tuple(Laziness(w, Parts(*distances[:3]), distances[3]) for w in widths)
     moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
-    return SimpleNamespace(
+    return stand_in(
+        Comparison,
         setting=setting,
         theory=SimpleNamespace(moments=moments, rounds=ROUNDS),
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
@@ -71,7 +73,7 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
         result("digits", 4),
         result("fed_prox on mine", 4, standard=False),
     ]
-    paths = plots.draw_all(results, Figures(tmp_path))  # type: ignore[arg-type]
+    paths = plots.draw_all(results, Figures(tmp_path))
     assert sorted(p.name for p in paths) == [
         "digits_laziness.png",
         "digits_uncertainty.png",

@@ -40,7 +40,7 @@ def test_reliability_diagrams(tmp_path: Path) -> None:
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, none of which is written."""
     figures: list[Figure] = []
-    monkeypatch.setattr(plots, "save", lambda figure, path, title="": figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path, title="": figures.append(figure) or path)
     return figures
 
 
@@ -96,7 +96,7 @@ def test_curves(tmp_path: Path, seeds: int, points: int) -> None:
 
 def test_curves_of_the_last_half_fill_the_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
-    monkeypatch.setattr(plots, "save", lambda figure, path, title: kept.append((figure, title)))
+    monkeypatch.setattr(plots, "save", lambda figure, path, title: kept.append((figure, title)) or path)
     rise = 1 - np.exp(-np.arange(20.0)) + np.array([[-0.001], [0.001]])
     lines = {"a": rise, "b": rise + 0.01}
     draw = functools.partial(plots.curves, title="digits", path=tmp_path / "c.png")

@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Num
 
 from fedtangent._src.checks import choice
-from fedtangent._src.types import Array, Loss
+from fedtangent._src.types import AnyArray, Array, Loss
 
 LEAST_MARGIN = -60.0
 """Margin below which ``exponential`` continues as a straight line.
@@ -24,14 +25,16 @@ and for the factors that multiply a gradient.
 SUM = "_sum"
 
 
-def masked_mean(per_example: Array, mask: Array) -> Array:
+def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) -> Float[Array, ""]:
     """Returns the mean of ``per_example`` [B] over the examples in ``mask`` [B], a scalar; 0 if the mask has none."""
     weight = mask.astype(per_example.dtype)
     kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
     return jnp.sum(kept) / jnp.maximum(jnp.sum(weight), 1)
 
 
-def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
+def squared_error(
+    outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
+) -> Float[Array, ""]:
     """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, summed over outputs (FE-2024, eq. 9).
 
     Args:
@@ -49,7 +52,9 @@ def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
     return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 
-def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
+def cross_entropy(
+    outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B *C"], mask: Bool[AnyArray, "B"]
+) -> Float[Array, ""]:
     """Computes the mean softmax cross entropy over the real examples.
 
     Args:
@@ -70,7 +75,9 @@ def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
     return masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
 
 
-def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
+def exponential(
+    outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
+) -> Float[Array, ""]:
     """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples (Local-GD paper, eq. 12, as a mean).
 
     C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Where a margin y f
@@ -95,7 +102,9 @@ def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
     return masked_mean(jnp.sum(curve + line, axis=-1), mask)
 
 
-def logistic(outputs: Array, targets: Array, mask: Array) -> Array:
+def logistic(
+    outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
+) -> Float[Array, ""]:
     """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, without overflow.
 
     Args:
@@ -116,14 +125,14 @@ def logistic(outputs: Array, targets: Array, mask: Array) -> Array:
 def summed(loss: Loss) -> Loss:
     """Returns the sum form of ``loss``, which is a mean over the real examples: the mean times their number."""
 
-    def total(outputs: Array, targets: Array, mask: Array) -> Array:
+    def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
         value = loss(outputs, targets, mask)
         return jnp.sum(mask.astype(value.dtype)) * value
 
     return total
 
 
-def _check_shape(targets: Array, outputs: Array) -> None:
+def _check_shape(targets: Num[AnyArray, "..."], outputs: Float[AnyArray, "..."]) -> None:
     if outputs.shape != targets.shape:
         raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number, whole
@@ -51,7 +52,7 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
     return lambda round_: decay(jnp.asarray(round_, float))
 
 
-def check_rate(name: str, rate: Rate, num_rounds: int = 1) -> None:
+def check_rate(name: str, rate: Rate | np.number, num_rounds: int = 1) -> None:
     """Raises ``ValueError`` unless a rate is a number above 0, or a schedule that is at least 0 in every round.
 
     A schedule may begin at 0, as a warm-up does, or fall to it. A traced rate (of a sweep or a hypergradient) has no
@@ -288,7 +289,7 @@ def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
 
 
 def unit_response(
-    optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: jnp.dtype
+    optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: DTypeLike
 ) -> Array:
     """Returns how far an optimiser moves one number downhill when every gradient is 1.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
@@ -27,13 +27,24 @@ class Bar(tqdm):
         return super().update(n)
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """A file that takes text, such as standard error."""
+
+    def write(self, text: str, /) -> object:
+        """Writes ``text``."""
+
+    def flush(self) -> object:
+        """Passes the text written so far on to the system."""
+
+
 class Lines(Bar):
     """A progress bar for logs, which prints a new line at each update."""
 
     monitor_interval = 0  # tqdm starts no thread to watch it
 
     @staticmethod
-    def status_printer(file: TextIO) -> Callable[[str], None]:
+    def status_printer(file: Stream) -> Callable[[str], None]:
         """Returns the function that prints a line; it skips the empty line with which tqdm clears a bar."""
         return lambda line: print(line, file=file, flush=True) if line else None
 

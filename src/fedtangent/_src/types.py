@@ -1,6 +1,8 @@
 """Shared types, and the legend of axes that every module follows.
 
-Axes, always in this order when several are present::
+Arrays have their kind and their axes in their types: ``Float[Array, "n C"]`` is a floating array with n rows and C
+columns, ``Int[Array, ""]`` a whole number, and ``...`` stands for any number of axes (jaxtyping). The tests check them
+in every call. Axes, always in this order when several are present::
 
     K  models of the ensemble        S  slots of a round's cohort
     N  clients                       n  examples (m: entries of a partition)
@@ -13,14 +15,19 @@ that any optax transformation can be the server's optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 
 Array = jax.Array
+AnyArray = jax.Array | np.ndarray
+EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument and result are of one kind
+ArrayLike = jax.typing.ArrayLike | Sequence[Any]
+"""Numbers in any form that ``numpy.asarray`` reads: an array, a number, or a nested sequence of them."""
 PyTree = Any
 Key = jax.Array
 
@@ -39,8 +46,8 @@ def described(parts: Mapping[str, Any]) -> str:
 class Partition(NamedTuple):
     """The division of the examples among clients: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``."""
 
-    indices: np.ndarray  # [m] int32, client after client
-    offsets: np.ndarray  # [N + 1] int32
+    indices: Int32[np.ndarray, "m"]  # client after client
+    offsets: Int32[np.ndarray, "N+1"]
 
     @property
     def num_clients(self) -> int:
@@ -48,7 +55,7 @@ class Partition(NamedTuple):
         return len(self.offsets) - 1
 
     @property
-    def sizes(self) -> np.ndarray:
+    def sizes(self) -> Int[np.ndarray, "N"]:
         """Number of examples of each client, [N] int32."""
         return np.diff(self.offsets)
 
@@ -59,7 +66,7 @@ class Partition(NamedTuple):
         count, least, most = len(self.indices), self.sizes.min(), self.sizes.max()
         return f"Partition({count} examples on {self.num_clients} clients of {least} to {most})"
 
-    def client(self, i: int) -> np.ndarray:
+    def client(self, i: int | np.integer) -> Int[np.ndarray, "n_i"]:
         """Returns the indices of client ``i``'s examples, [n_i] int32."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
@@ -70,10 +77,10 @@ class FederatedData(NamedTuple):
     All four fields are arrays on the device.
     """
 
-    x: Array  # [n, ...]
-    y: Array  # [n, ...]  targets: [n, C] floating for regression, [n] integer for classification
-    indices: Array  # [m] int32, client after client; an example may belong to several clients
-    offsets: Array  # [N + 1] int32
+    x: Shaped[Array, "n ..."]
+    y: Shaped[Array, "n ..."]  # targets: [n, C] floating for regression, [n] integer for classification
+    indices: Int32[Array, "m"]  # client after client; an example may belong to several clients
+    offsets: Int32[Array, "N+1"]
 
     @property
     def num_clients(self) -> int:
@@ -91,37 +98,51 @@ class Client(NamedTuple):
     ``rows[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
     """
 
-    id: Array  # [] int32
-    size: Array  # [] int32, number of real examples (0 marks an empty slot: nothing to do)
-    rows: Array  # [max_size] int32
+    id: Int32[Array, ""]
+    size: Int32[Array, ""]  # number of real examples (0 marks an empty slot: nothing to do)
+    rows: Int32[Array, "max_size"]
     data: FederatedData
-    round: Array  # [] int32, from 0
+    round: Int32[Array, ""]  # from 0
 
 
 class Cohort(NamedTuple):
     """The slots of one round: slot ``s`` trains model ``model[s]`` on client ``client[s]``."""
 
-    client: Array  # [S] int32
-    model: Array  # [S] int32
-    weight: Array  # [S] float, 0 marks an empty slot; otherwise relative weight in its model's average
+    client: Int32[Array, "S"]
+    model: Int32[Array, "S"]
+    weight: Float[Array, "S"]  # 0 marks an empty slot; otherwise relative weight in its model's average
 
 
 class Slots(NamedTuple):
-    """A batch of B slots of a cohort, as the engine trains them and passes them to the aggregate."""
+    """A batch of B slots of a cohort, as the engine trains them and passes them to the aggregate.
 
-    client: Array  # [B] int32
-    model: Array  # [B] int32
-    weight: Array  # [B] float
-    place: Array  # [B] int32, rank among the filled slots of the model in the cohort's own order
-    size: Array  # [B] int32, examples of the client, 0 for an empty slot
-    block: tuple[Array, Array] | None = None
-    # x [B, max_size, ...] and y [B, max_size, ...] of the clients, where the engine fetched them for the whole round
+    Attributes:
+        client: Client of each slot.
+        model: Model of each slot.
+        weight: Relative weight in the model's average; 0 marks an empty slot.
+        place: Rank among the filled slots of the model, in the cohort's own order.
+        size: Number of examples of the client, 0 for an empty slot.
+        block: Inputs and targets of the clients if the engine fetched them for the whole round, else None.
+    """
+
+    client: Int32[Array, "B"]
+    model: Int32[Array, "B"]
+    weight: Float[Array, "B"]
+    place: Int32[Array, "B"]
+    size: Int32[Array, "B"]
+    block: tuple[Shaped[Array, "B max_size ..."], Shaped[Array, "B max_size ..."]] | None = None
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """A function that computes a network's prior covariance and tangent kernel, exactly or at infinite width."""
 
-    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = ("nngp", "ntk")) -> Any:
+    def __call__(
+        self,
+        x1: ArrayLike,
+        x2: ArrayLike | None = None,
+        get: str | tuple[str, ...] = ("nngp", "ntk"),
+    ) -> Any:
         """Returns kernel blocks [n1, n2], which are the same for every output.
 
         Args:
@@ -132,6 +153,7 @@ class Kernel(Protocol):
         """
 
 
+@runtime_checkable
 class AtWidth(Protocol):
     """A function that builds the same network with another width."""
 
@@ -143,19 +165,20 @@ class AtWidth(Protocol):
         """
 
 
+@runtime_checkable
 class Descend(Protocol):
     """A function that takes several full-batch gradient steps at once."""
 
     def __call__(
         self,
         params: PyTree,
-        x: Array,
-        loss: Callable[[Array], Array],
-        rate: float | Array,
-        steps: Array,
-        most: int | Array,
+        x: Shaped[Array, "n ..."],
+        loss: Callable[[Float[Array, "n C"]], Float[Array, ""]],
+        rate: float | Float[Array, ""],
+        steps: Int[Array, ""],
+        most: int | Int[Array, ""],
         /,
-    ) -> tuple[PyTree, Array]:
+    ) -> tuple[PyTree, Float[Array, ""]]:
         """Returns the parameters after the steps, and the sum of the losses before each step.
 
         Args:
@@ -207,10 +230,13 @@ class Model(NamedTuple):
         return getattr(self.structure, "descend", None)
 
 
+@runtime_checkable
 class Loss(Protocol):
     """A function that computes the loss of a batch."""
 
-    def __call__(self, outputs: Array, targets: Array, mask: Array, /) -> Array:
+    def __call__(
+        self, outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"], /
+    ) -> Float[Array, ""]:
         """Returns the mean loss of the real examples, a scalar []; losses called ``*_sum`` return the sum.
 
         Args:
@@ -220,6 +246,7 @@ class Loss(Protocol):
         """
 
 
+@runtime_checkable
 class OfParameters(Protocol):
     """A function that computes a tree from parameters, such as a state that begins with these parameters."""
 
@@ -231,6 +258,7 @@ class OfParameters(Protocol):
         """
 
 
+@runtime_checkable
 class LocalUpdate(Protocol):
     """A function that does the work of one client in a round, for one model."""
 
@@ -247,6 +275,7 @@ class LocalUpdate(Protocol):
         """
 
 
+@runtime_checkable
 class Settle(Protocol):
     """A function that corrects a client's state after its message has travelled."""
 
@@ -260,6 +289,7 @@ class Settle(Protocol):
         """
 
 
+@runtime_checkable
 class ServerUpdate(Protocol):
     """A function that updates the server's state of one model."""
 
@@ -273,6 +303,7 @@ class ServerUpdate(Protocol):
         """
 
 
+@runtime_checkable
 class Unheard(Protocol):
     """A function that updates the server's state of a model for which no message arrived."""
 
@@ -285,6 +316,7 @@ class Unheard(Protocol):
         """
 
 
+@runtime_checkable
 class MapModels(Protocol):
     """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
 
@@ -349,9 +381,9 @@ class Server(NamedTuple):
 class RoundInfo(NamedTuple):
     """A round as the server sees it, for one model."""
 
-    round: Array  # [] int32, from 0
-    weight: Array  # [] float, total weight of the model's slots
-    num_clients: Array  # [] int32, clients whose messages count
+    round: Int32[Array, ""]  # from 0
+    weight: Float[Array, ""]  # total weight of the model's slots
+    num_clients: Int32[Array, ""]  # clients whose messages count
     key: Key  # for the server's random numbers
 
 
@@ -362,6 +394,7 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
 """
 
 
+@runtime_checkable
 class ScheduleInit(Protocol):
     """A function that draws the first state of a schedule."""
 
@@ -373,10 +406,11 @@ class ScheduleInit(Protocol):
         """
 
 
+@runtime_checkable
 class Sample(Protocol):
     """A function that draws the cohort of a round."""
 
-    def __call__(self, key: Key, schedule_state: PyTree, round_: Array, /) -> tuple[Cohort, PyTree]:
+    def __call__(self, key: Key, schedule_state: PyTree, round_: Int32[Array, ""], /) -> tuple[Cohort, PyTree]:
         """Returns the cohort, and the schedule's new state.
 
         Args:
@@ -386,10 +420,11 @@ class Sample(Protocol):
         """
 
 
+@runtime_checkable
 class Contacted(Protocol):
     """A function that counts the clients that received a model, including clients whose answer does not count."""
 
-    def __call__(self, schedule_state: PyTree, /) -> Array:
+    def __call__(self, schedule_state: PyTree, /) -> Int32[Array, ""]:
         """Returns the number of clients, [] int32.
 
         Args:
@@ -421,6 +456,7 @@ class Schedule(NamedTuple):
         return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
 
 
+@runtime_checkable
 class AggregateInit(Protocol):
     """A function that makes the accumulator of a round."""
 
@@ -433,6 +469,7 @@ class AggregateInit(Protocol):
         """
 
 
+@runtime_checkable
 class AggregateAdd(Protocol):
     """A function that adds a batch of messages to the accumulator."""
 
@@ -446,6 +483,7 @@ class AggregateAdd(Protocol):
         """
 
 
+@runtime_checkable
 class AggregateFinish(Protocol):
     """A function that turns the accumulator into the aggregate."""
 
@@ -457,6 +495,7 @@ class AggregateFinish(Protocol):
         """
 
 
+@runtime_checkable
 class AggregateMerge(Protocol):
     """A function that merges the accumulators of several devices."""
 
@@ -502,6 +541,7 @@ class Cost(NamedTuple):
     downlink_once: int = 0
 
 
+@runtime_checkable
 class Send(Protocol):
     """A function that sends a message over a channel."""
 
@@ -515,6 +555,7 @@ class Send(Protocol):
         """
 
 
+@runtime_checkable
 class Uplink(Protocol):
     """A function that counts the bytes of a message."""
 
@@ -542,10 +583,11 @@ class Channel(NamedTuple):
     init: OfParameters = _no_memory
 
 
+@runtime_checkable
 class Accept(Protocol):
     """A function that decides whether the server counts a message."""
 
-    def __call__(self, message: PyTree, /) -> Array:
+    def __call__(self, message: PyTree, /) -> Bool[Array, ""]:
         """Returns whether the message counts, [] bool.
 
         Args:
@@ -556,10 +598,11 @@ class Accept(Protocol):
 class Prediction(NamedTuple):
     """The prediction of an ensemble."""
 
-    mean: Array  # [n, C]
-    members: Array  # [K, n, C]
+    mean: Float[Array, "n C"]
+    members: Float[Array, "K n C"]
 
 
+@runtime_checkable
 class MapClients(Protocol):
     """A function that maps the training of one client over the slots of a round."""
 
@@ -628,6 +671,7 @@ class Composition(NamedTuple):
     rebuild: Callable[[Model], Algorithm] | None = None
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """A function that builds an algorithm."""
 
@@ -642,6 +686,7 @@ class Recipe(Protocol):
         """
 
 
+@runtime_checkable
 class AlgorithmInit(Protocol):
     """A function that makes the first state of a run."""
 
@@ -656,10 +701,11 @@ class AlgorithmInit(Protocol):
         """
 
 
+@runtime_checkable
 class Step(Protocol):
     """A function that computes a round."""
 
-    def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, Array]]:
+    def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, PyTree]]:
         """Returns the state after the round, and the round's infos, which are not passed on to the next round.
 
         Args:
@@ -669,10 +715,11 @@ class Step(Protocol):
         """
 
 
+@runtime_checkable
 class Predict(Protocol):
     """A function that predicts with the global models."""
 
-    def __call__(self, state: PyTree, x: Array, /) -> Prediction:
+    def __call__(self, state: PyTree, x: Shaped[Array, "n ..."], /) -> Prediction:
         """Returns the ensemble's prediction at ``x``.
 
         Args:
@@ -681,6 +728,7 @@ class Predict(Protocol):
         """
 
 
+@runtime_checkable
 class Traffic(Protocol):
     """A function that counts the bytes of a round."""
 
@@ -693,11 +741,18 @@ class Traffic(Protocol):
         """
 
 
+@runtime_checkable
 class PersonalPrediction(Protocol):
     """A function that predicts for one client, with the client's state or the global models."""
 
     def __call__(
-        self, state: PyTree, data: FederatedData, max_client_size: int, client: Array, x: Array, /
+        self,
+        state: PyTree,
+        data: FederatedData,
+        max_client_size: int,
+        client: Int32[Array, ""],
+        x: Shaped[Array, "m ..."],
+        /,
     ) -> Prediction:
         """Returns the client's personal prediction at ``x``.
 
@@ -801,6 +856,6 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 class Gaussian(NamedTuple):
     """A Gaussian process at m points, whose outputs are independent and share the covariance."""
 
-    mean: Array  # [m, C]
-    cov: Array  # [m, m]
+    mean: Float[AnyArray, "m C"]
+    cov: Float[AnyArray, "m m"]
     jitter: float = 0.0  # number added to the diagonal of Theta so that it can be factorised

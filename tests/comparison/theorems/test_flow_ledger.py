@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedtangent._src.comparison.ledger import ResidualLedger
 from fedtangent._src.comparison.settings import Scale
 from fedtangent._src.comparison.theorems.flow import ledger
 from fedtangent._src.comparison.verdicts import Verdict
+
+from ...stand_ins import stand_in
 
 WIDTHS = (256, 1024, 4096)
 
@@ -16,10 +19,10 @@ def judged(patch: pytest.MonkeyPatch, slope: float, noise: float, wrong: float =
     """The verdict on 8 gaps a width that fall at ``slope``, those to any wrong theory at ``wrong``."""
     rng, size = np.random.default_rng(0), Scale(WIDTHS, 8, 24)
     scatter = {w: np.exp(noise * rng.standard_normal(8)) for w in WIDTHS}
-    gaps = {w: [(w**slope * z, w**wrong * z) for z in scatter[w]] for w in WIDTHS}
-    patch.setattr(ledger, "_last_gaps", lambda same, rounds: np.array([pair[0] for pair in same]))
-    patch.setattr(ledger, "_wrong_rate", lambda pair, factor: pair[::-1])
-    return ledger._slope_check(size, gaps)  # type: ignore[arg-type]
+    ledgers = {w: [stand_in(ResidualLedger, gaps=(w**slope * z, w**wrong * z)) for z in scatter[w]] for w in WIDTHS}
+    patch.setattr(ledger, "_last_gaps", lambda same, rounds: np.array([of.gaps[0] for of in same]))
+    patch.setattr(ledger, "_wrong_rate", lambda of, factor: stand_in(ResidualLedger, gaps=of.gaps[::-1]))
+    return ledger._slope_check(size, ledgers)
 
 
 @pytest.mark.parametrize(

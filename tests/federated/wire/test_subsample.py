@@ -20,7 +20,8 @@ def rows_of(beta: float, client: int, draws: int) -> tuple[np.ndarray, np.ndarra
     """Sizes [draws] and rows [draws, most] that a client uses under so many keys."""
     data = uneven_data()
     looking = Local(
-        lambda params: (), lambda key, broadcast, state, client: ((client.size, client.rows), state, {"steps": 0})
+        lambda params: (),
+        lambda key, broadcast, state, client: ((client.size, client.rows), state, {"steps": jnp.int32(0)}),
     )
     view = client_view(data, jnp.int32(client), jnp.bool_(True), 6)
     look = jax.jit(jax.vmap(lambda key: subsampled(looking, beta).update(key, (), (), view)[0]))

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, Int, Num
 
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.models.dense import DenseStructure
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
-def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Array:
+def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Float[Array, "m input_size"]:
     """Reconstructs the inputs [m, input_size] of a dense network from Jacobians or gradients of single examples.
 
     The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i d[h]``
@@ -44,7 +45,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
+def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Float[Array, "m input_size"]:
     flat, unravel = ravel_pytree(params)
     values, kept = (part.reshape(len(part), -1, flat.size) for part in seen)
 
@@ -62,7 +63,7 @@ def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
     return jax.lax.map(lambda pair: one(*pair), (values, kept))
 
 
-def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C P"]) -> Int[np.ndarray, "P"]:
     """Recovers the order [P] of ``shuffle_weights`` from Jacobians that are known in both orders.
 
     Columns are sorted by their numbers and matched, so the numbers must be exactly equal. Weights whose columns are
@@ -87,7 +88,9 @@ def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     return order
 
 
-def back_project(z: Array, matrix: Array) -> Array:
+def back_project(
+    z: Float[AnyArray, "n size"], matrix: Float[AnyArray, "input_size size"]
+) -> Float[Array, "n input_size"]:
     """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
 
     With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent. With any other matrix

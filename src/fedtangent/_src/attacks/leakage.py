@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float, Int32
 
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.losses import get_loss
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
 COMPARED = ("all", "kept")
@@ -73,21 +74,21 @@ class Batch:
 class Leak(NamedTuple):
     """Result of a search for each of m messages, from the best restart of each."""
 
-    x: Array  # [m, ...] from a Jacobian, [m, B, ...] from a gradient
-    labels: Array | None  # [m, B, C] from a gradient: probabilities (cross entropy) or targets (squared error)
-    mismatch: Array  # [m] squared distance of what was compared, relative to the squared norm of what was seen
-    history: Array  # [m, num_steps + 1] lowest mismatch so far
-    steps: Array  # [m] int32
-    finite: Array  # [m] bool, False where every restart met only values that are not finite
+    x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
+    labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
+    mismatch: Float[Array, "m"]  # squared distance of what was compared, relative to the squared norm of what was seen
+    history: Float[Array, "m num_steps+1"]  # lowest mismatch so far
+    steps: Int32[Array, "m"]
+    finite: Bool[Array, "m"]  # False where every restart met only values that are not finite
 
 
 class Minimum(NamedTuple):
     """Best point of a search."""
 
     point: PyTree
-    value: Array  # []
-    history: Array  # [num_steps + 1] lowest value so far
-    steps: Array  # [] int32, steps taken
+    value: Float[Array, ""]
+    history: Float[Array, "num_steps+1"]  # lowest value so far
+    steps: Int32[Array, ""]  # steps taken
 
 
 def from_jacobians(
@@ -97,7 +98,7 @@ def from_jacobians(
     shape: tuple[int, ...],
     key: Key,
     attack: Attack = Attack(),
-    outputs: Array | None = None,
+    outputs: Float[AnyArray, "m C"] | None = None,
 ) -> Leak:
     """Reconstructs inputs [m, ...] of ``shape`` from Jacobians: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
 
@@ -180,7 +181,7 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
         raise ValueError(f"shape: got {shape}, must be of examples that {model.name} takes: {error}") from error
 
 
-def _relative(found: Array, wanted: Array, weight: Array) -> Array:
+def _relative(found: Array, wanted: Array, weight: Array) -> Float[Array, ""]:
     """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``wanted``."""
     return jnp.sum(weight * (found - wanted) ** 2) / jnp.maximum(jnp.sum(weight * wanted**2), jnp.finfo(found).tiny)
 
@@ -244,7 +245,7 @@ def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
 # ---- the minimiser ------------------------------------------------------------------------------------------------
 
 
-def minimise(objective: Callable[[PyTree], Array], start: PyTree, attack: Attack) -> Minimum:
+def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, attack: Attack) -> Minimum:
     """Minimises ``objective`` from ``start`` until the tolerance is reached or L-BFGS makes no more progress.
 
     L-BFGS chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the

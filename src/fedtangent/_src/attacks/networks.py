@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Num, Shaped
 
 from fedtangent._src.checks import choice, number, real_array, whole
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
 FILTERS, WINDOW, STRIDES = 12, 5, (2, 2, 1)
@@ -62,8 +63,8 @@ def lenet(
         keys = jax.random.split(key, 2 * len(shapes))
         return [(draw(keys[2 * i], s), draw(keys[2 * i + 1], s[-1:])) for i, s in enumerate(shapes)]
 
-    def apply(params: PyTree, x: Array) -> Array:
-        h = x.reshape((len(x), *shape)).astype(params[0][0].dtype)
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        h = jnp.asarray(x.reshape((len(x), *shape)).astype(params[0][0].dtype))
         pad = (WINDOW // 2, WINDOW // 2)
         for (weight, bias), stride in zip(params[:-1], STRIDES, strict=True):
             h = jax.lax.conv_general_dilated(
@@ -77,7 +78,12 @@ def lenet(
     return Model(name, init, apply, None, int(output_size))
 
 
-def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, window: int | None = None) -> np.ndarray:
+def ssim(
+    images: Num[np.ndarray, "n H W *channels"],
+    originals: Num[np.ndarray, "n H W *channels"],
+    data_range: float = 1.0,
+    window: int | None = None,
+) -> Float64[np.ndarray, "n"]:
     """Computes the structural similarity of each image to its original, [n] float64; 1 for equal images.
 
     (Wang, Bovik, Sheikh and Simoncelli, 2004.)

@@ -8,20 +8,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float, Int, Shaped
 
 from fedtangent._src.federated.wire.sparsify import check_sparsity, thresholds
 from fedtangent._src.losses import Loss, check_targets, get_loss
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 class Observed(NamedTuple):
     """Messages as the server receives them: entries that were not sent are zero, and ``kept`` marks the sent ones."""
 
-    values: Array  # [m, ...]
-    kept: Array  # [m, ...] bool
+    values: Float[Array, "m ..."]
+    kept: Bool[Array, "m ..."]
 
 
-def jacobians(model: Model, params: PyTree, x: Array) -> Observed:
+def jacobians(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Observed:
     """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
 
     Parameters are in the order of ``jax.flatten_util.ravel_pytree``. A client of NTK-FL sends this message (Yue et al.,
@@ -32,7 +33,7 @@ def jacobians(model: Model, params: PyTree, x: Array) -> Observed:
 
 
 @partial(jax.jit, static_argnums=0)
-def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
+def _jacobians(model: Model, params: PyTree, x: Shaped[Array, "n ..."]) -> Float[Array, "n C P"]:
     flat, unravel = ravel_pytree(params)
 
     def of_one(example: Array) -> Array:
@@ -41,7 +42,13 @@ def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
     return jax.vmap(of_one)(x)
 
 
-def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
+def gradient(
+    model: Model,
+    params: PyTree,
+    x: Shaped[AnyArray, "B ..."],
+    y: Shaped[AnyArray, "B ..."],
+    loss: str = "cross_entropy",
+) -> Observed:
     """Computes the gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
 
     Args:
@@ -62,7 +69,9 @@ def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cros
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _gradient(model: Model, loss: Loss, params: PyTree, x: Array, y: Array) -> Array:
+def _gradient(
+    model: Model, loss: Loss, params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."]
+) -> Float[Array, "1 P"]:
     flat, unravel = ravel_pytree(params)
     mask = jnp.ones(len(x), bool)
     return jax.grad(lambda w: loss(model.apply(unravel(w), x), y, mask))(flat)[None]
@@ -87,7 +96,7 @@ def _sparsified(sparsity: float, seen: Observed) -> Observed:
     return Observed(jnp.where(kept, seen.values, 0), kept)
 
 
-def shuffle_rows(seen: Observed, order: Array) -> Observed:
+def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
     """Permutes the examples: row ``i`` of the result is row ``order[i]``, for ``order`` [m].
 
     CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update ``sum_j
@@ -99,7 +108,7 @@ def shuffle_rows(seen: Observed, order: Array) -> Observed:
     return jax.tree.map(lambda leaf: leaf[order], seen)
 
 
-def shuffle_weights(seen: Observed, order: Array) -> Observed:
+def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
     """Permutes the weights alike for all examples and outputs: column ``p`` of the result is ``order[p]``, [P].
 
     The paper's claim that "considering the high dimensionality of the neural network weight" the attack becomes

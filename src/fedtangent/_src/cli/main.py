@@ -167,7 +167,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     groups = groups_of(command, chosen)
     options = options_by_name(groups)
     positional = "".join(f" {_place(one)}" for one in options.values() if one.positional)
-    about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
+    about = inspect.cleandoc(sys.modules[command.module.prepare.__module__].__doc__ or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
     every = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
     known = {name: entries for name, entries in every.items() if len(entries) <= MANY}

@@ -8,13 +8,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from fedtangent._src import streams
 from fedtangent._src.federated.local import Work, drawn_batches
 from fedtangent._src.types import Array, Cohort, Key, Partition, PyTree, Schedule
 
 
-def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
+def drawn_rows(
+    work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0
+) -> Int[np.ndarray, "R S T B"] | None:
     """Computes which training rows are in every minibatch that a run of ``seed`` draws for its cohorts.
 
     Args:
@@ -42,7 +45,7 @@ def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Ke
     return np.where((found >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
 
 
-def steps_of(work: Work, partition: Partition) -> np.ndarray:
+def steps_of(work: Work, partition: Partition) -> Int[np.ndarray, "N"]:
     """Computes the number of local steps of every client, [N]; each takes at least 1.
 
     One epoch of minibatches of size B has ``ceil(n_i / B)`` steps.
@@ -53,7 +56,7 @@ def steps_of(work: Work, partition: Partition) -> np.ndarray:
     return np.maximum(per_epoch, 1) * np.full(partition.num_clients, work.epochs)
 
 
-def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray:
+def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> Int[np.ndarray, "R"]:
     """Counts the clients that get a model in each round of ``cohorts``, [R].
 
     Clients that drop out or are late after they got the model count too.

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Int, Num
 
 from fedtangent._src.comparison import predicted
 from fedtangent._src.comparison.predicted import Predicted
@@ -87,7 +88,7 @@ def near_misses(
     }
 
 
-def _sorted(cohorts: Cohort) -> np.ndarray:
+def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
     """Returns model, client and weight of every slot, [R, S, 3], with the slots of each round sorted."""
     slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
     order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
@@ -112,7 +113,7 @@ def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Coho
     return cohorts._replace(weight=other)  # type: ignore[arg-type]
 
 
-def _backwards(batches: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _backwards(batches: Int[np.ndarray, "R S T B"], steps: Int[np.ndarray, "R S"]) -> Int[np.ndarray, "R S T B"]:
     """Reverses the order of each slot's first ``steps`` [R, S] batches in ``batches`` [R, S, T, B]."""
     t = np.arange(batches.shape[2])
     at = np.where(t < steps[..., None], steps[..., None] - 1 - t, t)
@@ -184,7 +185,9 @@ def follows(
     return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
 
 
-def empirical_blocks(model: Model, at: PyTree, x_train: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
+def empirical_blocks(
+    model: Model, at: PyTree, x_train: Num[np.ndarray, "n ..."], x_test: Num[np.ndarray, "m ..."]
+) -> KernelBlocks:
     """Computes the whole tangent kernel of ``model`` at the weights ``at``, for the training and test points.
 
     Args:
@@ -246,7 +249,7 @@ def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
     return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
 
 
-def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
+def _of_the_ensemble(theory: Predicted, found: Law, averaged: Float[np.ndarray, "m C"], round_: int) -> Verdict:
     """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
     points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, found
     num_models = len(mean)
@@ -336,7 +339,7 @@ def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
     return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
 
 
-def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.ndarray:
+def _factor(train: Any, test_train: Any, test: Any, points: Int[np.ndarray, "p"]) -> Float64[np.ndarray, "q q"]:
     """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
     cross = np.asarray(test_train)[points]
     joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
@@ -357,7 +360,7 @@ def at_some_points(setting: Setting, model: Model) -> Setting:
     return dataclasses.replace(setting, problem=few, algorithm=setting.algorithm.on(model), size=size)
 
 
-def some_points(problem: Problem) -> np.ndarray:
+def some_points(problem: Problem) -> Int[np.ndarray, "p"]:
     """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread."""
     count = len(problem.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src.checks import instance
 from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
@@ -132,7 +133,7 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
     return followed
 
 
-def each_round(schedule: Any, num_rounds: int) -> np.ndarray:
+def each_round(schedule: Any, num_rounds: int) -> Float[np.ndarray, "num_rounds"]:
     """Evaluates a schedule of numbers at every round, [R]."""
     return np.array([float(in_round(schedule, jnp.int32(r))) for r in range(num_rounds)])
 

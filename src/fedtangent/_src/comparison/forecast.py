@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int, Num
 
 from fedtangent._src.checks import flag, instance, number, real_array, whole
 from fedtangent._src.comparison.cohorts import contacted_clients
@@ -39,7 +40,7 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
 from fedtangent._src.theory import Flow
 from fedtangent._src.theory.precision import require_float64
-from fedtangent._src.types import Algorithm, Cohort, Cost, Key, Prediction, PyTree
+from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
@@ -117,14 +118,14 @@ class Curve(NamedTuple):
     """Metrics of the algorithm's prediction along a run, from each of E initial functions, named as in ``simulate``."""
 
     rate: float
-    rounds: np.ndarray  # [r]
-    values: dict[tuple[str, str], np.ndarray]  # (split, metric) -> [E, r]
+    rounds: Int[np.ndarray, "r"]
+    values: dict[tuple[str, str], Float[np.ndarray, "E r"]]  # (split, metric) -> [E, r]
 
-    def mean(self, split: str, metric: str) -> np.ndarray:
+    def mean(self, split: str, metric: str) -> Float[np.ndarray, "r"]:
         """Returns the mean of a metric over the initial functions at each round, [r]."""
         return self.values[split, metric].mean(axis=0)
 
-    def band(self, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    def band(self, split: str, metric: str) -> tuple[Float[np.ndarray, "r"], Float[np.ndarray, "r"]]:
         """Returns the 5th and the 95th percentile of a metric over the initial functions at each round, [r] each."""
         with np.errstate(invalid="ignore"):
             low, high = np.percentile(self.values[split, metric], BAND, axis=0)
@@ -146,8 +147,8 @@ class Forecast(NamedTuple):
     given: Curve  # curve at the run's rate
     best: Curve  # curve at the best rate; at the run's rate if none was searched
     rates: Rates | None
-    uplink_bytes: np.ndarray  # [r] from the start to each evaluated round
-    downlink_bytes: np.ndarray  # [r]
+    uplink_bytes: Int[np.ndarray, "r"]  # from the start to each evaluated round
+    downlink_bytes: Int[np.ndarray, "r"]
     limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
     fastest: Curve | None = None  # curve at the tried rate of the fewest rounds to the target
 
@@ -203,7 +204,7 @@ class Forecast(NamedTuple):
         return Reached(round_, sent, float((np.fmax if rising else np.fmin).reduce(after)))
 
 
-def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
+def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, rising: bool) -> int | None:
     """Returns the first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
 
     With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
@@ -404,7 +405,7 @@ class _Runs(NamedTuple):
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each
-    starts: np.ndarray  # [E, K, n + m, C]
+    starts: Float[np.ndarray, "E K points C"]
 
     @property
     def flow(self) -> Flow:
@@ -422,7 +423,9 @@ class _Runs(NamedTuple):
         changed = rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
         return [dataclasses.replace(flow, rounds=changed) for flow in self.flows]
 
-    def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
+    def measured(
+        self, rate: float, rounds: Sequence[int], draws: slice
+    ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
         """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
         plan, train, starts = self.plan, len(self.plan.setting.problem.x_train), self.starts[draws]
         splits, loss = plan.splits, plan.examples.loss
@@ -496,7 +499,7 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
     return min(reached)[2] if reached else None
 
 
-def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
+def _traffic(plan: Plan, drawn: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting, cost = plan.setting, plan.cost
     contacted = contacted_clients(setting.algorithm.schedule, drawn, setting.seed)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
@@ -50,8 +51,8 @@ class FromStart(NamedTuple):
 
     setting: Setting
     simulated: Simulated
-    train: np.ndarray
-    test: np.ndarray
+    train: Float[np.ndarray, "r K 1 n C"]
+    test: Float[np.ndarray, "r K 1 m C"]
     how: str
     verdicts: tuple[Verdict, ...]
     seconds: float
@@ -75,7 +76,7 @@ class FromStart(NamedTuple):
         return f"FromStart({self.setting.title}; {'; '.join(lines)})"
 
     @property
-    def feature_learning(self) -> np.ndarray:
+    def feature_learning(self) -> Float[np.ndarray, "r K"]:
         """The distance of networks from their linearisation at the test examples, [r, K].
 
         It is relative to how far training moves the linearisation.
@@ -186,8 +187,8 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
 
 
 def flow_outputs(
-    flows: Sequence[Flow], train: np.ndarray, test: np.ndarray, rounds: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+    flows: Sequence[Flow], train: Float[np.ndarray, "K n C"], test: Float[np.ndarray, "K m C"], rounds: Sequence[int]
+) -> tuple[Float[np.ndarray, "r K 1 n C"], Float[np.ndarray, "r K 1 m C"]]:
     """Returns the outputs of K models, each by its flow, at training and test points, [r, K, 1, ., C] each.
 
     Args:
@@ -203,7 +204,9 @@ def flow_outputs(
     return np.stack(at_train, axis=1)[:, :, None], np.stack(at_test, axis=1)[:, :, None]
 
 
-def _trained_linearised(setting: Setting, weights: PyTree, rounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _trained_linearised(
+    setting: Setting, weights: PyTree, rounds: Sequence[int]
+) -> tuple[Float[np.ndarray, "r K 1 n C"], Float[np.ndarray, "r K 1 m C"]]:
     """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
     problem, algorithm = setting.problem, setting.algorithm
     x, n = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), len(problem.x_train)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from fedtangent._src.comparison import exact
 from fedtangent._src.comparison.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
@@ -27,7 +28,7 @@ from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.losses import targets_of
 from fedtangent._src.theory import Flow, covariance_terms, ntk_evolution
-from fedtangent._src.types import Gaussian, Schedule
+from fedtangent._src.types import AnyArray, Gaussian, Schedule
 
 FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
@@ -118,7 +119,7 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     return flows
 
 
-def _from_zero(flow: Flow) -> np.ndarray:
+def _from_zero(flow: Flow) -> Float[np.ndarray, "K m C"]:
     """Returns the flow's final outputs at the test points, [K, m, C], started from the zero function."""
     train, test = (
         np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
@@ -160,7 +161,7 @@ def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
     ]
 
 
-def _averaged(values: np.ndarray) -> np.ndarray:
+def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
     """Averages over axes and outputs: [K, E, a, C] -> [K E]."""
     return np.asarray(values.mean(axis=(2, 3)).ravel())
 
@@ -223,10 +224,10 @@ def _without_a_law(
 
 def _followed(
     seen: Sequence[Simulated],
-    predicted: Sequence[np.ndarray],
+    predicted: Sequence[Float[np.ndarray, "K E m C"]],
     at: int,
-    exact_variance: np.ndarray,
-    law: np.ndarray,
+    exact_variance: Float[np.ndarray, "K"],
+    law: Float[np.ndarray, "K"],
     scale: float | None = None,
 ) -> AtRound:
     """Pairs the networks at the evaluated round number ``at`` with ``predicted`` [K, E, m, C] of each width."""
@@ -236,7 +237,7 @@ def _followed(
     return AtRound(pairs, exact_variance, law, own if scale is None else scale)
 
 
-def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) -> np.ndarray:
+def propagated_variance(blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]) -> Float[np.ndarray, "K"]:
     """Computes the variance of ``f0(x) - B f0(X)`` for ``f0 ~ GP(0, K)``, summed over the test points.
 
     It is the trace of ``A K A'`` with ``A = [-B, I]`` and the prior K at all points, computed independently of the
@@ -333,7 +334,7 @@ def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0
     return _followed(moved, predicted, -1, np.mean(variances, axis=0), np.mean(laws, axis=0))
 
 
-def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.ndarray:
+def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> Float[np.ndarray, "K E m n"]:
     """Computes ``B`` [K, E, m, n] of networks that evolve with the limiting kernel for ``share`` of their times."""
     step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
     times = (moved.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
@@ -372,7 +373,9 @@ def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -
     )
 
 
-def repeated(flow: Flow, y_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def repeated(
+    flow: Flow, y_train: Float64[np.ndarray, "n C"]
+) -> tuple[Float64[np.ndarray, "m C"], Float[AnyArray, "m m"]]:
     """Computes the law of model 0 after 2^30 repetitions of the flow's rounds.
 
     One pass over the rounds is an operator ``M``, and two passes are ``M + (I - M Theta) M``, so 30 compositions

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
@@ -40,10 +41,10 @@ class Snapshot(NamedTuple):
     """Measurements of the K models at one evaluation."""
 
     round: int
-    outputs: np.ndarray  # [K, n, C]
-    change: np.ndarray  # [K, q, q] of the kernel since round 0
-    travelled: np.ndarray  # [K] |w - w_0|
-    weights: np.ndarray  # [K] |w|
+    outputs: Float64[np.ndarray, "K n C"]
+    change: Float64[np.ndarray, "K q q"]  # of the kernel since round 0
+    travelled: Float64[np.ndarray, "K"]  # |w - w_0|
+    weights: Float64[np.ndarray, "K"]  # |w|
 
 
 class Observer(NamedTuple):
@@ -256,7 +257,7 @@ def residual_ledger(
     return _ledger(of, observer, outputs)
 
 
-def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> ResidualLedger:
+def _ledger(of: bounds.Federation, observer: Observer, starts: Float64[np.ndarray, "K n C"]) -> ResidualLedger:
     """Builds a ledger without rows; ``starts`` [K, n, C] are the initial functions."""
     paths = tuple(
         bounds.predict_path(of, k, kernel, starts[k], None if observer.along is None else observer.along[k])
@@ -267,7 +268,7 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> Re
 
 def _observer(
     algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
-) -> tuple[Observer, np.ndarray]:
+) -> tuple[Observer, Float64[np.ndarray, "K n C"]]:
     """Builds the observer of a run's states, and returns it with the initial functions [K, n, C]."""
     parameters = algorithm.params
     assert parameters is not None

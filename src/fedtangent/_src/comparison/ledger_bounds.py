@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory import Rule, federated_flow
@@ -20,7 +21,7 @@ PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that m
 class Federation(NamedTuple):
     """The parts of a run that all models share: targets, clients, cohorts and the rule."""
 
-    y: np.ndarray  # [n, C]
+    y: Float64[np.ndarray, "n C"]
     partition: Partition
     cohorts: Cohort  # [R, S], with the run's weights
     num_models: int
@@ -32,13 +33,19 @@ class Federation(NamedTuple):
         """The number of rounds R of the prediction."""
         return len(np.asarray(self.cohorts.client))
 
-    def rows(self, client: int) -> np.ndarray:
+    def rows(self, client: int) -> Int[np.ndarray, "rows"]:
         """Returns the rows of the kernel that belong to a client's examples."""
         return np.unique(client_rows(self.partition, client, 1 if self.outputs == "shared" else self.y.shape[1]))
 
     def predict(
-        self, model: int, theta: np.ndarray, y: np.ndarray, start: np.ndarray, along: np.ndarray | None, skip: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        model: int,
+        theta: Float64[np.ndarray, "q q"],
+        y: Float64[np.ndarray, "n C"],
+        start: Float64[np.ndarray, "n C"],
+        along: Float64[np.ndarray, "n C"] | None,
+        skip: int = 0,
+    ) -> tuple[Float64[np.ndarray, "rounds q D"], Float64[np.ndarray, "rounds n C"]]:
         """Predicts the path of ``model`` from round ``skip`` on.
 
         The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
@@ -84,13 +91,19 @@ def _later(values: np.ndarray, skip: int, fill: Any) -> np.ndarray:
 class Path(NamedTuple):
     """The prediction of one model at every round, from its initial function and kernel."""
 
-    outputs: np.ndarray  # [R + 1, n, C]
-    coefficients: np.ndarray  # [R + 1, q, D]: outputs = (the initial function's share) + theta @ coefficients
-    local_moves: np.ndarray  # [R] the farthest that a client's weights move from the server's in each round
+    outputs: Float64[np.ndarray, "R+1 n C"]
+    coefficients: Float64[np.ndarray, "R+1 q D"]  # outputs = (the initial function's share) + theta @ coefficients
+    local_moves: Float64[np.ndarray, "R"]  # the farthest that a client's weights move from the server's in each round
     propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
 
 
-def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarray, along: np.ndarray | None) -> Path:
+def predict_path(
+    of: Federation,
+    model: int,
+    theta: Float64[np.ndarray, "q q"],
+    start: Float64[np.ndarray, "n C"],
+    along: Float64[np.ndarray, "n C"] | None,
+) -> Path:
     """Predicts the path of one model with the flow.
 
     Args:
@@ -102,7 +115,7 @@ def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarra
     """
     coefficients, outputs = of.predict(model, theta, of.y, start, along)
 
-    def propagate(round_: int, values: np.ndarray) -> np.ndarray:
+    def propagate(round_: int, values: Float64[np.ndarray, "q D"]) -> Float64[np.ndarray, "rounds q D"]:
         if not np.isfinite(values).all():  # of a network that is not
             return np.full((of.num_rounds + 1 - round_, *values.shape), np.nan)
         begin = values.reshape(start.shape)
@@ -112,7 +125,9 @@ def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarra
     return Path(outputs, coefficients, _local_moves(of, model, theta, np.diff(coefficients, axis=0)), propagate)
 
 
-def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _local_moves(
+    of: Federation, model: int, theta: Float64[np.ndarray, "q q"], steps: np.ndarray
+) -> Float64[np.ndarray, "R"]:
     """Returns ``max_i |w_i - w|`` in every round, [R]; client i moves the weights by ``J_i' c_i / p_i``."""
     client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
@@ -131,12 +146,14 @@ class Source(NamedTuple):
 
     round: int  # the end of the interval
     later: np.ndarray  # [R + 1 - round, q, D]
-    sizes: np.ndarray  # [N] root mean square per client without cancellation; at least that over all clients
-    left: np.ndarray  # [R + 1 - round] share of the whole source that remains
+    sizes: Float64[np.ndarray, "N"]  # root mean square per client without cancellation; at least that over all clients
+    left: Float64[np.ndarray, "rounds"]  # share of the whole source that remains
     local: float  # share that the weights' moves within a round may add
 
 
-def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int, travelled: float) -> Source:
+def source(
+    of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
+) -> Source:
     """Computes the first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
 
     Args:
@@ -201,6 +218,6 @@ def rounding(unit: float, steps: float, operations: int, largest: float, weights
     return float(ROUNDING * unit * np.sqrt((1 + steps) * operations) * largest * weights)
 
 
-def rms(values: np.ndarray) -> float:
+def rms(values: Float[np.ndarray, "..."]) -> float:
     """Returns the root mean square of ``values``."""
     return float(np.sqrt(np.mean(values**2)))

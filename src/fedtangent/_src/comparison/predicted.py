@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
@@ -28,11 +29,11 @@ class ModelLaw(NamedTuple):
     covariance is of one output.
     """
 
-    mean: np.ndarray  # [K, m, C]
-    cov: np.ndarray  # [K, m, m]
+    mean: Float[np.ndarray, "K m C"]
+    cov: Float[np.ndarray, "K m m"]
 
     @property
-    def average_cov(self) -> np.ndarray:
+    def average_cov(self) -> Float[np.ndarray, "m m"]:
         """The mean of the covariances over models, [m, m], which the sample covariance about the means estimates."""
         return self.cov.mean(axis=0)
 
@@ -196,7 +197,9 @@ def without_cross_terms(blocks: KernelBlocks, influences: np.ndarray) -> np.ndar
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
-def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Cohort:
+def without_clients(
+    cohorts: Cohort, clients: Sequence[int] | Sequence[np.integer] | Int[np.ndarray, "clients"]
+) -> Cohort:
     """Returns the cohorts without ``clients``, as if they had never taken part: a negative control."""
     weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]

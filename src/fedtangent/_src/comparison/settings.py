@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int, Num
 from scipy.special import softmax
 
 from fedtangent._src import data as datasets
@@ -38,12 +39,12 @@ class Problem:
         loss: Name of the training loss, or the user's function.
     """
 
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
+    x_train: Num[np.ndarray, "n ..."]
+    y_train: Float[np.ndarray, "n C"]
+    x_test: Num[np.ndarray, "m ..."]
+    y_test: Float[np.ndarray, "m C"]
     partition: Partition
-    labels_test: np.ndarray | None = None
+    labels_test: Int[np.ndarray, "m"] | None = None
     points: str = "test"
     loss: str | Loss = "squared_error"
 
@@ -51,7 +52,9 @@ class Problem:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             finite(name, getattr(self, name))
 
-    def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def left(
+        self, outputs: Float[np.ndarray, "r K E n C"], rows: np.ndarray | slice = slice(None)
+    ) -> Float[np.ndarray, "r"]:
         """Computes the training error of ``outputs`` at a subset of the training examples, for each round.
 
         The training error is the root mean square of the residual for the squared error, and the mean over examples for
@@ -78,7 +81,7 @@ class Problem:
             return "training residual, root mean square"
         return f"training {words(mean_form(self.loss))}"
 
-    def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
+    def mse(self, outputs: Float[np.ndarray, "*networks m C"], split: str = "test") -> Float[np.ndarray, "*networks"]:
         """Computes the mean squared error of ``outputs`` [..., m, C]; for cross entropy, of softmax probabilities.
 
         Args:
@@ -91,11 +94,11 @@ class Problem:
         seen = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
 
-    def accuracy(self, outputs: np.ndarray) -> np.ndarray:
+    def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""
         return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
 
-    def score(self, outputs: np.ndarray) -> np.ndarray:
+    def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""
         return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
@@ -245,7 +248,9 @@ def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
     return fraction * 2 / largest
 
 
-def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def standardised(
+    train: Num[np.ndarray, "n d"], test: Num[np.ndarray, "m d"]
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
     """Centres inputs by the training mean and scales every example to norm sqrt(d), which conditions the kernel well.
 
     Inputs of one norm are also assumption 2 of NTK-FL's theorems.

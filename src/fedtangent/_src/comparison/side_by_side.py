@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import judged
@@ -32,19 +33,19 @@ Report = Callable[[str], None]
 class FlowGap(NamedTuple):
     """Networks and the flow from the same initial functions, at one width and every evaluated round."""
 
-    error: np.ndarray  # [r, K, E] relative error at the test points
-    simulated: np.ndarray  # [r] training error (``Problem.left``), over all networks
-    predicted: np.ndarray  # [r]
-    test: np.ndarray  # [r, K, E, m, C] predicted outputs
-    train: np.ndarray  # [r, K, E, n, C]
+    error: Float[np.ndarray, "r K E"]  # relative error at the test points
+    simulated: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
+    predicted: Float[np.ndarray, "r"]
+    test: Float[np.ndarray, "r K E m C"]  # predicted outputs
+    train: Float[np.ndarray, "r K E n C"]
 
 
 class FlowCurve(NamedTuple):
     """The flow from the initial functions of the widest networks, round by round, for figures."""
 
-    rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
-    left: np.ndarray  # [r] training error (``Problem.left``), over all networks
-    score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
+    rounds: Int[np.ndarray, "r"]  # every round, or as many as ``MOST_NUMBERS`` allows
+    left: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
+    score: Float[np.ndarray, "r K E"]  # accuracy at the test points, or mean squared error where they have no labels
 
 
 class Comparison(NamedTuple):

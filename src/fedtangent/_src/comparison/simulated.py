@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Num
 
 from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting
 from fedtangent._src.engine import Evaluation
@@ -22,7 +23,7 @@ from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Algorithm, Cohort, Cost, Model, Prediction, PyTree
+from fedtangent._src.types import Algorithm, Array, Cohort, Cost, Model, Prediction, PyTree
 
 AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
 WATCHED = 256  # training examples that they are measured on, at most
@@ -32,7 +33,7 @@ class WatchedNetworks(NamedTuple):
     """Initial weights and kernel drift of the networks of the first e draws, recorded besides their outputs."""
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
-    drift: np.ndarray  # [r, K, e] relative change of their tangent kernels, in the Frobenius norm
+    drift: Float[np.ndarray, "r K e"]  # relative change of their tangent kernels, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
@@ -41,9 +42,9 @@ class Simulated(NamedTuple):
     method: str
     width: int
     rounds: tuple[int, ...]
-    train: np.ndarray  # [r, K, E, n, C]
-    test: np.ndarray  # [r, K, E, m, C]
-    ensemble: np.ndarray  # [r, E, m, C], the algorithm's own prediction from its K networks
+    train: Float[np.ndarray, "r K E n C"]
+    test: Float[np.ndarray, "r K E m C"]
+    ensemble: Float[np.ndarray, "r E m C"]  # the algorithm's own prediction from its K networks
     seconds: float  # of one run of the K models, without compilation if there are several runs
     sent: tuple[Measurement, ...]  # bytes of one run until each evaluated round, without metrics
     cost: Cost
@@ -60,7 +61,7 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
 
 
-def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
+def initial_functions(setting: Setting, width: int, count: int) -> Float[np.ndarray, "count m C"]:
     """Returns outputs of ``count`` further random networks of ``width`` at the test points, without training.
 
     Args:
@@ -74,7 +75,9 @@ def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
     return network_functions(setting, width, count, setting.problem.x_test)
 
 
-def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
+def network_functions(
+    setting: Setting, width: int, count: int, x: Num[np.ndarray, "p ..."]
+) -> Float[np.ndarray, "count p C"]:
     """Returns outputs of ``count`` further random networks at the points ``x``, without training.
 
     Args:
@@ -92,7 +95,9 @@ def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -
 
 
 @partial(jax.jit, static_argnames=("model", "together"))
-def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: int) -> jax.Array:
+def _initial_functions(
+    model: Model, keys: jax.Array, x: Num[Array, "p ..."], together: int
+) -> Float[Array, "count p C"]:
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
@@ -232,7 +237,12 @@ def trained(
 
 
 def history_of(
-    problem: Problem, seen: Simulated, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any
+    problem: Problem,
+    seen: Simulated,
+    train: Float[np.ndarray, "r K E n C"],
+    test: Float[np.ndarray, "r K E m C"],
+    ensemble: Float[np.ndarray, "r E m C"],
+    **more: Any,
 ) -> History:
     """Computes the metrics of networks along a run: means over the E draws, with bands if there are several draws.
 

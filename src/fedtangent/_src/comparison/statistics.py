@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int, Num
 from scipy.optimize import brentq
 from scipy.stats import norm
 from scipy.stats import t as student
@@ -88,11 +89,11 @@ class Pair(NamedTuple):
     """Networks of one width and the predictions from the same initial functions."""
 
     width: int
-    seen: np.ndarray  # [K, E, m, C]
-    predicted: np.ndarray  # [K, E, m, C]
+    seen: Float[np.ndarray, "K E m C"]
+    predicted: Float[np.ndarray, "K E m C"]
 
 
-def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.ndarray:
+def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> Float[np.ndarray, "W"]:
     """Computes the weights of a least-squares fit ``y_w = a + b / w``: ``a = sum_w c_w y_w``.
 
     For a single width all weights count alike: the model is then one for which theory is exact at every width.
@@ -111,7 +112,7 @@ def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.
     return np.asarray(np.linalg.solve((basis.T * weight) @ basis, basis.T * weight)[0])
 
 
-def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0.0) -> Interval:
+def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C"] | float = 0.0) -> Interval:
     """Estimates the norm of the mean difference between networks and predictions at infinite width, over ``scale``.
 
     It is 0 if theory is right. The mean is over all K E networks of a width. The noise is a Gaussian vector with the
@@ -144,7 +145,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0
     return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
 
 
-def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
+def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[float, float]:
     """Computes bounds of ``|a|`` from the squared norm of one draw of a Gaussian vector with mean ``a``.
 
     Each bound is wrong in at most ``LEVEL / 2`` of the cases, for any direction of ``a``: the worst case has ``a``
@@ -167,7 +168,7 @@ def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
     return bound(LEVEL / 2), bound(1 - LEVEL / 2)
 
 
-def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
+def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) -> float:
     """Computes the probability that the squared norm of a Gaussian vector is above ``square``.
 
     It uses the saddlepoint approximation (Lugannani and Rice, 1980) of a weighted sum of chi squares, good to some
@@ -193,7 +194,7 @@ def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
     return float(norm.sf(w) + (norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
 
 
-def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) -> Interval:
+def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Float[np.ndarray, "K"]) -> Interval:
     """Estimates the variance of networks, extrapolated to infinite width, divided by the variance that a law predicts.
 
     The ratio is 1 if the law is right. Variances are of one output, summed over points.
@@ -215,12 +216,14 @@ def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) ->
     return combined([p.width for p in pairs], values, by_width=True, means=len(exact))
 
 
-def _scatter(samples: np.ndarray) -> np.ndarray:
+def _scatter(samples: Float[np.ndarray, "K E m C"]) -> Float[np.ndarray, "K E"]:
     """Returns squared distances from each model's mean, summed over points, averaged over outputs, [K, E]."""
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
-def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False, means: int = 0) -> Interval:
+def combined(
+    widths: Sequence[int], values: Sequence[Float[np.ndarray, "_"]], by_width: bool = False, means: int = 0
+) -> Interval:
     """Estimates the mean of ``values`` at infinite width.
 
     Args:
@@ -236,12 +239,12 @@ def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool
     return _interval(float(value), np.array(parts), np.array([len(v) - max(means, 1) for v in values]))
 
 
-def _interval(value: float, parts: np.ndarray, freedoms: np.ndarray) -> Interval:
+def _interval(value: float, parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> Interval:
     """Builds the interval about ``value``, whose variance is the sum of ``parts`` with these degrees of freedom."""
     return Interval.about(value, float(_quantile(parts, freedoms) * np.sqrt(parts.sum())))
 
 
-def _quantile(parts: np.ndarray, freedoms: np.ndarray) -> float:
+def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> float:
     """Returns Student's quantile for a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
     return float(student.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
@@ -256,7 +259,9 @@ def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interv
     return max(outside or estimates, key=lambda e: max(e.high - target, target - e.low))
 
 
-def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:
+def mean_difference_in_errors(
+    samples: Float[np.ndarray, "draws m C"], mean: Float[np.ndarray, "m C"], variance: Float[np.ndarray, "m"]
+) -> float:
     """Computes the mean of ``|sample mean - mean|`` over points, in Monte Carlo standard errors.
 
     It is about 0.80 if sample and law agree.
@@ -278,7 +283,7 @@ class Slope(NamedTuple):
     intercept: float
 
 
-def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval, float]:
+def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, "..."]]) -> tuple[Interval, float]:
     """Fits the slope of the mean of log(error) against log(width), and the intercept.
 
     Errors scatter over networks by a factor, much the same at every width, so their logarithms are averaged and each
@@ -304,12 +309,12 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval
     return _interval(slope, parts, count - 1), float(count @ y / count.sum() - slope * centre)
 
 
-def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Interval:
+def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[Float[np.ndarray, "..."]]) -> Interval:
     """Returns the slope of ``fitted_slope`` without the intercept."""
     return fitted_slope(np.asarray(widths), errors)[0]
 
 
-def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
+def weighted_line(x: Num[np.ndarray, "n"], y: Num[np.ndarray, "n"], weight: Num[np.ndarray, "n"]) -> Slope:
     """Fits the least-squares line of ``y`` over ``x``, [n] each.
 
     Args:
@@ -323,7 +328,7 @@ def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
     return Slope(slope, float(information**-0.5), float(weight @ y / weight.sum() - slope * centre))
 
 
-def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
+def relative_distance(a: Num[np.ndarray, "*shape"], b: Num[np.ndarray, "*shape"]) -> float:
     """Computes ``|a - b| / |b|``, Euclidean over all entries."""
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
 
@@ -339,8 +344,11 @@ def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
 
 
 def relative_errors(
-    predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray, axes: tuple[int, ...] = (-2, -1)
-) -> np.ndarray:
+    predicted: Num[np.ndarray, "..."],
+    seen: Num[np.ndarray, "..."],
+    scale: Num[np.ndarray, "..."],
+    axes: tuple[int, ...] = (-2, -1),
+) -> Float[np.ndarray, "..."]:
     """Computes the root mean square of ``seen - predicted`` over ``axes``, over the root mean square of ``scale``.
 
     It is 0 if both are equal, even if ``scale`` is 0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from scipy.special import softmax
 
 from fedtangent._src.comparison.predicted import Predicted
@@ -33,7 +34,9 @@ class MethodRow(NamedTuple):
     seconds: float | None = None
 
 
-def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+def scores(
+    mean: Float[np.ndarray, "m C"], variance: Float[np.ndarray, "m C"], y: Float[np.ndarray, "m C"]
+) -> tuple[float, float]:
     """Computes the Gaussian NLL per output and the coverage of the 95 % interval, with noise added to the uncertainty.
 
     The noise variance is the same for every point and output: the mean squared residual not explained by ``variance``,
@@ -64,7 +67,7 @@ def _scores(
     return float(-np.mean(np.log(np.sum(probability * problem.y_test, axis=-1)))), None
 
 
-def _accuracy(problem: Problem, mean: np.ndarray) -> float | None:
+def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float | None:
     if problem.labels_test is None:
         return None
     return float(np.mean(problem.accuracy(mean)))
@@ -105,7 +108,7 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
     )
 
 
-def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
+def reference(theory: Predicted) -> tuple[Float[np.ndarray, "m C"], Float[np.ndarray, "m m"]]:
     """Returns the mean [m, C] and covariance [m, m] with which rows are compared.
 
     They are the limit's in a standard case that has a limit, else the flow's at the last round, averaged over models.
@@ -116,7 +119,9 @@ def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
     return last.mean.mean(axis=0), last.cov.mean(axis=0)
 
 
-def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> MethodRow:
+def theory_row(
+    theory: Predicted, method: str, mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], rounds: int | None
+) -> MethodRow:
     """Builds the row of a Gaussian process.
 
     MSE and accuracy are the expected values for an ensemble of K independent draws, as the simulated rows should show.
@@ -152,7 +157,7 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     )
 
 
-def expected_accuracy(problem: Problem, mean: np.ndarray, cov: np.ndarray) -> float | None:
+def expected_accuracy(problem: Problem, mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"]) -> float | None:
     """Computes the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
 
     Args:
@@ -165,7 +170,9 @@ def expected_accuracy(problem: Problem, mean: np.ndarray, cov: np.ndarray) -> fl
     return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == problem.labels_test))
 
 
-def draws_of(mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> np.ndarray:
+def draws_of(
+    mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], draws: int = 200
+) -> Float[np.ndarray, "draws m C"]:
     """Draws from N(mean, cov) for each output, from a fixed seed.
 
     Args:

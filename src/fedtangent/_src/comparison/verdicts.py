@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.comparison.statistics import (
@@ -53,8 +54,8 @@ class Verdict(NamedTuple):
         subject: str,
         statement: str,
         sizes: str,
-        found: tuple[str, str, bool | None],
-        wrong: tuple[str, str, bool | None],
+        found: tuple[str, str, bool | np.bool | None],
+        wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
         """Builds a verdict.
@@ -191,7 +192,9 @@ def slope_verdict(
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
 
 
-def _of_run(seen: Simulated, predicted: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _of_run(
+    seen: Simulated, predicted: Float[np.ndarray, "r K E m C"], other: Float[np.ndarray, "r K E m C"]
+) -> Float[np.ndarray, "K E"]:
     """Returns the distance of ``other`` from ``predicted``, relative to how far ``predicted`` moves, [K, E]."""
     return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
 
@@ -239,8 +242,8 @@ class AtRound(NamedTuple):
     """
 
     pairs: tuple[Pair, ...]
-    exact: np.ndarray  # [K] variance of the predictions, by construction
-    law: np.ndarray  # [K] variance of the law that is tested
+    exact: Float[np.ndarray, "K"]  # variance of the predictions, by construction
+    law: Float[np.ndarray, "K"]  # variance of the law that is tested
     scale: float  # norm of the function's movement by training
 
 

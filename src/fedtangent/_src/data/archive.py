@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int, Int32, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import files
@@ -32,7 +33,7 @@ def require(name: str, path: Path, held: Collection[str], needed: Sequence[str])
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
 
 
-def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.ndarray:
+def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: int = 1) -> Int32[np.ndarray, "count"]:
     """Computes the user of each of ``count`` examples, [count] int32, from offsets of examples sorted by user.
 
     Args:
@@ -57,7 +58,7 @@ def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.nda
 
 def images(
     name: str, path: Path, held: dict[str, np.ndarray], split: str, size: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Shaped[np.ndarray, "n ..."], Shaped[np.ndarray, "n"]]:
     """Returns images uint8 [n, *size] and labels [n] of the split "train" or "test".
 
     Args:

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Float64, Int, Num, UInt8
 
 from fedtangent._src import checks
 from fedtangent._src.entries import Entry
-from fedtangent._src.types import described
+from fedtangent._src.types import ArrayLike, described
 
 IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
@@ -26,15 +27,17 @@ class Dataset(NamedTuple):
     """A data set on the host, as NumPy arrays, in a fixed order."""
 
     name: str
-    x_train: np.ndarray  # [n, ...]: floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
-    y_train: np.ndarray  # [n] int32 class labels, or [n, C] floating for regression
-    x_test: np.ndarray
-    y_test: np.ndarray
+    x_train: Num[np.ndarray, "n ..."]  # floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
+    y_train: Num[np.ndarray, "n *C"]  # class labels, or [n, C] floating for regression
+    x_test: Num[np.ndarray, "m ..."]
+    y_test: Num[np.ndarray, "m *C"]
     num_classes: int  # 0 for regression
-    user_train: np.ndarray | None  # [n] int32 id of the user (writer, speaker, ..) of each example, if there are users
+    user_train: Int[np.ndarray, "n"] | None  # id of the user (writer, speaker, ..) of each example, if there are users
     info: SourceInfo
     kind: str = VECTOR  # of input: "image", "tokens" or "vector"
-    user_test: np.ndarray | None = None  # the same for test examples, where their users also have training examples
+    user_test: Int[np.ndarray, "m"] | None = (
+        None  # the same for test examples, where their users also have training examples
+    )
 
     def __repr__(self) -> str:
         """Summarises the data set: kind, classes, shapes of the arrays and origin."""
@@ -92,7 +95,7 @@ def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]
     return [a[:count] for a in arrays]
 
 
-def finite_rows(name: str, array: np.ndarray) -> None:
+def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
     """Raises ``ValueError`` for NaN or infinity in ``array`` [n, ...], naming the first such row."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.sum(array)):  # one pass; a sum that overflows is looked at row by row too
@@ -112,19 +115,19 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
         raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
 
 
-def pixels(x: np.ndarray) -> np.ndarray:
+def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
     """Returns uint8 inputs as float32 numbers from 0 to 1: divided by 255, the form of images everywhere."""
     return (x / np.float32(255)).astype(np.float32)
 
 
-def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
+def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:
     """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind."""
     if checks.flag("flatten", flatten):
         return x.reshape(len(x), -1), VECTOR
     return (x[..., None] if x.ndim == 3 else x), IMAGE
 
 
-def classification_targets(labels: Any, num_classes: int, centred: bool = False) -> np.ndarray:
+def classification_targets(labels: ArrayLike, num_classes: int, centred: bool = False) -> Float64[np.ndarray, "n C"]:
     """Computes one-hot targets [n, C] float64 for training a classifier under squared loss.
 
     Args:
@@ -142,7 +145,7 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
     return targets - 1.0 / num_classes if centred else targets
 
 
-def sign_targets(labels: Any, num_classes: int) -> np.ndarray:
+def sign_targets(labels: ArrayLike, num_classes: int) -> Float64[np.ndarray, "n C"]:
     """Computes targets [n, C] float64 for losses of margins: 1 for an example's class and -1 for the others.
 
     Raises ``ValueError`` as ``classification_targets`` does.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float32, Float64, Int, Num, Shaped
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data.dataset import (
@@ -28,7 +29,7 @@ from fedtangent._src.data.dataset import (
 from fedtangent._src.data.named import load
 from fedtangent._src.data.partition.given import by_user, of
 from fedtangent._src.losses import Loss
-from fedtangent._src.types import Array, FederatedData, Model, Partition
+from fedtangent._src.types import Array, ArrayLike, FederatedData, Model, Partition
 
 MOST_MEASURED = 10_000  # training examples that metrics are measured on
 SPLITS = ("train", "test")
@@ -43,9 +44,9 @@ class Split(NamedTuple):
         labels: Class labels [n] int32; None for regression.
     """
 
-    x: Array
-    targets: Array
-    labels: Array | None
+    x: Shaped[Array, "n ..."]
+    targets: Float[Array, "n C"]
+    labels: Int[Array, "n"] | None
 
     @property
     def num_examples(self) -> int:
@@ -108,7 +109,9 @@ class Examples:
         """
         return FederatedData(self.data.x, self.data.y, *map(jnp.asarray, of(clients, len(self.dataset.x_train))))
 
-    def in_float64(self, split: str = "train", most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def in_float64(
+        self, split: str = "train", most: int | None = None
+    ) -> tuple[Num[np.ndarray, "n ..."], Float64[np.ndarray, "n C"]]:
         """Returns inputs and targets on the host in float64, as theory takes them.
 
         The numbers are those that networks are trained on, rounded to float32. Under the cross entropy targets are
@@ -303,7 +306,7 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
 
 
-def _inputs(name: str, x: Any, as_tokens: bool) -> np.ndarray:
+def _inputs(name: str, x: ArrayLike, as_tokens: bool) -> Num[np.ndarray, "n ..."]:
     """Checks inputs [n, ...] and converts tokens to int32, pixels (uint8) to [0, 1], and whole numbers to float32."""
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
@@ -415,7 +418,10 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
 
 
 def warn_of_absent_classes(
-    y_train: np.ndarray, y_test: np.ndarray, num_classes: int, classes: tuple[str, ...] | None = None
+    y_train: Int[np.ndarray, "n"],
+    y_test: Int[np.ndarray, "m"],
+    num_classes: int,
+    classes: tuple[str, ...] | None = None,
 ) -> None:
     """Warns of classes without training examples: in one line of those with test examples, in another of the others.
 
@@ -488,7 +494,9 @@ def inputs_on_device(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.int32 if np.issubdtype(x.dtype, np.integer) else np.float32)
 
 
-def _targets_of(loss: str | Loss, y: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray | None]:
+def _targets_of(
+    loss: str | Loss, y: Num[np.ndarray, "n *C"], num_classes: int
+) -> tuple[Float32[np.ndarray, "n C"], Int[np.ndarray, "n"] | None]:
     """Returns targets [n, C] float32 of the squared error, or of a loss of margins, and labels [n] int32 or None."""
     if num_classes == 0:
         return np.asarray(y, np.float32), None

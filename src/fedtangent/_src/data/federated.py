@@ -6,14 +6,17 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import partition as partitions
 from fedtangent._src.data.dataset import check_float32, finite_rows
-from fedtangent._src.types import FederatedData
+from fedtangent._src.types import ArrayLike, FederatedData
 
 
-def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classes: int | None = None) -> FederatedData:
+def federated_data(
+    x: ArrayLike, y: ArrayLike, partition: Any, dtype: Any = None, num_classes: int | None = None
+) -> FederatedData:
     """Checks examples and partition, and moves them to the device.
 
     Labels, indices and offsets become int32.
@@ -69,7 +72,7 @@ def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     return wanted
 
 
-def _check_inputs(x: np.ndarray, dtype: Any) -> None:
+def _check_inputs(x: Shaped[np.ndarray, "n ..."], dtype: Any) -> None:
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(f"x: got shape {x.shape}, must hold at least one example along its first axis")
     _check_finite("x", x, dtype)
@@ -81,7 +84,7 @@ def _check_inputs(x: np.ndarray, dtype: Any) -> None:
             raise ValueError("x: got values beyond the range of int32, must be within it")
 
 
-def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
+def _check_targets(y: Shaped[np.ndarray, "n ..."], num_classes: int | None, dtype: Any) -> None:
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         if num_classes is not None:
             num_classes = checks.whole("num_classes", num_classes)

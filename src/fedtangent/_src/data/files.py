@@ -15,7 +15,7 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
         return unpacked(file)
 
 
-def unpacked(file: IO[bytes]) -> dict[str, np.ndarray]:
+def unpacked(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
     """Reads the arrays of an open ``.npz`` file; call it within ``reading``: bad files raise various exceptions."""
     with zipfile.ZipFile(file) as packed:
         found = {}
@@ -104,7 +104,7 @@ def array_of(raw: bytes) -> np.ndarray:
     return _native(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> io.BufferedReader:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to opens at once
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Shaped
 
 from fedtangent._src.data.files import reading
 from fedtangent._src.data.published import Published, contents
@@ -12,14 +13,14 @@ from fedtangent._src.data.published import Published, contents
 IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # ``Published.example`` of 28 x 28 grey images
 
 
-def read(published: Published, role: str, path: Path) -> np.ndarray:
+def read(published: Published, role: str, path: Path) -> Shaped[np.ndarray, "..."]:
     """Reads an original file as a uint8 array; raises ``ValueError`` unless its checksum is the published one."""
     content = contents(published, role, path)
     with reading(published.name, path):
         return parse(content)
 
 
-def parse(content: bytes) -> np.ndarray:
+def parse(content: bytes) -> Shaped[np.ndarray, "..."]:
     """Parses an unpacked idx file of unsigned bytes into a uint8 array of the shape that its header states.
 
     Format: two zero bytes, 0x08 (unsigned byte), the number of dimensions, each dimension as big-endian uint32, then

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Num
 
 from fedtangent._src import checks
 from fedtangent._src.data.dataset import Dataset, ImageOptions, SourceInfo, first, images
@@ -58,14 +59,16 @@ def dataset(published: Published, found: Found, options: StoredImageOptions, siz
     return Dataset(name=published.name, num_classes=published.num_classes, info=info, kind=kind, **parts)
 
 
-def _moments(pixels: np.ndarray) -> tuple[float, float]:
+def _moments(pixels: Num[np.ndarray, "n ..."]) -> tuple[float, float]:
     """Computes mean and standard deviation of all pixels, scaled to [0, 1], from their histogram (exact)."""
     counts, values = np.bincount(pixels.ravel(), minlength=256), np.arange(256) / 255
     mean = float(counts @ values / counts.sum())
     return mean, float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum()))
 
 
-def _scaled(pixels: np.ndarray, mean: float, deviation: float, dtype: np.dtype[Any]) -> np.ndarray:
+def _scaled(
+    pixels: Num[np.ndarray, "*shape"], mean: float, deviation: float, dtype: np.dtype[Any]
+) -> Float[np.ndarray, "*shape"]:
     """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels."""
     if deviation == 0.0:
         raise ValueError("standardise: got True, but the training images are all one shade")

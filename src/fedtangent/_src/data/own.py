@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, files
@@ -135,7 +136,9 @@ def _users(
     return names, np.searchsorted(names, users).astype(np.int32)
 
 
-def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: int) -> np.ndarray:
+def _held_out(
+    count: int, user: Int[np.ndarray, "count"] | None, options: OwnOptions, seed: int
+) -> Bool[np.ndarray, "count"]:
     """Draws the test examples, [count] bool: a share of each user's, who keeps at least one; raises ``ValueError``."""
     share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
     rows = np.zeros(count, bool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jaxtyping import Float, Num
 
 from fedtangent._src import checks
 from fedtangent._src.data.dataset import VECTOR, Dataset
@@ -18,7 +19,7 @@ SCALES = ("coordinates", "lengths", "none")
 
 def projection_matrix(
     input_size: int, dimension: int, seed: int | bytes, scale: str = "coordinates", dtype: type = np.float64
-) -> np.ndarray:
+) -> Float[np.ndarray, "input_size dimension"]:
     """Draws P [input_size, dimension] with i.i.d. Gaussian entries (Yue et al., ICML 2022, section 4.2).
 
     Args:
@@ -58,7 +59,9 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
     return dataset._replace(x_train=train, x_test=test, kind=VECTOR)
 
 
-def _project(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def _project(
+    x: Num[np.ndarray, "n ..."], matrix: Float[np.ndarray, "input_size dimension"]
+) -> Float[np.ndarray, "n dimension"]:
     flat = x.reshape(len(x), -1)
     rows = max(1, 2**24 // max(1, matrix.shape[0]))  # so that no float64 copy of a large data set is made
     parts = [flat[i : i + rows].astype(np.float64) @ matrix for i in range(0, len(flat), rows)]

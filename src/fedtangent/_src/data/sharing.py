@@ -6,17 +6,17 @@ Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from fedtangent._src import checks
 from fedtangent._src.data.partition import validate
 from fedtangent._src.data.partition.drawn import assemble, generator
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 
-def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
+def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") -> Int[np.ndarray, "_"]:
     """Draws the indices of ``size`` examples uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
     Classes give equally many, to within one, without replacement; the classes that give one more are drawn.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Num, UInt8
 
 WINDOW = 80  # characters
 # LEAF's characters, in its order (Caldas et al., 2018); a character that is not among them is read as a space.
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
 
-def encoded(text: np.ndarray, characters: str = CHARACTERS) -> np.ndarray:
+def encoded(text: UInt8[np.ndarray, "L"], characters: str = CHARACTERS) -> UInt8[np.ndarray, "L"]:
     """Computes the index in ``characters`` of each byte of ``text`` [L], uint8 [L]; for unknown bytes, the space's."""
     table = np.full(256, characters.index(" "), np.uint8)
     table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
     return table[text]
 
 
-def windows(codes: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
+def windows(codes: Num[np.ndarray, "L"], stride: int) -> tuple[Num[np.ndarray, "n 80"], Num[np.ndarray, "n"]]:
     """Cuts windows [n, 80] of ``codes`` [L], one every ``stride`` characters; returns also the next characters [n]."""
     if len(codes) <= WINDOW:
         return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int, Num
 
 from fedtangent._src.progress import headline, is_number
 from fedtangent._src.pytrees import num_bytes
@@ -52,7 +53,7 @@ class History(NamedTuple):
     evaluations: list[Measurement]
     rounds: dict[str, Any]
     cost: Cost
-    bands: Mapping[str, tuple[np.ndarray, np.ndarray]] = MappingProxyType({})
+    bands: Mapping[str, tuple[Float[np.ndarray, "r"], Float[np.ndarray, "r"]]] = MappingProxyType({})
     is_predicted: bool = False
     predicted: History | None = None
 
@@ -73,11 +74,11 @@ class History(NamedTuple):
         return history_html(self)
 
     @property
-    def evaluated(self) -> np.ndarray:
+    def evaluated(self) -> Int[np.ndarray, "r"]:
         """Evaluated rounds, [r]."""
         return np.array([e.round for e in self.evaluations], int)
 
-    def curves(self) -> dict[str, np.ndarray]:
+    def curves(self) -> dict[str, Num[np.ndarray, "r"]]:
         """Returns every metric that is a number at all evaluated rounds, [r] each, by names such as "test.accuracy"."""
         rows = [_flat(e.metrics) for e in self.evaluations]
         names = [name for name, value in (rows[0] if rows else {}).items() if is_number(value)]

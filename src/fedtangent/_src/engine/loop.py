@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import chex
 import jax
@@ -29,6 +29,7 @@ from fedtangent._src.engine.processes import local
 from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
 
+@runtime_checkable
 class Measure(Protocol):
     """A function that measures a run at an evaluated round."""
 
@@ -41,6 +42,7 @@ class Measure(Protocol):
         """
 
 
+@runtime_checkable
 class Reported(Protocol):
     """A function that receives each measurement of a run."""
 

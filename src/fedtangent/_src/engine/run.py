@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Shaped
 
 from fedtangent._src.checks import instance, shown, whole
 from fedtangent._src.data.dataset import Dataset
@@ -43,7 +44,7 @@ from fedtangent._src.types import Algorithm, Array, Cost, Engine, FederatedData,
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
-def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
+def predict(algorithm: Algorithm, state: PyTree, x: Shaped[Array, "n ..."]) -> Prediction:
     """Returns the algorithm's prediction at ``x`` [n, ...]; compiled once per algorithm and shape.
 
     Args:
@@ -68,7 +69,7 @@ def resolve_mapping(
     num_rounds: int,
     mapping: str = "auto",
     checkpoint: Checkpoints | None = None,
-    evaluated: Sequence[Array] = (),
+    evaluated: Sequence[Shaped[Array, "n ..."]] = (),
 ) -> Resolved:
     """Returns the mapping that ``simulate`` uses, and its memory plan.
 

@@ -6,16 +6,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int, Int32, Num
 
 from fedtangent._src.types import Aggregate, Array, Cohort, PyTree, Slots
 
 
 class _Sum(NamedTuple):
     total: PyTree  # [K, ...]
-    weight: Array  # [K]
+    weight: Float[Array, "K"]
 
 
-def _add_weighted(total: Array, rows: Slots, messages: Array) -> Array:
+def _add_weighted(
+    total: Float[Array, "K *shape"], rows: Slots, messages: Num[Array, "B *shape"]
+) -> Float[Array, "K *shape"]:
     """Computes ``total[model] += weight * message`` for a batch of slots."""
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
@@ -53,7 +56,7 @@ def weighted_mean() -> Aggregate:
     return Aggregate(init, add, finish, merge)
 
 
-def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
+def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
     """Returns a cohort's slots, with each slot's rank among the filled slots of its model and its number of examples.
 
     Args:
@@ -71,10 +74,10 @@ class Stacked(NamedTuple):
     """All messages of a model's clients, stacked along an axis of M places."""
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
-    filled: Array  # [K] int32
-    beyond: Array  # [K] int32, number of messages that were dropped because all places were filled
-    weight: Array  # [K, M] float, 0 where a place is empty
-    client: Array  # [K, M] int32, 0 where a place is empty
+    filled: Int32[Array, "K"]
+    beyond: Int32[Array, "K"]  # number of messages that were dropped because all places were filled
+    weight: Float[Array, "K M"]  # 0 where a place is empty
+    client: Int32[Array, "K M"]  # 0 where a place is empty
 
 
 def stack(slots_per_model: int) -> Aggregate:

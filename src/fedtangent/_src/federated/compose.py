@@ -147,7 +147,7 @@ def compose(
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
         return _init(made, initialise, streams.keys(key), num_clients, start)
 
-    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
         return _step(made, state, data, engine)
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
@@ -255,7 +255,7 @@ def _check_labels(model: Model, data: FederatedData) -> None:
 # ---- a round ------------------------------------------------------------------------------------------------------
 
 
-def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
     """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
     cohort, drawn = _draw(made, state, data)
     acc, trained = _train(made, state, data, engine, cohort)

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Float32, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
 from fedtangent._src.checks import choice
-from fedtangent._src.types import Accept, Array, Cohort, Key, PyTree, Schedule
+from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
 
@@ -30,11 +31,11 @@ class Contacted(NamedTuple):
     """The state of a faulty schedule: the inner schedule's state, and the last round's contacts and waiting time."""
 
     inner: PyTree
-    contacted: Array  # [] int32
-    waited: Array  # [] float32, 0 where no completion times are drawn
+    contacted: Int32[Array, ""]
+    waited: Float32[Array, ""]  # 0 where no completion times are drawn
 
 
-def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
+def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Schedule:
     """Returns ``schedule`` with dropout: in each round each client drops out independently, and its slots are empty.
 
     A client drops out of all models that it would train in the round.
@@ -53,7 +54,7 @@ def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
         raise ValueError(f"probability: got {probability}, must be at least 0 and below 1")
     of_client = jnp.asarray(np.broadcast_to(chance, (schedule.num_clients,)))
 
-    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
+    def pick(key: Key, cohort: Cohort, waited: Float[Array, ""]) -> tuple[Cohort, Float[Array, ""]]:
         draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(cohort.client)
         return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight)), waited
 
@@ -63,7 +64,7 @@ def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
 def stragglers(
     schedule: Schedule,
     keep: int,
-    mean_time: Any = 1.0,
+    mean_time: ArrayLike = 1.0,
     distribution: str = "lognormal",
     spread: float = 1.0,
 ) -> Schedule:
@@ -95,13 +96,15 @@ def stragglers(
         )
     of_client = jnp.asarray(np.log(np.broadcast_to(mean, (schedule.num_clients,))))
 
-    def log_time(key: Key, client: Array) -> Array:  # times of a large spread are 0 in float32, and nobody first
+    def log_time(
+        key: Key, client: Int[Array, "*slots"]
+    ) -> Float[Array, "*slots"]:  # times of a large spread are 0 in float32, and nobody first
         mine = jax.random.fold_in(key, client)
         if distribution == "exponential":
             return of_client[client] + jnp.log(jax.random.exponential(mine, (), jnp.float32))
         return of_client[client] + spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2
 
-    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
+    def pick(key: Key, cohort: Cohort, waited: Float[Array, ""]) -> tuple[Cohort, Float[Array, ""]]:
         taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
         kept: Cohort = pytrees.take(cohort, first)
@@ -110,7 +113,7 @@ def stragglers(
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
 
-def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
+def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "num_rounds"]:
     """Returns how long the server waits in each of the first rounds, [R] float32, in the unit of ``mean_time``.
 
     Args:
@@ -126,7 +129,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
     if not isinstance(start, Contacted):
         raise ValueError("schedule: got one without completion times, must be one of faults.stragglers")
 
-    def one(state: Contacted, round_: Array) -> tuple[Contacted, Array]:
+    def one(state: Contacted, round_: Int[Array, ""]) -> tuple[Contacted, Float[Array, ""]]:
         state = schedule.sample(sample_key, state, round_)[1]
         return state, state.waited
 
@@ -144,7 +147,7 @@ def _wrapped(
     def init(key: Key) -> Contacted:
         return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
 
-    def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
+    def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
         cohort, inner = schedule.sample(key, state.inner, round_)
         own = jax.random.fold_in(streams.apart(key, stream), round_)
         before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
@@ -159,7 +162,7 @@ def _depth(state: PyTree) -> int:
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 
-def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Array:
+def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Array, ""]:
     """Returns the number of clients that received a model in a round, [] int32.
 
     Args:
@@ -181,7 +184,7 @@ def finite(max_norm: float = math.inf) -> Accept:
     if not max_norm > 0:
         raise ValueError(f"max_norm: got {max_norm}, must be positive")
 
-    def accept(message: PyTree) -> Array:
+    def accept(message: PyTree) -> Bool[Array, ""]:
         numbers = [leaf for leaf in jax.tree.leaves(message) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         good = jnp.bool_(True)
         for leaf in numbers:

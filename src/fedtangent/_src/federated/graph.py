@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Float64, Int, Num, Shaped
 from scipy.sparse.csgraph import connected_components
 
 from fedtangent._src import checks
@@ -21,7 +22,7 @@ class Graph(NamedTuple):
     """An undirected connected graph without loops: its nodes are clients, its edges the pairs that can communicate."""
 
     name: str
-    adjacency: np.ndarray  # [N, N] bool, symmetric, diagonal False
+    adjacency: Bool[np.ndarray, "N N"]  # symmetric, diagonal False
 
     @property
     def num_nodes(self) -> int:
@@ -29,12 +30,12 @@ class Graph(NamedTuple):
         return len(self.adjacency)
 
     @property
-    def degrees(self) -> np.ndarray:
+    def degrees(self) -> Int[np.ndarray, "N"]:
         """Number of neighbours of each node, [N] int64."""
         return self.adjacency.sum(axis=1)
 
 
-def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
+def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Graph:
     """Returns the graph with an edge wherever ``matrix`` is not 0.
 
     Args:
@@ -116,7 +117,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
     return from_adjacency(upper | upper.T, f"erdos_renyi({number}, {probability}, seed {seed})")
 
 
-def metropolis_hastings(graph: Graph) -> np.ndarray:
+def metropolis_hastings(graph: Graph) -> Float64[np.ndarray, "N N"]:
     """Returns the transition matrix [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
 
     A neighbour is proposed uniformly and accepted with probability ``min(1, d_i / d_j)``: ``P_ij = 1 / max(d_i, d_j)``
@@ -125,7 +126,7 @@ def metropolis_hastings(graph: Graph) -> np.ndarray:
     return _from_edges(graph, _largest_degree(graph))
 
 
-def metropolis_weights(graph: Graph) -> np.ndarray:
+def metropolis_weights(graph: Graph) -> Float64[np.ndarray, "N N"]:
     """Returns the mixing matrix ``W_ij = 1 / (1 + max(d_i, d_j))`` along edges, [N, N] (Xiao, Boyd and Kim, 2007).
 
     W is symmetric and its rows sum to 1. Unlike ``metropolis_hastings``, W has a positive diagonal, so that all
@@ -134,7 +135,7 @@ def metropolis_weights(graph: Graph) -> np.ndarray:
     return _from_edges(graph, 1 + _largest_degree(graph))
 
 
-def spectral_gap(matrix: np.ndarray) -> float:
+def spectral_gap(matrix: Float[np.ndarray, "N N"]) -> float:
     """Returns ``1 - max(|lambda_2|, |lambda_N|)`` of a symmetric stochastic matrix, a number in [0, 1].
 
     The larger the gap, the faster walks or models mix. It is 0 if they never mix (bipartite graphs with a zero
@@ -148,7 +149,7 @@ def spectral_gap(matrix: np.ndarray) -> float:
     return float(1 - moduli[-2]) if len(moduli) > 1 else 1.0
 
 
-def check_stochastic(name: str, matrix: np.ndarray) -> None:
+def check_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
     given = real_array(name, matrix)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
@@ -161,7 +162,7 @@ def check_stochastic(name: str, matrix: np.ndarray) -> None:
         raise ValueError(f"{name}: row {row} sums to {sums[row]}, must sum to 1")
 
 
-def check_doubly_stochastic(name: str, matrix: np.ndarray) -> None:
+def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic)."""
     check_stochastic(name, matrix)
     given = np.asarray(matrix, np.float64)
@@ -170,12 +171,12 @@ def check_doubly_stochastic(name: str, matrix: np.ndarray) -> None:
         raise ValueError(f"{name}: must be symmetric, but [{i}, {j}] is {given[i, j]} and [{j}, {i}] is {given[j, i]}")
 
 
-def _largest_degree(graph: Graph) -> np.ndarray:
+def _largest_degree(graph: Graph) -> Int[np.ndarray, "N N"]:
     """Returns the larger degree of each pair of nodes, at least 1, [N, N]."""
     return np.maximum(np.maximum.outer(graph.degrees, graph.degrees), 1)
 
 
-def _from_edges(graph: Graph, denominator: np.ndarray) -> np.ndarray:
+def _from_edges(graph: Graph, denominator: Num[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
     """Returns the matrix ``1 / denominator`` along edges, with the diagonal that makes each row sum to 1."""
     matrix = np.where(graph.adjacency, 1 / denominator, 0.0)
     np.fill_diagonal(matrix, np.maximum(1 - matrix.sum(axis=1), 0.0))

@@ -7,17 +7,18 @@ Algorithms differ in (start, anchor, tilt, prox), and in the client's message an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool, Float, Int, Int32, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Sgd, at_round
-from fedtangent._src.types import Array, Client, FederatedData, Key, Local, Model, OfParameters, PyTree, Settle
+from fedtangent._src.types import Array, Client, Descend, FederatedData, Key, Local, Model, OfParameters, PyTree, Settle
 
 
 class Work(NamedTuple):
@@ -39,7 +40,11 @@ class Work(NamedTuple):
 
 
 def client_view(
-    data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
+    data: FederatedData,
+    client_id: Int[Array, ""],
+    active: Bool[Array, ""],
+    max_client_size: int,
+    round_: Int[Array, ""] | int = 0,
 ) -> Client:
     """Returns one client's rows of ``data``, padded to ``max_client_size``.
 
@@ -73,14 +78,52 @@ class LocalProblem(NamedTuple):
     start: PyTree  # parameters before the first step
     anchor: PyTree | None = None
     tilt: PyTree | None = None
-    prox: Array | float = 0.0
+    prox: Float[Array, ""] | float = 0.0
 
 
-def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., tuple[Array, PyTree]]:
-    def objective(params: PyTree, x: Array, y: Array, mask: Array) -> Array:
+@runtime_checkable
+class Gradient(Protocol):
+    """A function that computes the loss of a batch and its gradient."""
+
+    def __call__(
+        self, params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"], /
+    ) -> tuple[Float[Array, ""], PyTree]:
+        """Returns the loss without the terms of the local problem, and the gradient of the whole objective.
+
+        Args:
+            params: Parameters of the model.
+            x: Inputs of the batch.
+            y: Targets of the batch.
+            mask: Whether a row is a real example.
+        """
+
+
+@runtime_checkable
+class LocalStep(Protocol):
+    """A function that takes a local step."""
+
+    def __call__(
+        self, carry: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"], /
+    ) -> PyTree:
+        """Returns the parameters and other values that the next step needs.
+
+        Args:
+            carry: These values before the step.
+            x: Inputs of the batch.
+            y: Targets of the batch.
+            mask: Whether a row is a real example.
+        """
+
+
+def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Gradient:
+    def objective(
+        params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
+    ) -> Float[Array, ""]:
         return loss(model.apply(params, x), y, mask)
 
-    def gradient(params: PyTree, x: Array, y: Array, mask: Array) -> tuple[Array, PyTree]:
+    def gradient(
+        params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
+    ) -> tuple[Float[Array, ""], PyTree]:
         value, grad = jax.value_and_grad(objective)(params, x, y, mask)
         if problem.tilt is not None:
             grad = pytrees.add(grad, problem.tilt)
@@ -91,20 +134,22 @@ def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., 
     return gradient
 
 
-def _shuffled(key: Key, client: Client) -> Array:
+def _shuffled(key: Key, client: Client) -> Int[Array, "max_size"]:
     """Returns a fresh order of the client's real examples, padding last, [max_size]."""
     padded = client.rows.shape[0]
     draws = jax.random.uniform(key, (padded,), jnp.float32)
     return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
 
 
-def _of_batch(order: Array, t: Array, batch: int, size: Array) -> tuple[Array, Array]:
+def _of_batch(
+    order: Int[Array, "max_size"], t: Int[Array, ""], batch: int, size: Int[Array, ""]
+) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
     """Returns the entries of ``order`` in batch number ``t`` of an epoch, [batch], and whether each entry counts."""
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
 
 
-def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) -> Array:
+def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most: int) -> Int32[Array, "most B"]:
     """Returns the batches of a client's local steps, as ``minimise`` draws them with ``key``; theory follows them.
 
     Args:
@@ -123,7 +168,7 @@ def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) ->
     per_epoch = jnp.maximum(-(-size // batch), 1)
     total = per_epoch * (work.epochs or 0) if work.steps is None else work.steps
 
-    def one(t: Array) -> Array:
+    def one(t: Int[Array, ""]) -> Int[Array, "B"]:
         order = _shuffled(jax.random.fold_in(key, t // per_epoch), client)
         rows, counts = _of_batch(order, t % per_epoch, batch, size)
         return jnp.where(counts & (t < total), rows, -1)
@@ -139,14 +184,14 @@ def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array
     return (client.data.x[client.rows], client.data.y[client.rows], mask), most, total
 
 
-def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
+def _full_batch(work: Work, client: Client, step: LocalStep, carry: PyTree) -> tuple[PyTree, Int[Array, ""]]:
     examples, most, total = _all_examples(work, client)
     if work.differentiable:
         return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
 
 
-def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
+def _static_loop(most: int, total: Int[Array, ""], body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Applies ``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
 
     def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
@@ -155,15 +200,13 @@ def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: Py
     return jax.lax.scan(one, carry, jnp.arange(most))[0]
 
 
-def _minibatches(
-    work: Work, key: Key, client: Client, step: Callable[..., PyTree], carry: PyTree
-) -> tuple[PyTree, Array]:
+def _minibatches(work: Work, key: Key, client: Client, step: LocalStep, carry: PyTree) -> tuple[PyTree, Int[Array, ""]]:
     batch = min(work.batch_size or 1, client.rows.shape[0])
     per_epoch = -(-client.size // batch)
     total = per_epoch * (work.epochs or 0) if work.steps is None else jnp.where(client.size > 0, work.steps, 0)
     num_epochs = -(-total // jnp.maximum(per_epoch, 1))
 
-    def one(order: Array, t: Array, carry: PyTree) -> PyTree:
+    def one(order: Int[Array, "max_size"], t: Int[Array, ""], carry: PyTree) -> PyTree:
         rows, counts = _of_batch(order, t, batch, client.size)
         # a partition's indices are checked when the data is made: no need to clamp them again in every step
         x, y = (values.at[rows].get(mode="promise_in_bounds") for values in (client.data.x, client.data.y))
@@ -218,7 +261,7 @@ def minimise(
         return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
     gradient = _gradient(model, loss, problem)
 
-    def step(carry: PyTree, x: Array, y: Array, mask: Array) -> PyTree:
+    def step(carry: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]) -> PyTree:
         params, opt_state, total_loss = carry
         value, grad = gradient(params, x, y, mask)
         updates, opt_state = optimizer.update(grad, opt_state, params)
@@ -232,7 +275,7 @@ def minimise(
     return params, _info(total_loss, steps)
 
 
-def _info(total_loss: Array, steps: Array) -> dict[str, Array]:
+def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:
     return {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
 
 
@@ -247,7 +290,7 @@ def _is_plain(work: Work, problem: LocalProblem) -> bool:
 
 
 def _descended(
-    descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
+    descend: Descend, loss: Loss, rate: float | Float[Array, ""], work: Work, start: PyTree,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
     """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
@@ -266,11 +309,12 @@ def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
     return LocalProblem(start=broadcast)
 
 
-def is_zero(mu: float | Array) -> bool:
+def is_zero(mu: float | Float[Array, ""]) -> bool:
     """Returns whether mu is known to be 0, so that its term can be left out."""
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
+@runtime_checkable
 class Pose(Protocol):
     """A function that poses the problem that a client minimises."""
 
@@ -283,11 +327,12 @@ class Pose(Protocol):
         """
 
 
+@runtime_checkable
 class Answer(Protocol):
     """A function that makes a client's message."""
 
     def __call__(
-        self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client, /
+        self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client, /
     ) -> tuple[PyTree, PyTree]:
         """Returns the message, and the client's new state.
 
@@ -300,7 +345,7 @@ class Answer(Protocol):
         """
 
 
-def proximal(mu: float | Array) -> Pose:
+def proximal(mu: float | Float[Array, ""]) -> Pose:
     """Builds the pose ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
@@ -308,7 +353,7 @@ def proximal(mu: float | Array) -> Pose:
 
 
 def difference(
-    broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client
+    broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client
 ) -> tuple[PyTree, PyTree]:
     """Returns the message ``server - client``, and the client's state unchanged; takes the arguments of ``Answer``."""
     return pytrees.subtract(broadcast, params), client_state

@@ -8,10 +8,11 @@ keeps for each of them.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import number
@@ -24,10 +25,13 @@ from fedtangent._src.types import Algorithm, Array, Client, FederatedData, Model
 Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
 
+@runtime_checkable
 class Personal(Protocol):
     """A function that predicts for one client, with the client's models or with the global models weighed for it."""
 
-    def __call__(self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array, /) -> Prediction:
+    def __call__(
+        self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."], /
+    ) -> Prediction:
         """Returns the client's prediction.
 
         Args:
@@ -39,7 +43,7 @@ class Personal(Protocol):
         """
 
 
-def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
+def mean_of_models(model: Model, params: PyTree, x: Shaped[Array, "n ..."]) -> Prediction:
     """Returns the uniform average of the K models' outputs (FE-2024, eq. 2), and each model's outputs.
 
     Args:
@@ -51,7 +55,9 @@ def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
     return Prediction(jnp.mean(members, axis=0), members)
 
 
-def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+def own_models(
+    model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "n ..."]
+) -> Prediction:
     """Returns the mean of the K models that the client keeps; takes the arguments of ``Personal``.
 
     ``client_states`` [K, ...] are the parameters of these models.
@@ -59,7 +65,7 @@ def own_models(model: Model, params: PyTree, client_states: PyTree, client: Clie
     return mean_of_models(model, client_states, x)
 
 
-def model_weights(losses: Array, gamma: float) -> Array:
+def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
     """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
 
     It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex. FE-2024, eq. (4) prints ``+ gamma H`` and
@@ -89,7 +95,9 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     """
     value, gamma = get_loss(loss), number("gamma", gamma, above=0)
 
-    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+    def predict(
+        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."]
+    ) -> Prediction:
         own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
         own_x, own_y = client.data.x[own], client.data.y[own]
         losses = jax.lax.map(lambda p: value(model.apply(p, own_x), own_y, mask), params)
@@ -120,7 +128,9 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
     validate_work(work)
     checks.seed(seed)
 
-    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+    def predict(
+        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."]
+    ) -> Prediction:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client.round), client.id)
         descent = at_round(optimizer, client.round)
 
@@ -132,7 +142,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
     return predict
 
 
-def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
+def accuracy(outputs: Float[Array, "m C"], targets: Int[Array, "m"], mask: Bool[Array, "m"]) -> Float[Array, ""]:
     """Computes the share of real examples whose largest output is at their label, a scalar.
 
     Args:
@@ -143,7 +153,7 @@ def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
     return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
 
 
-def mse(outputs: Array, targets: Array, mask: Array) -> Array:
+def mse(outputs: Float[Array, "m C"], targets: Num[Array, "m C"], mask: Bool[Array, "m"]) -> Float[Array, ""]:
     """Computes the squared error, averaged over the real examples and the outputs, a scalar.
 
     Args:
@@ -161,10 +171,10 @@ _OF_LABELS = ("accuracy", *(name for name in LOSSES if targets_of(name) == "clas
 class ClientMetrics(NamedTuple):
     """A metric of each client on its test examples, and the means over clients."""
 
-    values: Array  # [N]; NaN for a client without test examples
-    sizes: Array  # [N] int32, test examples
-    mean: Array  # [] over the clients that have test examples, each counting alike
-    weighted_mean: Array  # [] weighted by test examples
+    values: Float[Array, "N"]  # NaN for a client without test examples
+    sizes: Int32[Array, "N"]  # test examples
+    mean: Float[Array, ""]  # over the clients that have test examples, each counting alike
+    weighted_mean: Float[Array, ""]  # weighted by test examples
 
 
 def evaluate_clients(
@@ -215,7 +225,7 @@ def _evaluate(
     data: FederatedData,
     test: FederatedData,
 ) -> ClientMetrics:
-    def one(client_id: Array) -> tuple[Array, Array]:
+    def one(client_id: Int[Array, ""]) -> tuple[Float[Array, ""], Int[Array, ""]]:
         mine = client_view(test, client_id, jnp.bool_(True), largest)
         x, mask = test.x[mine.rows], jnp.arange(largest) < mine.size
         if algorithm.personal is None:

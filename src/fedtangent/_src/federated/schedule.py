@@ -14,6 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Float32, Int, Int32
 
 from fedtangent._src import streams
 from fedtangent._src.checks import choice, instance, number, whole
@@ -29,18 +30,18 @@ def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callabl
     whole("num_clients", num_clients)
     whole("num_models", num_models)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def sample(key: Key, state: tuple[()], round_: Int[Array, ""]) -> tuple[Cohort, tuple[()]]:
         return draw(key, round_), state
 
     return Schedule(num_models, num_clients, num_slots, lambda key: (), sample)
 
 
-def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
+def _cohort(client: Int[Array, "S"], model: Int[Array, "S"], filled: Bool[Array, "S"] | None = None) -> Cohort:
     weight = jnp.ones(client.shape, jnp.float32) if filled is None else filled.astype(jnp.float32)
     return Cohort(client.astype(jnp.int32), model.astype(jnp.int32), weight)
 
 
-def _distinct(key: Key, num_clients: int, number: int) -> Array:
+def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]:
     """Draws ``number`` distinct clients, uniformly and in random order, [number] int32.
 
     For a small share of many clients the cost grows with ``number`` and not with ``num_clients``: clients are drawn
@@ -71,7 +72,7 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
     models differ only by their start, and models with the same start stay equal.
     """
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         return _cohort(jnp.tile(jnp.arange(num_clients), num_models), jnp.repeat(jnp.arange(num_models), num_clients))
 
     return _memoryless(num_models, num_clients, num_models * num_clients, draw)
@@ -86,7 +87,7 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     """
     whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         client = _distinct(jax.random.fold_in(key, round_), num_clients, clients_per_round)
         return _cohort(client, jnp.zeros_like(client))
 
@@ -108,9 +109,9 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     """
     number("rate", rate, above=0, at_most=1)
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         draws = jax.random.uniform(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
-        return _cohort(jnp.arange(num_clients), jnp.zeros_like(draws), draws < rate)
+        return _cohort(jnp.arange(num_clients), jnp.zeros(num_clients, jnp.int32), draws < rate)
 
     return _memoryless(1, num_clients, num_clients, draw)
 
@@ -122,7 +123,7 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
     = N.
     """
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         age, step = round_ // num_models, round_ % num_models
         draws = jax.random.uniform(jax.random.fold_in(key, age), (num_clients, num_models), jnp.float32)
         return _cohort(jnp.arange(num_clients), jnp.argsort(draws, axis=1)[:, step])
@@ -136,7 +137,7 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
     Models are drawn uniformly, and all clients take part in every round: S = N.
     """
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
         return _cohort(jnp.arange(num_clients), model)
 
@@ -157,7 +158,7 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
     if num_models > num_clients:
         raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         age, step = (round_ + num_models - 1) // num_models, round_ % num_models
         order_key, draw_key = jax.random.split(key)
         draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_models, num_models), jnp.float32)
@@ -189,13 +190,15 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
     if clients_per_stratum is not None:  # the smallest stratum holds so many
         whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
 
-    def init(key: Key) -> Array:
+    def init(key: Key) -> Int32[Array, "Q largest"]:
         """Returns the members of each stratum, [Q, largest] int32, with -1 in a stratum that is one client short."""
         order = jax.random.permutation(key, num_clients)
         padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
         return padded.reshape(largest, num_strata).T.astype(jnp.int32)
 
-    def sample(key: Key, members: Array, round_: Array) -> tuple[Cohort, Array]:
+    def sample(
+        key: Key, members: Int32[Array, "Q largest"], round_: Int[Array, ""]
+    ) -> tuple[Cohort, Int32[Array, "Q largest"]]:
         age, step = round_ // num_models, round_ % num_models
         order_key, pick_key = jax.random.split(key)
         draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_strata, num_models), jnp.float32)
@@ -242,7 +245,7 @@ def drawn_cohorts(
     return Cohort(client, model, weight)  # type: ignore[arg-type]
 
 
-def _client_weights(num_clients: int, partition: Partition | None, weighting: str) -> np.ndarray:
+def _client_weights(num_clients: int, partition: Partition | None, weighting: str) -> Float[np.ndarray, "num_clients"]:
     """Returns the weight of every client in the mean of clients, [N]."""
     choice("weighting", weighting, WEIGHTINGS)
     instance("partition", partition, Partition)
@@ -258,14 +261,14 @@ def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
     """Returns the schedule's cohorts of the first ``num_rounds`` rounds, [R, S], from the run's schedule key."""
     init_key, sample_key = streams.schedule_keys(key)
 
-    def one(state: object, round_: Array) -> tuple[object, Cohort]:
+    def one(state: object, round_: Int[Array, ""]) -> tuple[object, Cohort]:
         cohort, state = schedule.sample(sample_key, state, round_)
         return state, cohort
 
     return jax.lax.scan(one, schedule.init(init_key), jnp.arange(num_rounds))[1]
 
 
-def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None = None) -> Schedule:
+def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray, "N N"] | None = None) -> Schedule:
     """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
 
     In every round each model is trained by the client at its place, and then moves along an edge (or stays, if
@@ -297,10 +300,10 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
     cumulative = jnp.asarray(_cumulative(matrix))
     model = jnp.arange(num_models, dtype=jnp.int32)
 
-    def init(key: Key) -> Array:
+    def init(key: Key) -> Int32[Array, "K"]:
         return jax.random.randint(key, (num_models,), 0, nodes, jnp.int32)
 
-    def sample(key: Key, at: Array, round_: Array) -> tuple[Cohort, Array]:
+    def sample(key: Key, at: Int32[Array, "K"], round_: Int[Array, ""]) -> tuple[Cohort, Int32[Array, "K"]]:
         draw = jax.random.uniform(jax.random.fold_in(key, round_), (num_models,), jnp.float32)
         moved = jnp.sum(cumulative[at] <= draw[:, None], axis=1, dtype=jnp.int32)
         return _cohort(at, model), moved
@@ -311,13 +314,13 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 def own_models(num_clients: int) -> Schedule:
     """Builds the schedule of gossip: each client trains a separate model, K = S = N, slot k model k on client k."""
 
-    def draw(key: Key, round_: Array) -> Cohort:
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
 
     return _memoryless(num_clients, num_clients, num_clients, draw)
 
 
-def _cumulative(matrix: np.ndarray) -> np.ndarray:
+def _cumulative(matrix: Float[np.ndarray, "N N"]) -> Float32[np.ndarray, "N N"]:
     """Returns the cumulative sums of the rows, [N, N] float32, exactly 1 from the last nonzero entry on.
 
     So a draw from [0, 1) always falls into the interval of a nonzero entry, whatever the rounding.

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int, Shaped
 
 from fedtangent._src.checks import whole
 from fedtangent._src.kernels.layered import is_layered, layered_kernel
 from fedtangent._src.models.dense import DenseStructure, forward
 from fedtangent._src.models.features import LinearStructure
 from fedtangent._src.models.layers import LayeredStructure
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
 
@@ -28,15 +29,20 @@ SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough
 class _Form(NamedTuple):
     """Method of computing the kernel of one kind of model: a preparation of all examples, and a kernel block."""
 
-    prepare: Callable[[PyTree, Array], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
-    block: Callable[[PyTree, PyTree, PyTree | None, bool], Array]
+    prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
+    block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
     # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None means rows1, for a symmetric block
     is_cheap: bool  # whether smaller blocks take no more time
 
 
 def empirical_ntk(
-    model: Model, params: PyTree, x1: Array, x2: Array | None = None, trace: bool = True, block_size: int | None = None
-) -> Array:
+    model: Model,
+    params: PyTree,
+    x1: Shaped[AnyArray, "n1 ..."],
+    x2: Shaped[AnyArray, "n2 ..."] | None = None,
+    trace: bool = True,
+    block_size: int | None = None,
+) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
     """Computes the tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
 
     Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
@@ -88,7 +94,7 @@ def _check_params(model: Model, params: PyTree) -> None:
         raise ValueError(f"params: got arrays of shapes {given}, {model.name} has {allowed}")
 
 
-def _form(model: Model, params: PyTree, x: Array) -> _Form:
+def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:
     """Returns the fastest form for this kind of model."""
     structure, outputs = model.structure, model.output_size
     if isinstance(structure, DenseStructure):
@@ -120,34 +126,42 @@ def _pad(rows: PyTree, n: int, length: int) -> PyTree:
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
 
 
-def _cut(rows: PyTree, start: Array, size: int) -> PyTree:
+def _cut(rows: PyTree, start: Int[Array, ""], size: int) -> PyTree:
     return jax.tree.map(lambda r: jax.lax.dynamic_slice_in_dim(r, start, size), rows)
 
 
-def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
+def _write(
+    kernel: Float[Array, "..."], block: Float[AnyArray, "..."], row: Int[Array, ""], column: Int[Array, ""]
+) -> Float[Array, "..."]:
     """Returns ``kernel`` with ``block`` written at examples (row, column)."""
     zero = jnp.zeros_like(row)
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 
 
 def _by_blocks(
-    form: _Form, model: Model, params: PyTree, x1: Array, x2: Array | None, trace: bool, block_size: int
-) -> Array:
+    form: _Form,
+    model: Model,
+    params: PyTree,
+    x1: Shaped[AnyArray, "n1 ..."],
+    x2: Shaped[AnyArray, "n2 ..."] | None,
+    trace: bool,
+    block_size: int,
+) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
     """Computes the kernel block by block; without ``x2`` blocks below the diagonal are copies of blocks above."""
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
     rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)
     if blocks1 * blocks2 == 1:
-        return form.block(params, rows1, rows2, trace)
+        return jnp.asarray(form.block(params, rows1, rows2, trace))
     rows1 = _pad(rows1, n1, size1 * blocks1)
     rows2 = rows1 if rows2 is None else _pad(rows2, n2, size2 * blocks2)
     found = [(i, j) for i in range(blocks1) for j in range(blocks2) if x2 is not None or i < j]
     pairs = jnp.asarray(found, jnp.int32).reshape((-1, 2))
 
-    def on_diagonal(i: Array, kernel: Array) -> Array:
+    def on_diagonal(i: Array, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         return _write(kernel, form.block(params, _cut(rows1, i * size1, size1), None, trace), i * size1, i * size1)
 
-    def off_diagonal(p: Array, kernel: Array) -> Array:
+    def off_diagonal(p: Array, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         row, column = pairs[p, 0] * size1, pairs[p, 1] * size2
         block = form.block(params, _cut(rows1, row, size1), _cut(rows2, column, size2), trace)
         kernel = _write(kernel, block, row, column)
@@ -162,7 +176,7 @@ def _by_blocks(
     return kernel[:n1, :n2] if trace else kernel[:n1, :, :n2, :]
 
 
-def _zeros(model: Model, params: PyTree, n1: int, n2: int, trace: bool) -> Array:
+def _zeros(model: Model, params: PyTree, n1: int, n2: int, trace: bool) -> Float[Array, "..."]:
     shape = (n1, n2) if trace else (n1, model.output_size, n2, model.output_size)
     return jnp.zeros(shape, jnp.result_type(*jax.tree.leaves(params)))
 
@@ -170,10 +184,10 @@ def _zeros(model: Model, params: PyTree, n1: int, n2: int, trace: bool) -> Array
 def _dense_block(
     structure: DenseStructure,
     params: PyTree,
-    rows1: tuple[list[Array], list[Array]],
-    rows2: tuple[list[Array], list[Array]] | None,
+    rows1: tuple[list[Float[AnyArray, "n1 _"]], list[Float[Array, "n1 _"]]],
+    rows2: tuple[list[Float[AnyArray, "n2 _"]], list[Float[Array, "n2 _"]]] | None,
     trace: bool,
-) -> Array:
+) -> Float[AnyArray, "n1 n2"] | Float[AnyArray, "n1 C n2 C"]:
     """Computes a block from the layers' inputs and pre-activations, as returned by ``forward``."""
     inputs1, outputs1 = rows1
     inputs2, outputs2 = rows1 if rows2 is None else rows2
@@ -192,8 +206,12 @@ def _dense_block(
 
 
 def _dense_trace(
-    structure: DenseStructure, params: PyTree, outputs1: list[Array], outputs2: list[Array], grams: list[Array]
-) -> Array:
+    structure: DenseStructure,
+    params: PyTree,
+    outputs1: list[Float[Array, "n1 _"]],
+    outputs2: list[Float[Array, "n2 _"]],
+    grams: list[Float[AnyArray, "n1 n2"]],
+) -> Float[AnyArray, "n1 n2"]:
     """Computes the mean over outputs; the last hidden layer then costs one Gram product of its width instead of C."""
     kernel = grams[-1]
     if len(grams) == 1:
@@ -210,12 +228,14 @@ def _dense_trace(
     return kernel
 
 
-def _slope(structure: DenseStructure, z: Array) -> Array:
+def _slope(structure: DenseStructure, z: Float[Array, "n width"]) -> Float[Array, "n width"]:
     """Computes the activation's derivative at ``z`` elementwise, by automatic differentiation."""
     return jax.jvp(structure.activation, (z,), (jnp.ones_like(z),))[1]
 
 
-def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Array]) -> list[Array]:
+def back_propagated(
+    structure: DenseStructure, params: PyTree, outputs: list[Float[Array, "n _"]]
+) -> list[Float[Array, "n C _"]]:
     """Computes the derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first.
 
     Args:
@@ -231,7 +251,9 @@ def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Arr
     return signals
 
 
-def _linear(num_outputs: int, phi1: Array, phi2: Array | None, trace: bool) -> Array:
+def _linear(
+    num_outputs: int, phi1: Float[Array, "n1 q"], phi2: Float[Array, "n2 q"] | None, trace: bool
+) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
     """Computes the kernel ``phi phi' (x) I``: every output has separate weights on the same features."""
     gram = phi1 @ (phi1 if phi2 is None else phi2).T
     if trace:
@@ -240,8 +262,12 @@ def _linear(num_outputs: int, phi1: Array, phi2: Array | None, trace: bool) -> A
 
 
 def _general(
-    apply: Callable[[PyTree, Array], Array], params: PyTree, x1: Array, x2: Array | None, trace: bool
-) -> Array:
+    apply: Callable[[PyTree, Array], Array],
+    params: PyTree,
+    x1: Shaped[AnyArray, "n1 ..."],
+    x2: Shaped[AnyArray, "n2 ..."] | None,
+    trace: bool,
+) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
     # imported here: neural-tangents takes long to import, and the structured kernels do not need it
     from fedtangent._src.kernels.neural_tangents import nt
 

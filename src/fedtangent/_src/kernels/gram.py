@@ -6,22 +6,35 @@ as the digits of Theta.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Int, Shaped
 from scipy.linalg import lapack
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
 from fedtangent._src.models.kernels import KERNELS, check_get
-from fedtangent._src.types import Array, Model
+from fedtangent._src.types import Array, ArrayLike, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
 MIN_RECIPROCAL_CONDITION = 1e-13
 SMALLEST_RELATIVE_JITTER = 1e-16
 MOST_CHECKED = 2048
+
+
+@runtime_checkable
+class KernelPair(Protocol):
+    """A function that computes both kernels of a network, such as ``Model.kernel``."""
+
+    def __call__(self, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."] | None, /) -> Any:
+        """Returns the pair (nngp, ntk), or a record with these fields, [n1, n2] each.
+
+        Args:
+            x1: Inputs [n1, ...].
+            x2: Inputs [n2, ...]; None for ``x1``.
+        """
 
 
 class SingularKernelError(ValueError):
@@ -37,14 +50,14 @@ class KernelBlocks(NamedTuple):
     for example of a linearised network; covariances then raise an error.
     """
 
-    ntk_train: np.ndarray  # [n, n]
-    ntk_test_train: np.ndarray  # [m, n]
-    nngp_train: np.ndarray | None = None  # [n, n]
-    nngp_test_train: np.ndarray | None = None  # [m, n]
-    nngp_test: np.ndarray | None = None  # [m, m]
-    ntk_test: np.ndarray | None = None  # [m, m]
+    ntk_train: Float64[np.ndarray, "n n"]
+    ntk_test_train: Float64[np.ndarray, "m n"]
+    nngp_train: Float64[np.ndarray, "n n"] | None = None
+    nngp_test_train: Float64[np.ndarray, "m n"] | None = None
+    nngp_test: Float64[np.ndarray, "m m"] | None = None
+    ntk_test: Float64[np.ndarray, "m m"] | None = None
 
-    def at_test(self, a: Any) -> Array:
+    def at_test(self, a: ArrayLike) -> Float[Array, "m ..."]:
         """Computes ``Theta(x, X) a`` at the test points, [m, ..], for coefficients a [n, ..]."""
         return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
 
@@ -52,12 +65,12 @@ class KernelBlocks(NamedTuple):
 class CholeskyFactor(NamedTuple):
     """Lower factor and jitter with ``lower @ lower.T = theta + jitter * I``."""
 
-    lower: np.ndarray  # [n, n] lower triangular, float64
+    lower: Float64[np.ndarray, "n n"]  # lower triangular, float64
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
 
 
 @jax.jit
-def product(theta: Array, a: Array) -> Array:
+def product(theta: Float[Array, "rows p"], a: Float[Array, "n *columns"]) -> Float[Array, "rows *columns"]:
     """Computes ``theta a`` for a [n, ..] in the precision of theta and returns it in the dtype of a.
 
     If theta has more than n columns, the columns beyond n are padding.
@@ -69,7 +82,7 @@ def product(theta: Array, a: Array) -> Array:
     return found.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
 
 
-def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
     """Computes the NNGP kernel or the tangent kernel of the infinitely wide network that ``model`` describes.
 
     ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
@@ -88,14 +101,14 @@ def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[
     if model.kernel is None:
         raise ValueError(f"model: got {model.name!r}, must have an analytic kernel (kernels.empirical_ntk needs none)")
     names = check_get(get)
-    shape1 = jnp.shape(x1)
-    shape2 = shape1 if x2 is None else jnp.shape(x2)
+    shape1 = np.shape(x1)
+    shape2 = shape1 if x2 is None else np.shape(x2)
     if min(len(shape1), len(shape2)) < 2 or shape1[1:] != shape2[1:]:
         raise ValueError(f"x1 and x2: got shapes {shape1} and {shape2}, must be [n, ...] with examples of one shape")
     return model.kernel(x1, x2, get if isinstance(get, str) else names)
 
 
-def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
+def kernel_blocks(kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike) -> KernelBlocks:
     """Computes all kernel blocks of training and test points in float64, regardless of JAX's default precision.
 
     ``theory.gp_limit`` and ``theory.federated_flow`` take ``kernel_blocks(model.kernel, x_train, x_test)``. The square
@@ -129,7 +142,7 @@ def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> K
     return KernelBlocks(ntk_train, ntk_cross, nngp_train, nngp_cross, nngp_test, ntk_test)
 
 
-def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
+def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
     """Computes the Cholesky factor of a symmetric positive definite matrix, with the least jitter that float64 needs.
 
     It tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
@@ -187,19 +200,19 @@ def check_covariance(kernels: KernelBlocks) -> None:
             )
 
 
-def is_semidefinite(matrix: np.ndarray, shift: float) -> bool:
+def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
     """Returns whether ``matrix + shift I`` has a Cholesky factorisation; True for a shift of 0 (a zero matrix)."""
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
-    return shift == 0 or not lapack.dpotrf(shifted, lower=1)[1]
+    return bool(shift == 0 or not lapack.dpotrf(shifted, lower=1)[1])
 
 
-def spaced(count: int, most: int) -> np.ndarray:
+def spaced(count: int, most: int) -> Int[np.ndarray, "_"]:
     """Returns at most ``most`` evenly spaced indices from 0 to ``count - 1``."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
-def read_only(array: np.ndarray) -> np.ndarray:
+def read_only(array: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     """Returns a read-only copy that JAX can use without another copy, so that a large kernel is in memory only once."""
     copy = aligned(array.shape, np.dtype(np.float64))
     copy[...] = array
@@ -207,7 +220,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     """Returns zeros [*shape] at an aligned address: once the array is read-only, JAX can use it without a copy."""
     size = int(np.prod(shape, dtype=np.int64))
     whole = np.zeros(size + 64 // dtype.itemsize, dtype)
@@ -215,7 +228,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return whole[start : start + size].reshape(shape)
 
 
-def _inputs(name: str, x: Any) -> np.ndarray:
+def _inputs(name: str, x: ArrayLike) -> Float64[np.ndarray, "n ..."]:
     array = real_array(name, x)
     if array.ndim < 1 or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must hold at least one example along its first axis")
@@ -223,7 +236,9 @@ def _inputs(name: str, x: Any) -> np.ndarray:
     return array
 
 
-def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _evaluate(
+    kernel_fn: KernelPair, x1: Float64[np.ndarray, "n1 ..."], x2: Float64[np.ndarray, "n2 ..."] | None
+) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
     """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
     second = None if x2 is None else jnp.asarray(x2)
     if not callable(kernel_fn):
@@ -250,7 +265,7 @@ def _jitter_ladder(max_relative_jitter: float) -> list[float]:
     return ladder + ([max_relative_jitter] if max_relative_jitter > 0 else [])
 
 
-def _well_conditioned_factor(theta: np.ndarray, jitter: float) -> np.ndarray | None:
+def _well_conditioned_factor(theta: Float64[np.ndarray, "n n"], jitter: float) -> Float64[np.ndarray, "n n"] | None:
     """Returns the lower Cholesky factor of ``theta + jitter I``, or None if the matrix is singular to rounding."""
     shifted = theta.copy()
     shifted[np.diag_indices_from(shifted)] += jitter

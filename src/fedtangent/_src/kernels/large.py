@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Float, Float32, Float64, Int, Shaped
 
 from fedtangent._src.checks import finite, real_array, writable
 from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, spaced
-from fedtangent._src.types import Array
+from fedtangent._src.types import Array, ArrayLike, Kernel
 
 TILE = 2048  # examples on a side of what is computed at once
 LANDMARKS = 1000  # training points of a preconditioner
@@ -36,15 +37,15 @@ Tick = Callable[[int, int], None]  # called with how many tiles are done, and of
 class LargeKernel:
     """Tangent kernel of n training and m test points; built by ``large_kernel``."""
 
-    kernel: Callable[..., Any]
-    x_train: np.ndarray  # [n, ...] float32
-    x_test: np.ndarray  # [m, ...] float32
-    ntk_train: Array  # [n, p] float32, p >= n; columns beyond n are 0 (every device has equally many)
+    kernel: Kernel
+    x_train: Float32[np.ndarray, "n ..."]
+    x_test: Float32[np.ndarray, "m ..."]
+    ntk_train: Float32[Array, "n p"]  # p >= n; columns beyond n are 0 (every device has equally many)
 
     def __len__(self) -> int:
         return len(self.x_train)
 
-    def at_test(self, a: Any) -> np.ndarray:
+    def at_test(self, a: ArrayLike) -> Float64[np.ndarray, "m ..."]:
         """Computes ``Theta(x, X) a`` at the test points, [m, ..] float64, for coefficients a [n, ..]."""
         shape = np.shape(a)
         a = np.asarray(a, np.float32).reshape(len(self), -1)
@@ -55,7 +56,7 @@ class LargeKernel:
                     found[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
         return found.reshape(-1, *shape[1:])
 
-    def preconditioner(self) -> Array:
+    def preconditioner(self) -> Float[Array, "n L"]:
         """Computes F [n, L] with ``F F'`` close to Theta, by Nystroem's method from L evenly spaced training points."""
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         own = self.block(rows).astype(np.float64)
@@ -63,15 +64,15 @@ class LargeKernel:
         seen = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
         return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), seen, lower=True).T
 
-    def block(self, rows: np.ndarray) -> np.ndarray:
+    def block(self, rows: Int[np.ndarray, "s"]) -> Float32[np.ndarray, "s s"]:
         """Computes Theta between the training points ``rows`` [s], [s, s] float32."""
         return _square(self.kernel, self.x_train[rows])
 
 
 def large_kernel(
-    kernel_fn: Callable[..., Any],
-    x_train: Any,
-    x_test: Any,
+    kernel_fn: Kernel,
+    x_train: ArrayLike,
+    x_test: ArrayLike,
     *,
     folder: Path | str | None = None,
     devices: Sequence[Any] | None = None,
@@ -108,7 +109,7 @@ def large_kernel(
     wide = -(-n // len(places)) * len(places)
     mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
 
-    def columns(index: Any) -> np.ndarray:
+    def columns(index: Any) -> Float32[np.ndarray, "n _"]:
         start, stop, _ = index[1].indices(wide)
         mine = _in_memory(kernel_fn, train, slice(min(start, n), min(stop, n)), tick)
         return np.pad(mine, ((0, 0), (0, stop - start - mine.shape[1])))
@@ -117,7 +118,7 @@ def large_kernel(
     return LargeKernel(kernel_fn, train, test, jax.make_array_from_callback((n, wide), sharding, columns))
 
 
-def _single(name: str, x: Any) -> np.ndarray:
+def _single(name: str, x: ArrayLike) -> Float32[np.ndarray, "n ..."]:
     """Returns examples as a contiguous float32 array; raises ``ValueError`` for numbers beyond the range of float32."""
     array, most = real_array(name, x), float(np.finfo(np.float32).max)
     finite(name, array)
@@ -127,20 +128,22 @@ def _single(name: str, x: Any) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _tile(kernel_fn: Callable[..., Any], x1: Array, x2: Array) -> Array:
+def _tile(kernel_fn: Kernel, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."]) -> Float[Array, "n1 n2"]:
     return kernel_fn(x1, x2, get="ntk").astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _tile_product(kernel_fn: Callable[..., Any], x1: Array, x2: Array, a: Array) -> Array:
+def _tile_product(
+    kernel_fn: Kernel, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."], a: Float[Array, "n2 k"]
+) -> Float[Array, "n1 k"]:
     return product(_tile(kernel_fn, x1, x2), a)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _diagonal(kernel_fn: Callable[..., Any], x: Array) -> Array:
+def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]:
     """Computes the kernel of each example with itself [n] in float64: at an angle of 0 float32 has half its digits."""
 
-    def one(example: Array) -> Array:
+    def one(example: Shaped[Array, "..."]) -> Float[Array, ""]:
         return kernel_fn(example[None], example[None], get="ntk")[0, 0]
 
     return jax.vmap(one)(x.astype(jnp.float64))
@@ -150,14 +153,16 @@ def _tiles(n: int) -> list[slice]:
     return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
 
 
-def _square(kernel_fn: Callable[..., Any], x: np.ndarray) -> np.ndarray:
+def _square(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n n"]:
     """Computes the kernel of ``x`` with itself, exactly symmetric."""
     out = np.empty((len(x), len(x)), np.float32)
     _fill(out, kernel_fn, x, slice(0, len(x)), lambda done, total: None)
     return out
 
 
-def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> np.ndarray:
+def _in_memory(
+    kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], columns: slice, tick: Tick
+) -> Float32[np.ndarray, "n columns"]:
     """Computes a range of columns of the kernel, read-only and at an address that JAX can use without a copy."""
     out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
     _fill(out, kernel_fn, x, columns, tick)
@@ -165,7 +170,13 @@ def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tic
     return out
 
 
-def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> None:
+def _fill(
+    out: Float32[np.ndarray, "n columns"],
+    kernel_fn: Kernel,
+    x: Float32[np.ndarray, "n ..."],
+    columns: slice,
+    tick: Tick,
+) -> None:
     """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
     first = columns.start
     mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
@@ -177,7 +188,7 @@ def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns
             for i, j in wanted:
                 yield i, j, _tile(kernel_fn, x[i], x[j])
 
-    def put(i: slice, j: slice, tile: np.ndarray) -> None:
+    def put(i: slice, j: slice, tile: Float32[np.ndarray, "rows columns"]) -> None:
         if not np.isfinite(tile.sum()):
             raise ValueError("kernel: got one that is not finite in float32, must be a kernel of smaller numbers")
         if i == j:
@@ -205,7 +216,7 @@ def _around(n: int, columns: slice) -> list[slice]:
     return _tiles(columns.start) + below
 
 
-def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> None:
+def check_file(kernel_fn: Kernel, x: ArrayLike, folder: Path) -> None:
     """Raises ``ValueError`` for a folder that cannot be written to, or a kernel's file in it that was changed.
 
     Args:
@@ -218,7 +229,9 @@ def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> No
         _found(folder, _key(kernel_fn, np.asarray(x, np.float32)))
 
 
-def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
+def _in_file(
+    kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], folder: Path, tick: Tick
+) -> Float32[np.ndarray, "n n"]:
     """Returns the kernel from its file in ``folder``; computes and writes the file if it does not exist.
 
     The file is either complete or absent, and is checked against the digest in its name. If several processes need it,
@@ -266,7 +279,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _key(kernel_fn: Callable[..., Any], x: np.ndarray) -> str:
+def _key(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> str:
     """Returns a hash that identifies a kernel: from the examples and the kernel between ``PROBED`` of them."""
     probe = x[spaced(len(x), PROBED)]
     parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()

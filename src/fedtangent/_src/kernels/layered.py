@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int, Shaped
 
 from fedtangent._src.models.layers import Call, LayeredStructure, Plan, layer_patches
-from fedtangent._src.types import Array, PyTree
+from fedtangent._src.types import AnyArray, Array, PyTree
 
 MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
 HELD = 2**25  # numbers of intermediate arrays held at once
@@ -52,8 +53,14 @@ def is_layered(plan: Plan) -> bool:
 
 
 def layered_kernel(
-    structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
-) -> Array:
+    structure: LayeredStructure,
+    plan: Plan,
+    num_outputs: int,
+    params: PyTree,
+    x1: Shaped[AnyArray, "n1 ..."],
+    x2: Shaped[AnyArray, "n2 ..."] | None,
+    trace: bool,
+) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
     """Computes ``empirical_ntk`` of a layered network: the mean over outputs [n1, n2], or all of it [n1, C, n2, C].
 
     Args:
@@ -95,13 +102,17 @@ def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs
     return by_gradients < by_positions
 
 
-def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
+def _rows(
+    structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Shaped[AnyArray, "n ..."]
+) -> _Rows:
     """Runs the forward pass on ``x`` [n, ...] and linearises it at the calls' outputs and at the other parameters."""
     leaves, tree = jax.tree.flatten(params)
     dtype = jnp.result_type(*leaves)
     n = x.shape[0]
 
-    def one(shifts: list[Array], others: list[Array], example: Array) -> tuple[Array, list[Array]]:
+    def one(
+        shifts: list[Array], others: list[Array], example: Shaped[Array, "..."]
+    ) -> tuple[Float[Array, "C"], list[Array]]:
         own = list(leaves)
         for i, leaf in zip(plan.others, others, strict=True):
             own[i] = leaf
@@ -111,22 +122,22 @@ def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyT
     # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative
     shifts = [jnp.zeros((n, *call.output), dtype) for call in plan.calls]
     others = [jnp.broadcast_to(leaves[i], (n, *jnp.shape(leaves[i]))) for i in plan.others]
-    outputs, pull, inputs = jax.vjp(lambda s, o: jax.vmap(one)(s, o, x), shifts, others, has_aux=True)
+    outputs, pull, inputs = jax.vjp(lambda s, o: jax.vmap(one)(s, o, jnp.asarray(x)), shifts, others, has_aux=True)
 
-    def of_output(k: Array) -> tuple[list[Array], list[Array]]:
+    def of_output(k: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
         basis = (jnp.arange(num_outputs) == k).astype(outputs.dtype)
         return pull(jnp.broadcast_to(basis, outputs.shape))
 
     return _Rows([h.astype(dtype) for h in inputs], of_output)
 
 
-def _signals(layer: _Layer, by_call: list[Array]) -> Array:
+def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"]:
     """Returns a layer's signals [n, P, channels]."""
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Array:
+def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Float[Array, "n P fan_in"]:
     """Returns the inputs of a layer's weights, including 1 for a bias: [n, P, fan_in]."""
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
     seen = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
@@ -137,10 +148,10 @@ def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Ar
 
 def _trace(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
-) -> Array:
+) -> Float[Array, "n1 n2"]:
     """Computes the mean over outputs [n1, n2]."""
 
-    def one_output(total: Array, k: Array) -> tuple[Array, list[tuple[Array, Array | None]]]:
+    def one_output(total: Float[Array, "n1 n2"], k: Int[Array, ""]) -> tuple[Array, list[tuple[Array, Array | None]]]:
         signals1, others1 = rows1.pull(k)
         signals2, others2 = (None, None) if rows2 is None else rows2.pull(k)
         kept = []
@@ -164,7 +175,7 @@ def _trace(
     return total / num_outputs
 
 
-def _channels(d: Array) -> Array:
+def _channels(d: Float[Array, "C n P channels"]) -> Float[Array, "n 1 P C*channels"]:
     """Reshapes signals [C, n, P, channels] to [n, 1, P, C channels], so that a sum over channels sums over outputs."""
     moved = d.transpose(1, 2, 0, 3)
     return moved.reshape((moved.shape[0], 1, moved.shape[1], -1))
@@ -172,7 +183,7 @@ def _channels(d: Array) -> Array:
 
 def _full(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
-) -> Array:
+) -> Float[Array, "n1 C n2 C"]:
     """Computes the whole kernel [n1, C, n2, C]."""
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
@@ -201,14 +212,19 @@ def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, Any]:
     return rows1.inputs[0].shape[0], (rows2 or rows1).inputs[0].shape[0], rows1.inputs[0].dtype
 
 
-def _flat(others: list[Array]) -> Array:
+def _flat(others: list[Array]) -> Float[Array, "n parameters"]:
     """Flattens the gradients of the other parameters to [n, parameters]."""
     return jnp.concatenate([o.reshape((o.shape[0], -1)) for o in others], axis=1)
 
 
 def _gradient_product(
-    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
-) -> Array:
+    calls: tuple[Call, ...],
+    layer: _Layer,
+    rows1: _Rows,
+    d1: Float[Array, "n1 K P channels"],
+    rows2: _Rows | None,
+    d2: Float[Array, "n2 K P channels"] | None,
+) -> Float[Array, "n1*K _"]:
     """Computes products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], by channel groups."""
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
@@ -239,8 +255,13 @@ def _gradient_product(
 
 
 def _position_product(
-    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
-) -> Array:
+    calls: tuple[Call, ...],
+    layer: _Layer,
+    rows1: _Rows,
+    d1: Float[Array, "n1 K P channels"],
+    rows2: _Rows | None,
+    d2: Float[Array, "n2 K P channels"] | None,
+) -> Float[Array, "n1 K _ K"]:
     """Computes the layer's kernel [n1, K, n2, K] over pairs of positions, for signals [n, K, P, channels]."""
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]
@@ -271,7 +292,7 @@ def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: i
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))
 
 
-def gram(a: Array, b: Array | None = None) -> Array:
+def gram(a: Float[Array, "m p"], b: Float[Array, "n p"] | None = None) -> Float[Array, "m _"]:
     """Computes ``a b'`` for ``a`` [m, p] and ``b`` [n, p]; for ``b=None`` it is ``a a'``, mirrored from one half."""
     if b is not None:
         return a @ b.T

@@ -7,23 +7,37 @@ w3 is ``w1 + a u + b v``. FE-2024 draws its Fig. 3 on that plane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, Float64, Int, Num, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import finite, number, real_array, whole
 from fedtangent._src.losses import get_loss, mean_form
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import Array, ArrayLike, Model, PyTree
 
-Loss = Callable[..., Array]  # (params, *arguments) -> []
 POINTS_A_CALL, AT_ONCE = 512, 8  # between two updates of a progress bar, and evaluated together
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A function that computes the loss of a model."""
+
+    def __call__(self, params: PyTree, /, *arguments: Any, **options: Any) -> Float[Array, ""]:
+        """Returns the loss, a scalar [].
+
+        Args:
+            params: Parameters of the model.
+            arguments: Pytrees of arrays that the loss needs, such as the data.
+            options: Further arguments by name; none are given.
+        """
 
 
 class Plane(NamedTuple):
@@ -32,7 +46,7 @@ class Plane(NamedTuple):
     origin: PyTree  # the first model
     first: PyTree  # of norm 1, towards the second model
     second: PyTree  # of norm 1, orthogonal to ``first``, on the side of the third model
-    coordinates: np.ndarray  # [3, 2] float64: (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
+    coordinates: Float64[np.ndarray, "3 2"]  # (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
 
 
 def plane_through(models: Sequence[PyTree]) -> Plane:
@@ -68,12 +82,14 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
     return Plane(models[0], _tree(u, models[0]), _tree(v / b, models[0]), coordinates)
 
 
-def point(plane: Plane, a: Array | float, b: Array | float) -> PyTree:
+def point(plane: Plane, a: float | Float[Array, ""], b: float | Float[Array, ""]) -> PyTree:
     """Returns the parameters ``origin + a first + b second``; may be traced."""
     return pytrees.add(plane.origin, pytrees.add(pytrees.scale(a, plane.first), pytrees.scale(b, plane.second)))
 
 
-def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+def grid(
+    plane: Plane, num_points: int, margin: float = 0.3
+) -> tuple[Float64[np.ndarray, "num_points"], Float64[np.ndarray, "num_points"]]:
     """Computes the coordinates [num_points] along each direction of a square around the three models.
 
     The square has the centre of the models' bounding box, and exceeds its larger side by ``margin`` times that side at
@@ -88,8 +104,8 @@ def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray
 
 
 def surface(
-    loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), progress: bool = False
-) -> np.ndarray:
+    loss: Loss, plane: Plane, a: ArrayLike, b: ArrayLike, arguments: tuple[Any, ...] = (), progress: bool = False
+) -> Float[np.ndarray, "B A"]:
     """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
 
     Args:
@@ -112,7 +128,9 @@ def surface(
     return _evaluate(loss, basis, points, arguments, progress).reshape(np.size(b), np.size(a))
 
 
-def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = ()) -> np.ndarray:
+def segment(
+    loss: Loss, start: PyTree, end: PyTree, shares: ArrayLike, arguments: tuple[Any, ...] = ()
+) -> Float[np.ndarray, "q"]:
     """Evaluates ``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]; returns [q].
 
     Other arguments are as in ``surface``. Raises ``ValueError`` for ends of different structure or shapes, and for
@@ -126,7 +144,7 @@ def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tupl
     return _evaluate(loss, basis, real_array("shares", shares)[:, None], arguments)
 
 
-def barrier(losses: np.ndarray) -> float:
+def barrier(losses: Num[np.ndarray, "q"]) -> float:
     """Computes the highest loss on a segment minus the loss at its worse end; 0 if no loss is higher.
 
     ``losses`` [q] includes both ends of the segment. Raises ``ValueError`` for any other shape, or q < 2.
@@ -152,11 +170,11 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
         raise ValueError(f"loss: got {loss!r}, must be {mean_form(loss)!r}, the mean over examples")
     whole("block", block)
 
-    def mean_loss(params: PyTree, x: Array, y: Array) -> Array:
+    def mean_loss(params: PyTree, x: Shaped[Array, "n ..."], y: Shaped[Array, "n ..."]) -> Float[Array, ""]:
         n, size = x.shape[0], min(block, x.shape[0])
         starts = jnp.arange(-(-n // size), dtype=jnp.int32) * size
 
-        def of_block(start: Array) -> Array:
+        def of_block(start: Int[Array, ""]) -> Float[Array, ""]:
             first = jnp.minimum(start, n - size)  # the last block overlaps the one before: its first rows do not count
             rows = [jax.lax.dynamic_slice_in_dim(values, first, size) for values in (x, y)]
             mask = first + jnp.arange(size, dtype=jnp.int32) >= start
@@ -169,11 +187,11 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
 
 @partial(jax.jit, static_argnames="loss")
-def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...]) -> Array:
+def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: tuple[Any, ...]) -> Float[Array, "q"]:
     """Evaluates the loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
     origin, directions = basis
 
-    def at(coordinates: Array) -> Array:
+    def at(coordinates: Float[Array, "d"]) -> Float[Array, ""]:
         params = origin
         for i, direction in enumerate(directions):
             params = pytrees.add(params, pytrees.scale(coordinates[i], direction))
@@ -183,8 +201,8 @@ def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...])
 
 
 def _evaluate(
-    loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], progress: bool = False
-) -> np.ndarray:
+    loss: Loss, basis: PyTree, points: Float64[np.ndarray, "q d"], arguments: tuple[Any, ...], progress: bool = False
+) -> Float[np.ndarray, "q"]:
     """Applies ``_chunk`` to all points [q, d] in calls of one shape, so that it is compiled once."""
     size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
@@ -197,7 +215,7 @@ def _evaluate(
     return np.concatenate(found)[: len(points)]
 
 
-def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
+def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], float]:
     """Checks the three models and returns them as rows [3, P] float64, with the coarsest precision of their leaves."""
     if not isinstance(models, Sequence) or len(models) != 3:
         got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
@@ -218,7 +236,7 @@ def _form(model: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
     return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 
 
-def _tree(vector: np.ndarray, like: PyTree) -> PyTree:
+def _tree(vector: Float64[np.ndarray, "P"], like: PyTree) -> PyTree:
     """Returns ``vector`` [P] in the structure, shapes and dtypes of ``like``."""
     flat, unravel = ravel_pytree(like)
     return unravel(jnp.asarray(vector, flat.dtype))

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from fedtangent._src.checks import choice, number, whole
 
@@ -60,7 +61,7 @@ def differences(
     return [_difference(config, mine - base, confidence) for config, mine in others]
 
 
-def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+def half_width(values: Float[np.ndarray, "n *shape"], confidence: float = 0.95) -> Float[np.ndarray, "*shape"]:
     """Computes half of the width of Student's interval for the mean over the first axis: [...] for values [n, ...].
 
     Raises ``ValueError`` for fewer than two values.
@@ -75,7 +76,7 @@ def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
     return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)
 
 
-def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
+def _values(sweep: Sweep, metric: str, evaluation: int) -> Float64[np.ndarray, "seeds configs"]:
     """Returns the metric at one evaluation, [seeds, configs] float64."""
     choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
@@ -86,7 +87,7 @@ def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
     return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
 
 
-def _difference(config: Config, apart: np.ndarray, confidence: float) -> Difference:
+def _difference(config: Config, apart: Float64[np.ndarray, "seeds"], confidence: float) -> Difference:
     mean, half = float(np.mean(apart)), float(half_width(apart, confidence))
     error = float(np.std(apart, ddof=1)) / math.sqrt(len(apart))
     return Difference(config, mean, mean - half, mean + half, error, len(apart))

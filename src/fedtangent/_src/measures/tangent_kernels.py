@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Int, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import finite, real_array, square, whole
@@ -22,7 +23,17 @@ from fedtangent._src.data.dataset import classification_targets
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import DenseStructure
 from fedtangent._src.models.features import LinearStructure
-from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Model, Partition, PyTree
+from fedtangent._src.types import (
+    Algorithm,
+    Array,
+    ArrayLike,
+    FederatedData,
+    Key,
+    Model,
+    OfParameters,
+    Partition,
+    PyTree,
+)
 
 METRICS = (  # of each model
     *("drift", "drift_operator", "alignment", "alignment_centred", "effective_rank", "trace_over_largest"),
@@ -42,7 +53,7 @@ class Drift(NamedTuple):
 class Spectrum(NamedTuple):
     """Eigenvalues of a kernel matrix and their summaries."""
 
-    eigenvalues: np.ndarray  # [n], largest first, those below 0 by rounding set to 0
+    eigenvalues: Float64[np.ndarray, "n"]  # largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
     trace_over_largest: float  # trace / lambda_max, 1 to n; never above the effective rank
     condition_number: float  # lambda_max / lambda_min; infinite where lambda_min is rounding, n eps lambda_max or less
@@ -51,8 +62,8 @@ class Spectrum(NamedTuple):
 class GramOperators(NamedTuple):
     """Distances of clients' Gram operators from commuting and from being equal; see ``gram_operators``."""
 
-    commutators: np.ndarray  # [p] |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
-    relative: np.ndarray  # [p] the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
+    commutators: Float64[np.ndarray, "p"]  # |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
+    relative: Float64[np.ndarray, "p"]  # the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
     variance: float  # |Var(Pi_i)| as an operator on functions
     relative_variance: float  # the same over |E[Pi_i]^2|
 
@@ -67,7 +78,7 @@ class GramOperators(NamedTuple):
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
-def drift(theta: Any, theta_0: Any) -> Drift:
+def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
     """Computes the relative change of a kernel from ``theta_0``, which Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
 
     Args:
@@ -89,7 +100,7 @@ def drift(theta: Any, theta_0: Any) -> Drift:
     return Drift(frobenius, _operator_norm(change) / _operator_norm(before) if change.any() else 0.0)
 
 
-def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
+def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> float:
     """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
 
     Cristianini et al., 2001, definitions 1 and 3.
@@ -120,7 +131,7 @@ def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
     return float(np.sum(y * (kernel @ y)) / scale) if scale > 0 else float("nan")
 
 
-def spectrum(theta: Any) -> Spectrum:
+def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
     Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
@@ -142,7 +153,7 @@ def spectrum(theta: Any) -> Spectrum:
     return Spectrum(values, rank, total / float(values[0]), condition)
 
 
-def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
+def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
     """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
 
     FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
@@ -186,14 +197,14 @@ def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: 
     return GramOperators(commutators, relative, *_variance(kernel, rows))
 
 
-def _commutator(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b: Int[np.ndarray, "n_b"]) -> float:
     """Computes the squared norm of ``[Pi_a, Pi_b]`` on functions."""
     cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
     found = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
     return float(found) / (len(a) * len(b)) ** 2
 
 
-def _variance(kernel: np.ndarray, rows: list[np.ndarray]) -> tuple[float, float]:
+def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
     """Computes ``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
@@ -206,11 +217,11 @@ def _variance(kernel: np.ndarray, rows: list[np.ndarray]) -> tuple[float, float]
     return norms[0], norms[0] / norms[1] if norms[1] > 0 else float("nan")
 
 
-def _operator_norm(symmetric: np.ndarray) -> float:
+def _operator_norm(symmetric: Float64[np.ndarray, "n n"]) -> float:
     return float(np.max(np.abs(np.linalg.eigvalsh(0.5 * (symmetric + symmetric.T)))))
 
 
-def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
+def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
     """Returns the rows of every client that holds rows."""
     rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
     if not rows:
@@ -229,9 +240,9 @@ def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
 class Watched(NamedTuple):
     """Examples on which kernels are measured."""
 
-    rows: np.ndarray  # [m] rows of the data, ascending
-    x: Array  # [m, ...]
-    targets: np.ndarray  # [m, C] float64
+    rows: Int[np.ndarray, "m"]  # rows of the data, ascending
+    x: Shaped[Array, "m ..."]
+    targets: Float64[np.ndarray, "m C"]
     clients: Partition  # which of the m each client holds
 
 
@@ -245,9 +256,9 @@ class KernelDiagnostics:
     """
 
     watched: Watched
-    kernels_of: Callable[[PyTree, Array], Array]  # parameters [K, ...], x -> [K, m, m]
-    parameters: Callable[[PyTree], PyTree]  # of a state
-    initial: np.ndarray  # [K, m, m] Theta_0
+    kernels_of: Callable[[PyTree, Shaped[Array, "m ..."]], Float[Array, "K m m"]]  # parameters [K, ...], x -> [K, m, m]
+    parameters: OfParameters  # of a state
+    initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """Computes the metrics named in ``METRICS`` for a state of the run."""
@@ -257,15 +268,15 @@ class KernelDiagnostics:
             found |= {f"{name}_model_{k}": values[name] for name in METRICS for k, values in enumerate(each)}
         return found
 
-    def kernels(self, state: PyTree) -> np.ndarray:
+    def kernels(self, state: PyTree) -> Float64[np.ndarray, "K m m"]:
         """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
         return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
 
-    def drifts(self, state: PyTree) -> np.ndarray:
+    def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
         """Computes the relative drift of every model's kernel in the Frobenius norm, [K]."""
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
-    def measure(self, theta: np.ndarray, model: int) -> dict[str, float]:
+    def measure(self, theta: Float64[np.ndarray, "m m"], model: int) -> dict[str, float]:
         """Computes the metrics of a kernel [m, m] of the model with number ``model``."""
         found, targets = spectrum(theta), self.watched.targets
         gram = gram_operators(theta, self.watched.clients)
@@ -283,7 +294,7 @@ class KernelDiagnostics:
 
     def of_seed(
         self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
-    ) -> Any:
+    ) -> KernelDiagnostics:
         """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew."""
         return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
 
@@ -328,12 +339,12 @@ def kernel_diagnostics(
     cheap = isinstance(model.structure, (DenseStructure, LinearStructure))
 
     @jax.jit
-    def kernels_of(all_params: PyTree, x: Array) -> Array:
+    def kernels_of(all_params: PyTree, x: Shaped[Array, "m ..."]) -> Float[Array, "K m m"]:
         wide, inputs = jax.tree.map(_widest, (all_params, x)) if cheap else (all_params, x)
         block = None if cheap else BLOCK_SIZE
         return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
 
-    fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros(0))
+    fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros((0, 0, 0)))
     found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, start)
     return found
 
@@ -364,7 +375,7 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
     return Watched(rows, data.x[rows], np.asarray(targets, np.float64), clients)
 
 
-def _quotas(sizes: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
     """Computes the number of examples drawn from each client: proportional by largest remainder, and at least 1."""
     if sizes.sum() <= total:
         return sizes
@@ -382,16 +393,14 @@ def _quotas(sizes: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarr
     return quota
 
 
-def _widest(leaf: Array) -> Array:
+def _widest(leaf: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     """Converts floating arrays to float64 if 64-bit types are enabled, as small eigenvalues are rounding in float32."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))
 
 
-def check_watchable(
-    algorithm: Algorithm, model: Model, num_clients: int, num_examples: int = 2
-) -> Callable[[PyTree], PyTree]:
+def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_examples: int = 2) -> OfParameters:
     """Returns the function from a state of ``algorithm`` to its networks' parameters [K, ...], after checks.
 
     Args:

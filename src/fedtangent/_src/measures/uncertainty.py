@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
+from jaxtyping import Float, Int, Num
 from scipy.special import ndtri
 
 from fedtangent._src.checks import class_labels, number, real_array, whole
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of
-from fedtangent._src.types import Array, Prediction
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Prediction
 
 METRICS = (  # in the order of a table
     *("nll", "mse", "loss", "accuracy", "accuracy_of_members", "ece", "brier"),
@@ -37,35 +38,35 @@ METRICS = (  # in the order of a table
 class Reliability(NamedTuple):
     """Confidence and accuracy in B bins, for a reliability diagram; empty bins hold zeros."""
 
-    edges: Array  # [B + 1], bin b holds the confidences in (edges[b], edges[b + 1]]
-    examples: Array  # [B] how many, floating
-    confidence: Array  # [B] mean confidence
-    accuracy: Array  # [B] share of correct predictions
+    edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
+    examples: Float[Array, "B"]  # how many, floating
+    confidence: Float[Array, "B"]  # mean confidence
+    accuracy: Float[Array, "B"]  # share of correct predictions
 
 
 class Interval(NamedTuple):
     """Lower and upper ends, of equal shape."""
 
-    low: Array
-    high: Array
+    low: Float[Array, "..."]
+    high: Float[Array, "..."]
 
 
-def log_probability(members: Array) -> Array:
+def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
     """Computes ``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
     return _log_mean(_checked_members(members))
 
 
 @jax.jit  # one program, where each operation would be compiled alone
-def _log_mean(members: Array) -> Array:
+def _log_mean(members: Float[Array, "K n C"]) -> Float[Array, "n C"]:
     return logsumexp(jax.nn.log_softmax(members, axis=-1), axis=0) - math.log(members.shape[0])
 
 
-def knowledge_variance(members: Array) -> Array:
+def knowledge_variance(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
     """Computes knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` of values [K, n, C]: [n, C] (FE-2024, V-B)."""
     return jnp.var(_checked_members(members), axis=0)
 
 
-def predictive_entropy(members: Array) -> Array:
+def predictive_entropy(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     """Computes the entropy ``H[p] = -sum_c p_c log p_c`` of the prediction in nats, [n], from logits [K, n, C].
 
     This is the total uncertainty of Depeweg et al. (2018), section 3.
@@ -74,7 +75,7 @@ def predictive_entropy(members: Array) -> Array:
     return -jnp.sum(_weighed(log_p, log_p), axis=-1)
 
 
-def mutual_information(members: Array) -> Array:
+def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     """Computes knowledge uncertainty in nats, [n], from logits [K, n, C]: predictive minus mean entropy.
 
     Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which equals it and loses no
@@ -86,13 +87,13 @@ def mutual_information(members: Array) -> Array:
     return jnp.maximum(jnp.mean(divergence, axis=0), 0)
 
 
-def negative_log_likelihood(members: Array, labels: Array) -> Array:
+def negative_log_likelihood(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
     """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [], from logits [K, n, C] and labels [n]."""
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
 
 
-def brier_score(members: Array, labels: Array) -> Array:
+def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
     """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
@@ -100,12 +101,12 @@ def brier_score(members: Array, labels: Array) -> Array:
     return jnp.mean(jnp.sum((probability - truth) ** 2, axis=-1))
 
 
-def accuracy(members: Array, labels: Array) -> Array:
+def accuracy(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
     """Computes the share of examples whose most probable class is their label, []; logits [K, n, C], labels [n]."""
     return jnp.mean(_confidence(members, labels)[1])
 
 
-def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliability:
+def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15) -> Reliability:
     """Computes accuracy against confidence, the probability of the predicted class, in ``num_bins`` = B bins.
 
     The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2).
@@ -129,12 +130,14 @@ def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliabilit
     return Reliability(edges, count, *(total / jnp.maximum(count, 1) for total in sums))
 
 
-def calibration_error(bins: Reliability) -> Array:
+def calibration_error(bins: Reliability) -> Float[Array, ""]:
     """Computes the ECE of ``bins``, ``sum_b n_b / n |accuracy_b - confidence_b|``, [] (Guo et al., 2017, eq. 3)."""
     return jnp.sum(bins.examples * jnp.abs(bins.accuracy - bins.confidence)) / jnp.sum(bins.examples)
 
 
-def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15) -> Array:
+def expected_calibration_error(
+    members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15
+) -> Float[Array, ""]:
     """Computes the expected calibration error (ECE), [], from 0 to 1; arguments are those of ``reliability``.
 
     Guo et al. (2017), equation 3. With n examples a perfectly calibrated ensemble has a positive ECE, of the order of
@@ -143,7 +146,9 @@ def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15
     return calibration_error(reliability(members, labels, num_bins))
 
 
-def predictive_interval(members: Array, level: float = 0.95, noise_variance: float | Array = 0.0) -> Interval:
+def predictive_interval(
+    members: Float[AnyArray, "K n C"], level: float = 0.95, noise_variance: ArrayLike = 0.0
+) -> Interval:
     """Computes Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
 
     Args:
@@ -160,7 +165,7 @@ def predictive_interval(members: Array, level: float = 0.95, noise_variance: flo
     return Interval(mean - half, mean + half)
 
 
-def coverage(interval: Interval, targets: Array) -> Array:
+def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array, ""]:
     """Computes the share of targets in their intervals, ends included, []; raises ``ValueError`` if shapes differ."""
     if not interval.low.shape == interval.high.shape == targets.shape:
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
@@ -169,7 +174,7 @@ def coverage(interval: Interval, targets: Array) -> Array:
     return jnp.mean(inside.astype(interval.low.dtype))
 
 
-def coverage_interval(share: float | Array, num_points: int, level: float = 0.95) -> Interval:
+def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) -> Interval:
     """Computes the confidence interval of a coverage that was measured at ``num_points`` independent points.
 
     Wilson (1927): with ``z`` the normal quantile of ``(1 + level) / 2`` and m points, the ends are ``(s + z^2 / 2m +- z
@@ -194,7 +199,7 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 
 
 def measure(
-    predicted: Prediction, targets: Array | np.ndarray, labels: Array | np.ndarray | None, loss: str | Loss
+    predicted: Prediction, targets: Num[AnyArray, "n *C"], labels: Int[AnyArray, "n"] | None, loss: str | Loss
 ) -> dict[str, float]:
     """Computes the metrics of a prediction under a loss, by name: the names of ``METRICS`` that apply.
 
@@ -229,8 +234,12 @@ def metric_of(loss: str | Loss) -> str:
 
 @functools.partial(jax.jit, static_argnames="loss")
 def _scores(
-    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str | Loss
-) -> tuple[dict[str, Array], Array]:
+    members: Float[Array, "K n C"],
+    mean: Float[Array, "n C"],
+    targets: Num[Array, "n *C"],
+    labels: Int[Array, "n"] | None,
+    loss: str | Loss,
+) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
     """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
     several, found = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
@@ -251,13 +260,15 @@ def _scores(
     return found, mean.argmax(axis=-1)
 
 
-def _weighed(log_p: Array, log_q: Array) -> Array:
+def _weighed(log_p: Float[Array, "*shape"], log_q: Float[Array, "*other"]) -> Float[Array, "*shape"]:
     """Computes ``p log q``, and 0 where p is 0."""
     p = jnp.exp(log_p)
     return p * jnp.where(p > 0, log_q, 0)
 
 
-def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
+def _confidence(
+    members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]
+) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """Returns the probability of the predicted class [n], and 1 where that class is right, else 0."""
     _check_labels(members, labels)
     log_p = log_probability(members)
@@ -265,13 +276,13 @@ def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
     return jnp.exp(best), (jnp.argmax(log_p, axis=-1) == labels).astype(log_p.dtype)
 
 
-def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
+def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
     """Returns the two-sided normal quantile of ``level``."""
     number("level", level, above=0, below=1)
     return jnp.asarray(ndtri(0.5 + level / 2), dtype)
 
 
-def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "n C"]:
     """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or negative values."""
     known = not isinstance(variance, jax.core.Tracer)
     value = jnp.asarray(real_array("noise_variance", variance) if known else variance, dtype)
@@ -282,7 +293,7 @@ def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) ->
     return jnp.broadcast_to(value, shape)
 
 
-def _checked_members(members: Array) -> Array:
+def _checked_members(members: Float[AnyArray, "K n C"]) -> Float[AnyArray, "K n C"]:
     """Returns ``members`` unchanged; raises ``ValueError`` unless they are floating, [K, n, C] and not empty."""
     _check_array("members", members)
     if members.ndim != 3 or 0 in members.shape:
@@ -297,7 +308,7 @@ def _check_array(name: str, value: Any) -> None:
         raise ValueError(f"{name}: got {value!r:.60}, must be an array")
 
 
-def _check_labels(members: Array, labels: Array) -> None:
+def _check_labels(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> None:
     _checked_members(members)
     _check_array("labels", labels)
     if labels.shape != (members.shape[1],) or not jnp.issubdtype(labels.dtype, jnp.integer):

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkab
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.entries import option
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent._src.models.kernels import AnalyticKernel, check_dtype
-from fedtangent._src.types import Array, Descend, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Descend, EitherArray, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
 
 
+@runtime_checkable
 @runtime_checkable
 class Sized(Protocol):
     """Shape of the examples of a data set and number of outputs of its models; a ``Dataset`` has both."""
@@ -53,21 +55,23 @@ class DenseStructure(NamedTuple):
     descend: Descend | None = None  # several gradient steps at once, see ``types.Model``
 
 
-def flatten_inputs(x: Array, input_size: int) -> Array:
+def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[EitherArray, "n input_size"]:
     """Reshapes ``x`` [n, ...] to [n, input_size]; raises ``ValueError`` with both sizes if they differ."""
-    flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
+    flat: Any = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
     if flat.shape[1] != input_size:
         raise ValueError(f"x: got {x.shape}, {flat.shape[1]} numbers an example, must be {input_size} for this model")
     return flat
 
 
-def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[Array], list[Array]]:
+def forward(
+    structure: DenseStructure, params: PyTree, x: Shaped[AnyArray, "n ..."]
+) -> tuple[list[Float[AnyArray, "n _"]], list[Float[Array, "n _"]]]:
     """Computes every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
 
     Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
     """
-    h = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
-    inputs: list[Array] = []
+    h: AnyArray = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
+    inputs: list[AnyArray] = []
     outputs: list[Array] = []
     for i, layer in enumerate(structure.layers):
         weight, bias = params[2 * i]

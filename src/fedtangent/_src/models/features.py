@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import number, whole
@@ -18,13 +19,13 @@ from fedtangent._src.entries import option
 from fedtangent._src.models.dense import flatten_inputs
 from fedtangent._src.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 
 class LinearStructure(NamedTuple):
     """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``."""
 
-    features: Callable[[Array], Array]  # x [n, ...] -> [n, num_features], in x's dtype
+    features: Callable[[AnyArray], AnyArray]  # x [n, ...] -> [n, num_features], in x's dtype
 
 
 def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any = jnp.float32) -> Model:
@@ -80,7 +81,7 @@ def rbf_linear(
     number("sigma", sigma, at_least=0)
     centres = np.random.default_rng(checks.seed(seed)).uniform(-1.0, 1.0, num_features)
 
-    def features(x: Array) -> Array:
+    def features(x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n num_features"]:
         x = flatten_inputs(x, 1)
         return jnp.exp(-((x - jnp.asarray(centres, x.dtype)[None, :]) ** 2) / (2 * float(bandwidth) ** 2))
 
@@ -89,7 +90,7 @@ def rbf_linear(
 
 
 def _of_features(
-    name: str, features: Callable[[Array], Array], num_features: int, sigma: float, output_size: int, dtype: Any
+    name: str, features: Callable[[AnyArray], AnyArray], num_features: int, sigma: float, output_size: int, dtype: Any
 ) -> Model:
     """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
     check_dtype(dtype, needs_x64=False)
@@ -98,13 +99,13 @@ def _of_features(
         check_dtype(dtype, needs_x64=True)
         return {"weights": sigma * jax.random.normal(key, (num_features, output_size), dtype)}
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return features(x.astype(params["weights"].dtype)) @ params["weights"]
 
-    def kernel(x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
         names = check_get(get)
-        phi1 = features(as_floating(x1))
-        gram = phi1 @ (phi1 if x2 is None else features(as_floating(x2))).T
+        phi1 = jnp.asarray(features(as_floating(x1)))
+        gram = phi1 @ (phi1 if x2 is None else jnp.asarray(features(as_floating(x2)))).T
         blocks = Kernels(nngp=sigma**2 * gram if "nngp" in names else None, ntk=gram if "ntk" in names else None)
         return select(blocks, get)
 

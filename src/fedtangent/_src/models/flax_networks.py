@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.models.gemm import channels_last, gemm_convolution
 from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 Apply = Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C]
 
@@ -59,7 +60,7 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
     if others:
         raise ValueError(f"module: got {given}, which keeps {', '.join(others)}, must keep nothing but params")
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return module.apply({"params": params}, x)
 
     output = jax.eval_shape(apply, shapes.get("params", {}), example)

@@ -25,7 +25,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fedtangent._src.types import Array
+from fedtangent._src.types import AnyArray, Array
 
 Convolution = Callable[..., Array]
 
@@ -167,7 +167,7 @@ def _is_direct(a: Array, g: Geometry) -> bool:
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 
-def _batched(primitive: Primitive, rules: _Map, args: Sequence[Array], dims: Sequence[Any], g: Geometry) -> Any:
+def _batched(primitive: Primitive, rules: _Map, args: Sequence[AnyArray], dims: Sequence[Any], g: Geometry) -> Any:
     """Implements ``vmap``: one batched operand is folded into a larger map, two become products, or a loop on a CPU."""
     if None in dims:
         i = 1 if dims[0] is None else 0

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from fedtangent._src.types import Array
+from fedtangent._src.types import Array, ArrayLike
 
 KERNELS = ("nngp", "ntk")
 
@@ -19,8 +20,8 @@ KERNELS = ("nngp", "ntk")
 class Kernels(NamedTuple):
     """Blocks [n1, n2] of the prior covariance (``nngp``) and the tangent kernel (``ntk``); None if not requested."""
 
-    nngp: Array | None = None
-    ntk: Array | None = None
+    nngp: Float[Array, "n1 n2"] | None = None
+    ntk: Float[Array, "n1 n2"] | None = None
 
 
 def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -36,7 +37,7 @@ def select(blocks: Kernels, get: str | tuple[str, ...]) -> Any:
     return getattr(blocks, get) if isinstance(get, str) else blocks
 
 
-def as_floating(x: Any) -> Array:
+def as_floating(x: ArrayLike) -> Float[Array, "..."]:
     """Converts ``x`` to a floating array; whole numbers (such as raw pixels) take the default floating dtype."""
     x = jnp.asarray(x)
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
@@ -49,7 +50,7 @@ class AnalyticKernel:
     network: Callable[[], Any]  # -> (init, apply, kernel) of neural-tangents
     prepare: Callable[[Array], Array]  # inputs [n, ...] -> [n, input_size]
 
-    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
         """Computes kernel blocks [n1, n2], see ``Kernels``; if ``get`` is a single name, returns that block itself."""
         names = check_get(get)
         second = None if x2 is None else as_floating(x2)
@@ -57,7 +58,9 @@ class AnalyticKernel:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))  # one program: operation by operation, each would be compiled alone
-def _blocks(kernel: AnalyticKernel, x1: Array, x2: Array | None, names: tuple[str, ...]) -> Kernels:
+def _blocks(
+    kernel: AnalyticKernel, x1: Float[Array, "n1 ..."], x2: Float[Array, "n2 ..."] | None, names: tuple[str, ...]
+) -> Kernels:
     second = None if x2 is None else kernel.prepare(x2)
     return Kernels(**kernel.network()[2](kernel.prepare(x1), second, names)._asdict())
 

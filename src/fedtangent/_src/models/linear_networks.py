@@ -11,13 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import whole
 from fedtangent._src.entries import option
 from fedtangent._src.models.dense import DenseLayer, DenseStructure, Sized, flatten_inputs, sizes_of
 from fedtangent._src.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent._src.models.kernels import AnalyticKernel, check_dtype
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 
 def _same(z: Array) -> Array:
@@ -65,7 +66,7 @@ def deep_linear(
             params.extend([(weight, None), ()] if i + 1 < depth else [(weight, None)])
         return params
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         product = total * params[-1][0].T  # rows for outputs: what few columns make slow, few rows do not
         for layer in params[-3::-2]:
             product = product @ layer[0].T

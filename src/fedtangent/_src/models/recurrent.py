@@ -16,13 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import choice, whole
 from fedtangent._src.entries import option
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent._src.models.kernels import check_dtype
 from fedtangent._src.models.layers import Call, LayeredStructure, Plan
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
 DIFFERENTIATION = ("reverse", "any")
@@ -114,7 +115,7 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: Any, key: Key) -> 
     return params
 
 
-def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Array) -> tuple[list[Array], Array]:
+def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> tuple[list[Array], Array]:
     """Returns the inputs of each layer, [T, B, ..], and the hidden states of the last one, [T, B, H]."""
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
@@ -128,7 +129,7 @@ def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Array) -> tuple[l
     return seen, h
 
 
-def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Array) -> Array:
+def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Array:
     h = _hidden(layers, recur, params, x)[1]
     chosen = h[-1] if positions == "last" else jnp.swapaxes(h, 0, 1)
     bias = params["output"]["bias"]
@@ -217,7 +218,7 @@ def lstm(
         check_dtype(dtype, needs_x64=True)
         return _initialise(sizes, dtype, key)
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         if x.ndim != 2:
             raise ValueError(f"x: got shape {x.shape}, must be characters [n, T]")
         return _apply(layers, positions, recur, params, x)

@@ -12,16 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import number, symmetric, whole
 from fedtangent._src.models.dense import flatten_inputs
 from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 
 def two_layer_relu(
-    input_size: int, width: int, alpha: float = 1.0, covariance: Any = None, seed: int = 0, dtype: Any = jnp.float32
+    input_size: int,
+    width: int,
+    alpha: float = 1.0,
+    covariance: ArrayLike | None = None,
+    seed: int = 0,
+    dtype: Any = jnp.float32,
 ) -> Model:
     """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
 
@@ -51,12 +57,12 @@ def two_layer_relu(
         normal = jax.random.normal(key, (width, input_size), dtype)
         return {"v": normal @ jnp.asarray(spread.T, dtype)}
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[Array, "n ..."]) -> Float[Array, "n 1"]:
         v = params["v"]
         hidden = jax.nn.relu(flatten_inputs(x, input_size).astype(v.dtype) @ v.T)
         return hidden @ jnp.asarray(signs / np.sqrt(width), v.dtype)[:, None]
 
-    def kernel(x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
         names = check_get(get)
         first = flatten_inputs(as_floating(x1), input_size)
         second = None if x2 is None else flatten_inputs(as_floating(x2), input_size)
@@ -74,12 +80,14 @@ def two_layer_relu(
     )
 
 
-def output_signs(width: int, seed: int = 0) -> np.ndarray:
+def output_signs(width: int, seed: int = 0) -> Float64[np.ndarray, "width"]:
     """Draws the fixed second layer c [width] float64, each +1 or -1 with equal probability."""
     return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
 
 
-def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
+def arc_cosine(
+    x1: Float[AnyArray, "n1 d"], x2: Float[AnyArray, "n2 d"] | None, spread: Float64[np.ndarray, "d d"]
+) -> tuple[Any, Any]:
     """Computes ``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
 
     With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. NumPy arrays are
@@ -105,7 +113,7 @@ def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
     return nngp, (x1 @ second.T) * (np.pi - angle) / (2 * np.pi)
 
 
-def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
+def _spread(input_size: int, alpha: float, covariance: ArrayLike | None) -> Float64[np.ndarray, "d d"]:
     """Returns A [d, d] with ``A A'`` the covariance of a row of v."""
     number("alpha", alpha, above=0)
     if covariance is None:
@@ -115,7 +123,7 @@ def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
     return square_root(covariance, input_size)
 
 
-def square_root(covariance: Any, input_size: int) -> np.ndarray:
+def square_root(covariance: ArrayLike, input_size: int) -> Float64[np.ndarray, "d d"]:
     """Computes the lower Cholesky factor [d, d] float64; raises ``ValueError`` unless symmetric positive definite."""
     matrix = symmetric("covariance", covariance)
     if matrix.shape != (input_size, input_size):

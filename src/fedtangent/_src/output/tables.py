@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -65,7 +65,7 @@ class TextTable(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yields the parts of the table for the width of the screen."""
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)

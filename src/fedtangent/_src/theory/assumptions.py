@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 ROUNDING = 1e-12  # of inputs that were scaled to norm 1
 
 
@@ -24,7 +26,9 @@ class Assumption(NamedTuple):
         return f"{self.name}: {word}, {self.measured:.3g} {self.relation} {self.required:.3g} ({self.statement})"
 
 
-def assumption(name: str, statement: str, measured: float, relation: str, required: float) -> Assumption:
+def assumption(
+    name: str, statement: str, measured: float | np.number, relation: str, required: float | np.number
+) -> Assumption:
     """Builds an assumption and compares its measured value with the required one; a measured NaN fails.
 
     Args:

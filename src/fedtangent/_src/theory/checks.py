@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
 from fedtangent._src.data.partition import validate
 from fedtangent._src.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.precision import is_concrete
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 
-def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
     """Raises ``ValueError`` unless ``value`` has the shape ``shape``."""
     if np.shape(value) != shape:
         raise ValueError(f"{name}: got shape {np.shape(value)}, must be {shape}")
@@ -26,7 +27,7 @@ def check_known(name: str, *values: Any) -> None:
         raise ValueError(f"{name}: got a traced value, must be known numbers")
 
 
-def check_rows(name: str, values: Any, axes: str) -> np.ndarray:
+def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "n C"]:
     """Checks an array with one row per example and returns it as float64.
 
     Args:
@@ -120,7 +121,9 @@ def check_partition(partition: Partition, n: int, *, exact: bool = False, occupi
     return found
 
 
-def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+def check_cohorts(
+    cohorts: Cohort, sizes: Int[np.ndarray, "N"], num_models: int | None
+) -> tuple[Int[np.ndarray, "R S"], Int[np.ndarray, "R S"], int]:
     """Checks cohorts and returns client and model of every slot [R, S] and the number of models.
 
     Empty slots (weight 0) may contain any number; they are returned as client 0 and model 0.
@@ -155,7 +158,7 @@ def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) ->
     return client, model, num_models
 
 
-def present_slots(cohorts: Cohort) -> np.ndarray:
+def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
     """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced."""
     if not is_concrete(cohorts.weight):
         return np.ones(np.shape(cohorts.weight), bool)
@@ -168,7 +171,7 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
     return weight > 0
 
 
-def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
+def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"]:
     """Checks the local steps and returns them for every client, [N] int64."""
     steps = np.asarray(local_steps)
     if steps.shape not in ((), (num_clients,)):
@@ -180,7 +183,7 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
     return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
 
 
-def check_rate(name: str, rate: Any, num_rounds: int) -> None:
+def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
     """Raises ``ValueError`` unless a learning rate is finite and above 0; a rate of one round may also be 0.
 
     Args:
@@ -193,7 +196,7 @@ def check_rate(name: str, rate: Any, num_rounds: int) -> None:
         raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")
 
 
-def check_shares(name: str, share: Any, num_rounds: int) -> None:
+def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
     """Raises ``ValueError`` unless a share, a number or one per round, is from 0 to 1 or traced."""
     value = _each_round(name, share, num_rounds)
     if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
@@ -209,7 +212,7 @@ def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
     return value
 
 
-def check_semidefinite(ntk_train: np.ndarray) -> None:
+def check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
     """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain.
 
     Of more than ``MOST_CHECKED`` rows, ``MOST_CHECKED`` evenly spaced rows and columns are checked.
@@ -222,7 +225,7 @@ def check_semidefinite(ntk_train: np.ndarray) -> None:
         raise ValueError(f"ntk_train: got a smallest eigenvalue of {least:.3g}, must be positive semidefinite")
 
 
-def check_own_blocks(smallest: np.ndarray, largest: np.ndarray) -> None:
+def check_own_blocks(smallest: Float64[np.ndarray, "N"], largest: Float64[np.ndarray, "N"]) -> None:
     """Raises ``ValueError`` if a client's block of Theta has an eigenvalue more negative than rounding can explain.
 
     Args:

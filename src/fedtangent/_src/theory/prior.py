@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from fedtangent._src import checks
 from fedtangent._src.checks import whole
 from fedtangent._src.kernels.gram import KernelBlocks, jittered_cholesky
 from fedtangent._src.theory.checks import check_shape
+from fedtangent._src.types import AnyArray, Array
 
 
 class CovarianceTerms(NamedTuple):
     """Terms of Theorem 2's covariance at m points, ``prior + propagated - cross``; each is [m, m], float64."""
 
-    prior: Any  # K(x, x)
-    propagated: Any  # B K(X, X) B'
-    cross: Any  # B K(X, x) + K(x, X) B', the theorem's last two terms
+    prior: Float[AnyArray, "m m"]  # K(x, x)
+    propagated: Float[AnyArray, "m m"]  # B K(X, X) B'
+    cross: Float[AnyArray, "m m"]  # B K(X, x) + K(x, X) B', the theorem's last two terms
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Float[AnyArray, "m m"]:
         """Covariance, the sum of the terms, made exactly symmetric."""
         covariance = self.prior + self.propagated - self.cross
         return 0.5 * (covariance + covariance.T)
@@ -33,7 +35,7 @@ def prior_blocks(kernels: KernelBlocks) -> tuple[Any, Any, Any]:
     return kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
 
 
-def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
+def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64[np.ndarray, "points count"]:
     """Draws ``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
 
     If mean and covariance have no closed form, as for a run by the cross entropy, they can be estimated as averages of
@@ -55,7 +57,9 @@ def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> np.ndar
     return np.asarray(np.tril(jittered_cholesky(whole_prior, 1e-8).lower) @ drawn)
 
 
-def covariance_terms(kernels: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
+def covariance_terms(
+    kernels: KernelBlocks, b: Float[AnyArray, "m n"], gamma: float | Float[Array, ""] = 1.0
+) -> CovarianceTerms:
     """Computes the covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
 
     With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021). With

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
@@ -26,15 +27,16 @@ from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.models.linearised import first_order, linearised
 from fedtangent._src.theory import Flow
-from fedtangent._src.types import Algorithm, Array, FederatedData, Key, Model, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Model, PyTree
 
 MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
 
 
+@runtime_checkable
 class LinearisedPaths(Protocol):
     """A function that trains the linearisations of K networks."""
 
-    def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
+    def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> Float[np.ndarray, "r K m C"]:
         """Returns outputs [r, K, m, C] along a run.
 
         Args:
@@ -44,7 +46,11 @@ class LinearisedPaths(Protocol):
 
 
 def linearised_paths(
-    algorithm_of: Callable[[Model], Algorithm], model: Model, data: FederatedData, x: Array, rounds: Sequence[int]
+    algorithm_of: Callable[[Model], Algorithm],
+    model: Model,
+    data: FederatedData,
+    x: Shaped[AnyArray, "m ..."],
+    rounds: Sequence[int],
 ) -> LinearisedPaths:
     """Builds a function that trains the linearisations of K networks and returns their outputs along the run.
 
@@ -77,7 +83,7 @@ def linearised_paths(
         outputs_at: Array = evaluated_rounds(algorithm, engine, outputs, lengths, start, data)
         return outputs_at
 
-    def paths(seed: Key | int, init: Key | PyTree | None = None) -> np.ndarray:
+    def paths(seed: Key | int, init: Key | PyTree | None = None) -> Float[np.ndarray, "r K m C"]:
         key = jax.random.key(seed) if isinstance(seed, int) else seed
         starts = params(of_network.init(key, num_clients, init))
         each = [
@@ -89,7 +95,7 @@ def linearised_paths(
     return paths
 
 
-def check_linearisable(model: Model, x: Array) -> None:
+def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."]) -> None:
     """Raises ``ValueError`` for a model that has no forward-mode derivatives (``jax.jvp``).
 
     Args:
@@ -116,7 +122,7 @@ class LazinessDiagnostics:
 
     algorithm: Algorithm
     data: FederatedData
-    x: Array  # [m, ...] where distances are measured
+    x: Shaped[Array, "m ..."]  # where distances are measured
     rounds: tuple[int, ...]
     kernels: KernelDiagnostics
     paths: LinearisedPaths
@@ -144,7 +150,9 @@ class LazinessDiagnostics:
         return parts(network - start, linear[at], None if infinite is None else infinite[at])
 
     @functools.cached_property
-    def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def predictions(
+        self,
+    ) -> tuple[Float[np.ndarray, "K m C"], Float[np.ndarray, "r K m C"], Float[np.ndarray, "r K m C"] | None]:
         """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
         The first prediction trains linearised networks; the second is the flow of infinite width (None without a
@@ -207,7 +215,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     return LazinessDiagnostics(algorithm, built.data, x, rounds, kernels, paths, limit, why, run.seed)
 
 
-def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
+def _limit(built: Built, x: Shaped[Array, "m ..."]) -> Callable[[int], Flow]:
     """Returns a function that builds the flow of infinite width for a seed; raises ``ValueError`` without a limit."""
     run, examples, model = built.description.run, len(built.data.x), in_float64(built.model)
     if examples > MOST_EXAMPLES:

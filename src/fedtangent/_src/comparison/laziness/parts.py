@@ -12,12 +12,14 @@ network by then, ``|g_r - f_0|``: one scale for all parts.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src.checks import real_array
 from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.types import ArrayLike
 
 METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts, and the kernel's drift beside them
 
@@ -25,12 +27,14 @@ METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts,
 class Parts(NamedTuple):
     """A network's relative distance from its prediction and the two parts of it (see the module), [...]."""
 
-    feature_learning: np.ndarray  # distance of the network from its linearisation
-    initial_kernel: np.ndarray | None = None  # of the linearisation from infinite width; None: no prediction
-    total: np.ndarray | None = None  # of the network from infinite width
+    feature_learning: Float[np.ndarray, "..."]  # distance of the network from its linearisation
+    initial_kernel: Float[np.ndarray, "..."] | None = (
+        None  # of the linearisation from infinite width; None: no prediction
+    )
+    total: Float[np.ndarray, "..."] | None = None  # of the network from infinite width
 
 
-def parts(network: Any, linear: Any, infinite: Any = None) -> Parts:
+def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = None) -> Parts:
     """Splits the distance of ``network`` from ``infinite`` into its parts.
 
     Each argument is a movement ``f_r - f_0`` from the common start. If nothing has moved, all parts are 0; parts of

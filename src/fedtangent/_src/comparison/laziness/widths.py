@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Num
 
 from fedtangent._src import pytrees
 from fedtangent._src.comparison import exact
@@ -20,9 +21,9 @@ class Laziness(NamedTuple):
 
     width: int
     parts: Parts  # each [r, K, e]
-    drift: np.ndarray  # [r, K, e], see ``WatchedNetworks``
+    drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
 
-    def curves(self) -> dict[str, np.ndarray]:
+    def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
         """Returns the values of ``METRICS`` by name, each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
@@ -37,7 +38,7 @@ def watched_draws(setting: Setting) -> int:
     return 1 if setting.num_models > 1 else 2
 
 
-def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
+def split(theory: Predicted, seen: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
     """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
 
     The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
@@ -59,7 +60,9 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
     return Laziness(seen.width, parts(*moved), seen.watched.drift)
 
 
-def at_points(problem: Problem, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+def at_points(
+    problem: Problem, train: Num[np.ndarray, "*axes n C"], test: Num[np.ndarray, "*axes m C"]
+) -> Num[np.ndarray, "*axes p C"]:
     """Joins outputs at all training examples and at some test examples (``exact.some_points``).
 
     Args:
@@ -70,7 +73,9 @@ def at_points(problem: Problem, train: np.ndarray, test: np.ndarray) -> np.ndarr
     return np.concatenate([train, test[..., exact.some_points(problem), :]], axis=-2)
 
 
-def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.ndarray, k: int) -> np.ndarray:
+def linearised_flow(
+    theory: Predicted, model: Model, params: PyTree, start: Float[np.ndarray, "p C"], k: int
+) -> Float[np.ndarray, "r p C"]:
     """Computes the path of one network, linearised at its initial weights, at the points of ``at_points``.
 
     Args:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from fedtangent._src import checks
 from fedtangent._src.data.partition.drawn import ClientsOptions, assemble, checked_clients, generator, of_labels
 from fedtangent._src.entries import Entry
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 
-def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:
+def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
     """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
 
     The ``num_clients * shards_per_client`` shards have equal sizes to within one. If classes differ in size, a shard
@@ -42,7 +42,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     return assemble([np.concatenate([pieces[s] for s in row]) for row in deal])
 
 
-def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -> Partition:
+def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
     """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
 
     The ``num_clients * classes_per_client`` slots are divided equally among the classes present (to within one); a
@@ -83,7 +83,9 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
     return assemble([np.concatenate(p) for p in parts])
 
 
-def _deal_classes(rng: np.random.Generator, slots: np.ndarray, num_clients: int, per_client: int) -> list[list[int]]:
+def _deal_classes(
+    rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
+) -> list[list[int]]:
     """Deals classes to clients: ``slots[c]`` clients for class c, and ``per_client`` different classes for each client.
 
     Always possible: no class has more slots left than clients remain, since the next client takes every class that has
@@ -102,7 +104,7 @@ def _deal_classes(rng: np.random.Generator, slots: np.ndarray, num_clients: int,
     return holders
 
 
-def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
+def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
     """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
 
     With C classes in ascending order, the main class of client i is number ``i mod C``. All clients hold equally many
@@ -131,7 +133,7 @@ def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -
     return assemble([np.concatenate([piece[i] for piece in pieces]) for i in range(num_clients)])
 
 
-def _majority_counts(pool: np.ndarray, num_clients: int, share: float) -> np.ndarray:
+def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
     """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients.
 
     Args:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedtangent._src import checks
 from fedtangent._src.data.dataset import Dataset
@@ -48,14 +49,14 @@ def checked_clients(num_clients: int, num_examples: int) -> int:
     return checks.whole("num_clients", num_clients, 1, num_examples)
 
 
-def assemble(parts: Sequence[np.ndarray]) -> Partition:
+def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
     """Builds the partition from each client's indices, which it sorts."""
     sizes = [len(p) for p in parts]
     indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)
     return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
-def apportion(total: int, shares: np.ndarray) -> np.ndarray:
+def apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     """Divides ``total`` into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)

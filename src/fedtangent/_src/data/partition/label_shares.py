@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedtangent._src import checks
 from fedtangent._src.data.partition.drawn import (
@@ -18,13 +18,13 @@ from fedtangent._src.data.partition.drawn import (
     of_labels,
 )
 from fedtangent._src.entries import Entry
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 METHODS = ("per_client", "hsu", "per_class")
 
 
 def dirichlet(
-    labels: Any,
+    labels: ArrayLike,
     num_clients: int,
     alpha: float,
     seed: int,
@@ -79,8 +79,8 @@ def dirichlet(
 
 
 def _split_clients(
-    rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, concentration: np.ndarray
-) -> list[np.ndarray]:
+    rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, concentration: Float[np.ndarray, "C"]
+) -> list[Int[np.ndarray, "_"]]:
     """Fills clients of equal size in random order: each draws its label shares and then its examples."""
     num_examples = sum(len(p) for p in pools)
     base, extra = divmod(num_examples, num_clients)
@@ -93,7 +93,9 @@ def _split_clients(
     return parts
 
 
-def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _draw_counts(
+    rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
+) -> Int[np.ndarray, "C"]:
     """Draws the number of a client's examples of each class, [C]: ``size`` draws from ``shares``, without replacement.
 
     The law is the same as when labels are drawn one at a time and ``shares`` is renormalised when a class is used up:
@@ -111,8 +113,8 @@ def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: 
 
 
 def _split_classes(
-    rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, alpha: float
-) -> list[np.ndarray]:
+    rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
+) -> list[Int[np.ndarray, "_"]]:
     """Divides each class among all clients in its own Dirichlet shares."""
     pieces = []
     for pool in pools:
@@ -121,7 +123,9 @@ def _split_classes(
     return [np.concatenate(own) for own in zip(*pieces, strict=True)]
 
 
-def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_client_size: int) -> list[np.ndarray]:
+def _fill_up(
+    rng: np.random.Generator, parts: list[Int[np.ndarray, "_"]], min_client_size: int
+) -> list[Int[np.ndarray, "_"]]:
     """Moves random examples, one at a time, from the largest client to the smallest until all have enough."""
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
     while sizes.min() < min_client_size:

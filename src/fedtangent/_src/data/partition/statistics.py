@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src import checks
 from fedtangent._src.data.partition.given import validate
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
@@ -16,12 +17,12 @@ MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 class Heterogeneity(NamedTuple):
     """Heterogeneity of the clients of a partition; means are over clients that hold examples."""
 
-    label_distribution: np.ndarray  # [N, C] float64, share of each class among a client's examples (0 if it has none)
+    label_distribution: Float64[np.ndarray, "N C"]  # share of each class among a client's examples (0 if it has none)
     total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|
     commonest_share: float  # mean over clients of the share of the client's commonest label
 
 
-def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
+def heterogeneity(partition: Partition, labels: ArrayLike) -> Heterogeneity:
     """Computes statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
 
     Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that the

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
 from fedtangent._src import data, models
 from fedtangent._src.data import partition
@@ -38,7 +39,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.measures.uncertainty import Reliability
 from fedtangent._src.optimizers import at_rate, staircase_decay
 from fedtangent._src.output.run_plots import curves, reliability_diagram
-from fedtangent._src.types import Algorithm, Array, Model
+from fedtangent._src.types import Algorithm, AnyArray, Array, Model
 
 BASELINE, METHOD = "fed_avg", "fed_ensemble"
 NAMES = {BASELINE: "FedAvg", METHOD: "Fed-ensemble"}
@@ -136,7 +137,7 @@ def both_methods(s: Any, trial: Trial, model: Model, make: Any = None, **given: 
     }
 
 
-def network(s: Any, x: Array, outputs: int) -> Model:
+def network(s: Any, x: Shaped[AnyArray, "n ..."], outputs: int) -> Model:
     """Builds the network that ``s.model`` names, for the square images [n, pixels] of ``x``."""
     size = math.prod(x.shape[1:])
     if s.model == "mlp":

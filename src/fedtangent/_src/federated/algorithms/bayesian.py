@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Shaped
 
 from fedtangent._src.checks import choice, instance, whole
 from fedtangent._src.federated.aggregate import Stacked, stack
@@ -34,7 +35,18 @@ from fedtangent._src.federated.compose import Parts, State, sequentially
 from fedtangent._src.federated.local import Work
 from fedtangent._src.losses import Loss, targets_of
 from fedtangent._src.optimizers import Optimizer, Rate
-from fedtangent._src.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
+from fedtangent._src.types import (
+    Algorithm,
+    AnyArray,
+    Array,
+    Key,
+    Model,
+    Prediction,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
 
 DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
 SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
@@ -73,7 +85,7 @@ class EnsembleOfClients:
 class DistilledEnsemble(EnsembleOfClients):
     """The ensemble that is drawn from the clients' models, and the student that learns from it at the server."""
 
-    server_data: Array | None = None
+    server_data: Shaped[AnyArray, "m ..."] | None = None
     """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""
     distillation: Distillation | None = None
     """Rates, steps and cycles of the student (default: FedBE's, in proportion to ``server_data``)."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
+from jaxtyping import Num, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import choice
@@ -37,7 +38,7 @@ from fedtangent._src.federated.wire.channel import named_channel
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import largest_sample
 from fedtangent._src.optimizers import Rate, at_rate, staircase_decay
-from fedtangent._src.types import Algorithm, Array, Model, Partition, Recipe, Schedule
+from fedtangent._src.types import Algorithm, AnyArray, Model, Partition, Recipe, Schedule
 
 MOMENTUM = 0.9
 OPTIMIZERS = {
@@ -64,9 +65,9 @@ class Supplied(NamedTuple):
     model: Model
     schedule: Schedule
     seed: int = 0
-    server_data: Array | None = None
+    server_data: Shaped[AnyArray, "m ..."] | None = None
     shared: np.ndarray | None = None
-    validation: tuple[Array, Array] | None = None
+    validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
     clients: Partition | None = None
     expected_clients: float | None = None
 

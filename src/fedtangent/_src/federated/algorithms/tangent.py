@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Num, Shaped
 
 from fedtangent._src.checks import instance, whole
 from fedtangent._src.federated.aggregate import stack
@@ -18,7 +19,16 @@ from fedtangent._src.federated.wire.channel import jacobians
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import subsampled
 from fedtangent._src.optimizers import Rate, check_rate
-from fedtangent._src.types import Accept, Algorithm, Array, Composition, FederatedData, Model, Schedule, Training
+from fedtangent._src.types import (
+    Accept,
+    Algorithm,
+    AnyArray,
+    Composition,
+    FederatedData,
+    Model,
+    Schedule,
+    Training,
+)
 
 EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
 
@@ -27,7 +37,7 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 class Pooling:
     """The sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
 
-    validation: tuple[Array, Array] | None = None
+    validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
     """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
     pool_size: int | None = None
     """The most examples that one model pools in a round, which is the size of the kernel (default: no bound).

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Num, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of
@@ -29,7 +30,7 @@ from fedtangent._src.federated.ntk_fl.tangent import (
     pool_examples,
     signs,
 )
-from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK, REFUSED, Array, Model, PyTree
+from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK, REFUSED, AnyArray, Array, Model, PyTree
 
 LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
 PROBES = 16
@@ -42,7 +43,7 @@ def ntk_evolve(
     examples: Examples,
     learning_rate: Array | float,
     evolution: Evolution,
-    validation: tuple[Array, Array] | None = None,
+    validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None,
 ) -> tuple[PyTree, dict[str, Array]]:
     """Computes one round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
 

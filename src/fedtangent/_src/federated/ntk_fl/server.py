@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Num, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
@@ -18,7 +19,7 @@ from fedtangent._src.federated.ntk_fl.options import Evolution, held_out
 from fedtangent._src.federated.ntk_fl.tangent import Examples
 from fedtangent._src.federated.wire.shuffler import permuted
 from fedtangent._src.optimizers import Rate, rate_at
-from fedtangent._src.types import Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
+from fedtangent._src.types import AnyArray, Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
 
 
 def send_examples() -> Local:
@@ -39,7 +40,7 @@ def ntk_server(
     learning_rate: Rate,
     evolution: Evolution,
     *,
-    validation: tuple[Array, Array] | None = None,
+    validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None,
     pool_size: int | None = None,
     shuffle: bool = False,
 ) -> Server:

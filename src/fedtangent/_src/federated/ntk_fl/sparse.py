@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from fedtangent._src.checks import dtype as checked_dtype
 from fedtangent._src.checks import whole
@@ -98,9 +99,11 @@ class Keep(NamedTuple):
 
 
 class _DensePart(NamedTuple):
-    inputs: Array  # [n, U], scaled
-    signals: Array | None  # [n, C, V]; None at the last layer: the identity
-    bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, alike for each output; None without biases
+    inputs: Float[Array, "n U"]  # scaled
+    signals: Float[Array, "n C V"] | None  # None at the last layer: the identity
+    bias: (
+        Float[Array, "n *CV"] | None
+    )  # scaled signals [n, C, V]; [n, 1] at the last layer, alike for each output; None without biases
 
 
 def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
@@ -198,7 +201,7 @@ class _Hidden(NamedTuple):
         return found.transpose(1, 0, 2).reshape((self.inputs.shape[1], -1))[:, : self.units]
 
 
-def _wide(values: Array) -> Array:
+def _wide(values: Float[Array, "..."] | None) -> Any:
     """Returns ``values`` in float64; None stays None."""
     return values if values is None else values.astype(jnp.float64)
 
@@ -212,7 +215,7 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
     for layer, h, d in zip(structure.layers, inputs, [*signals, None], strict=True):
         weight_scale = real * layer.weight_scale if d is None else layer.weight_scale
         bias = None if layer.bias_scale is None else layer.bias_scale * (real if d is None else d)
-        found.append(_DensePart(weight_scale * h, d, bias))
+        found.append(_DensePart(jnp.asarray(weight_scale * h), d, bias))
     return found
 
 

@@ -12,13 +12,15 @@ and, applied to its inverse, the least.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 from scipy.sparse.linalg import LinearOperator, cg, eigsh
 
 from fedtangent._src.checks import finite, real_array
 from fedtangent._src.theory import checks
+from fedtangent._src.types import ArrayLike
 
 SMALL = 300  # numbers of a residual up to which the spectrum is that of the dense matrix
 TOLERANCE = 1e-12  # relative, of a solution's residual
@@ -28,13 +30,13 @@ MOST_STEPS = 10_000
 class Products(NamedTuple):
     """Products of a network's layers at n inputs, float64."""
 
-    below: tuple[np.ndarray, ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
-    above: tuple[np.ndarray, ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
+    below: tuple[Float64[np.ndarray, "n _"], ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
+    above: tuple[Float64[np.ndarray, "C _"], ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
     scale: float  # (m^(L-1) C)^(-1/2)
-    outputs: np.ndarray  # [n, C]
+    outputs: Float64[np.ndarray, "n C"]
 
 
-def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.ndarray, ...]:
+def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> tuple[Float64[np.ndarray, "_ _"], ...]:
     """Checks weights ``W^1 .. W^L`` and returns them as float64, [fan_out, fan_in] each.
 
     Args:
@@ -59,7 +61,7 @@ def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.
     return layers
 
 
-def products(weights: Sequence[Any], x: Any) -> Products:
+def products(weights: Sequence[ArrayLike], x: ArrayLike) -> Products:
     """Computes a network's products of layers and its outputs (eq. 5) at inputs x.
 
     Args:
@@ -82,7 +84,7 @@ def products(weights: Sequence[Any], x: Any) -> Products:
     return Products(tuple(below), tuple(above[::-1]), scale, scale * below[-1] @ layers[-1].T)
 
 
-def applied(of: Products, residuals: Any, local: Products | None = None) -> np.ndarray:
+def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -> Float64[np.ndarray, "n C"]:
     """Applies the operator of eq. (15) to residuals: [n, C].
 
     Args:
@@ -99,7 +101,7 @@ def applied(of: Products, residuals: Any, local: Products | None = None) -> np.n
     return of.scale * own.scale * found
 
 
-def dense(of: Products, local: Products | None = None) -> np.ndarray:
+def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "nC n_cC"]:
     """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems."""
     own = of if local is None else local
     total = sum(
@@ -109,7 +111,7 @@ def dense(of: Products, local: Products | None = None) -> np.ndarray:
     return np.asarray(of.scale * own.scale * total)
 
 
-def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
+def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
     """Computes the least and the largest eigenvalue of eq. (14) on the range of X.
 
     The least is 0 for networks that are narrower than both ends of their map, because they reach only matrices of lower
@@ -159,7 +161,7 @@ def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
     return float(least[0]), float(largest[0])
 
 
-def in_row_space(x: np.ndarray) -> np.ndarray:
+def in_row_space(x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "r d"]:
     """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``, the examples of a problem of full rank.
 
     A residual in the range of X has r rows in the basis U. Raises ``ValueError`` if X is 0.

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.deep_linear.gram import Products, applied, layers_of, products
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
 
@@ -24,8 +25,8 @@ Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
 class FullBatchWork(NamedTuple):
     """Work of all clients in a round; built by ``full_batch_work``."""
 
-    x: np.ndarray  # [n, d]
-    y: np.ndarray  # [n, C]
+    x: Float64[np.ndarray, "n d"]
+    y: Float64[np.ndarray, "n C"]
     partition: Partition
     learning_rate: float  # eta, of 1/2 |f(X_c) - Y_c|^2
     local_steps: int  # K
@@ -35,13 +36,15 @@ class FullBatchWork(NamedTuple):
         """Number of clients N."""
         return self.partition.num_clients
 
-    def of_client(self, c: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_client(self, c: int) -> tuple[Float64[np.ndarray, "n_c d"], Float64[np.ndarray, "n_c C"]]:
         """Returns inputs X_c and targets Y_c of client c."""
         rows = self.partition.client(c)
         return self.x[rows], self.y[rows]
 
 
-def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
+def full_batch_work(
+    x: ArrayLike, y: ArrayLike, partition: Partition, learning_rate: float, local_steps: int
+) -> FullBatchWork:
     """Builds the clients' work in a round.
 
     Args:
@@ -65,7 +68,7 @@ def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, 
     return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
 
 
-def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
+def fitting(weights: Weights, work: FullBatchWork) -> tuple[Float64[np.ndarray, "_ _"], ...]:
     """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them."""
     layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
     if len(layers[-1]) != outputs:
@@ -73,7 +76,7 @@ def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
     return layers
 
 
-def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
+def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Float64[np.ndarray, "_ _"]]:
     """Computes the gradients of the sum of squares by every layer's weights (eq. 6), for residuals [n, C]."""
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
 
@@ -82,11 +85,17 @@ class LocalPath(NamedTuple):
     """Local steps of one client."""
 
     before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
-    residuals: tuple[np.ndarray, ...]  # xi_{k,c}, [n_c, C] each
-    weights: tuple[np.ndarray, ...]  # after the last step
+    residuals: tuple[Float64[np.ndarray, "n_c C"], ...]  # xi_{k,c}, [n_c, C] each
+    weights: tuple[Float64[np.ndarray, "_ _"], ...]  # after the last step
 
 
-def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
+def local_path(
+    weights: Weights,
+    x: Float64[np.ndarray, "n_c d"],
+    y: Float64[np.ndarray, "n_c C"],
+    learning_rate: float,
+    local_steps: int,
+) -> LocalPath:
     """Computes ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2`` (eq. 7).
 
     Args:
@@ -117,7 +126,7 @@ def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
     return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
 
 
-def averaged(paths: Sequence[LocalPath]) -> list[np.ndarray]:
+def averaged(paths: Sequence[LocalPath]) -> list[Float64[np.ndarray, "_ _"]]:
     """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8)."""
     return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
 
@@ -125,13 +134,13 @@ def averaged(paths: Sequence[LocalPath]) -> list[np.ndarray]:
 class ResidualTerms(NamedTuple):
     """Terms of eq. (17): the server's residual after a round is the sum of these four, [n, C] each."""
 
-    first: np.ndarray  # (I - eta K/N P(0)) xi: the linear model's
-    second: np.ndarray  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
-    third: np.ndarray  # -eta/N sum_k P(0) (U_k - U): clients have drifted
-    fourth: np.ndarray  # s E(t) X: products of several layers' changes
+    first: Float64[np.ndarray, "n C"]  # (I - eta K/N P(0)) xi: the linear model's
+    second: Float64[np.ndarray, "n C"]  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
+    third: Float64[np.ndarray, "n C"]  # -eta/N sum_k P(0) (U_k - U): clients have drifted
+    fourth: Float64[np.ndarray, "n C"]  # s E(t) X: products of several layers' changes
 
     @property
-    def total(self) -> np.ndarray:
+    def total(self) -> Float64[np.ndarray, "n C"]:
         """Residual after the round."""
         return self.first + self.second + self.third + self.fourth
 
@@ -167,7 +176,9 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
     )
 
 
-def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarray) -> np.ndarray:
+def _higher_orders(
+    now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
+) -> Float64[np.ndarray, "n C"]:
     """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more.
 
     Entry o of ``orders`` is the sum of all products of the layers so far that contain o changes.
@@ -179,7 +190,7 @@ def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarra
     return np.asarray(now.scale * sum(orders[2:], np.zeros_like(now.outputs)))
 
 
-def balancedness(weights: Weights) -> list[np.ndarray]:
+def balancedness(weights: Weights) -> list[Float64[np.ndarray, "_ _"]]:
     """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
     One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 from scipy.linalg import eigh
 
 from fedtangent._src.checks import instance, number, whole
@@ -99,8 +100,8 @@ class DeepLinearTheorem:
 
     constants: DeepLinearConstants
     assumptions: tuple[Assumption, ...]
-    initial: tuple[np.ndarray, ...]  # W^i(0)
-    reduced: np.ndarray  # [r, d], X on its range
+    initial: tuple[Float64[np.ndarray, "_ _"], ...]  # W^i(0)
+    reduced: Float64[np.ndarray, "r d"]  # X on its range
     linear: LocalRegression  # FedAvg of the limit of infinite width, on the same data
 
     def __repr__(self) -> str:
@@ -173,7 +174,7 @@ class DeepLinearTheorem:
         moved = max(float(np.linalg.norm(w - w0)) for w, w0 in zip(weights, self.initial, strict=True))
         return (*found, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
 
-    def _alike(self, weights: Weights) -> tuple[np.ndarray, ...]:
+    def _alike(self, weights: Weights) -> tuple[Float64[np.ndarray, "_ _"], ...]:
         layers = layers_of(weights)
         shapes, allowed = ([w.shape for w in of] for of in (layers, self.initial))
         if shapes != allowed:
@@ -245,7 +246,7 @@ def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
     )
 
 
-def linear_model(weights: Weights) -> np.ndarray:
+def linear_model(weights: Weights) -> Float64[np.ndarray, "d C"]:
     """Returns the network as one matrix M [d, C]: ``f(x) = M' x``."""
     layers = layers_of(weights)
     return products(layers, np.eye(layers[0].shape[1])).outputs
@@ -266,17 +267,17 @@ def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     return 2 * work.y.shape[1] / (depth * largest) if largest > 0 else math.inf
 
 
-def _norm(matrix: np.ndarray) -> float:
+def _norm(matrix: Float64[np.ndarray, "_ _"]) -> float:
     return float(np.linalg.norm(matrix, 2))
 
 
-def _squared_norm(x: np.ndarray) -> float:
+def _squared_norm(x: Float64[np.ndarray, "_ _"]) -> float:
     """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 
 
-def _tails(weights: Weights) -> list[np.ndarray]:
+def _tails(weights: Weights) -> list[Float64[np.ndarray, "_ _"]]:
     """Returns ``W^{L:i}`` of i = L, .., 2: products of 1, .., L - 1 layers."""
     found: list[np.ndarray] = []
     for w in weights[:0:-1]:
@@ -284,7 +285,7 @@ def _tails(weights: Weights) -> list[np.ndarray]:
     return found
 
 
-def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
+def _heads(weights: Weights, x: Float64[np.ndarray, "n d"]) -> list[Float64[np.ndarray, "_ _"]]:
     """Returns ``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
     found = [np.asarray(x)]
     for w in weights[:-1]:
@@ -292,7 +293,7 @@ def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
     return found[1:]
 
 
-def _between(weights: Weights) -> list[tuple[int, np.ndarray]]:
+def _between(weights: Weights) -> list[tuple[int, Float64[np.ndarray, "_ _"]]]:
     """Returns the products ``W^{j:i}`` of 1 < i <= j < L, each with its number of layers."""
     found, inner = [], list(weights[1:-1])
     for i in range(len(inner)):

@@ -16,9 +16,10 @@ the fixed point of Theorem 2 the schedule no longer matters, and only Corollary 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.checks import finite, number, real_array, whole
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
@@ -30,7 +31,7 @@ from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.theory.prior import prior_blocks
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 # Directions of the initial function with less than this share of the largest variance are rounding errors.
 NEGLIGIBLE = 1e-13
@@ -59,21 +60,25 @@ class Decomposition(NamedTuple):
 class EnsembleLaw(NamedTuple):
     """Mean and variance of the average of K models after a round, given the schedule."""
 
-    mean: np.ndarray  # [m, C]
-    variance: np.ndarray  # [m], or [m, C] if outputs differ: sum_k k_k(x, x) / K^2
+    mean: Float64[np.ndarray, "m C"]
+    variance: (
+        Float64[np.ndarray, "m"] | Float64[np.ndarray, "m C"]
+    )  # or [m, C] if outputs differ: sum_k k_k(x, x) / K^2
 
 
 class Corollary1(NamedTuple):
     """Right-hand side of Corollary 1, and its exact left-hand side at a finite round, at m test points."""
 
-    mean: np.ndarray | None  # [m, C], m(x) of Theorem 2; None if Theta has no inverse in float64
-    limit: np.ndarray | None  # [m], k(x, x) / K
-    at_round: np.ndarray | None  # [m, C], E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
-    variance: np.ndarray | None  # [m] or [m, C], variance at the round, known even without a limit
+    mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
+    limit: Float64[np.ndarray, "m"] | None  # k(x, x) / K
+    at_round: Float64[np.ndarray, "m C"] | None  # E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
+    variance: (
+        Float64[np.ndarray, "m"] | Float64[np.ndarray, "m C"] | None
+    )  # or [m, C], variance at the round, known even without a limit
     assumptions: tuple[Assumption, ...]
 
 
-def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Decomposition:
+def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float = 0.0) -> Decomposition:
     """Estimates the decomposition from repeated runs, without bias and with jackknife standard errors.
 
     The squared bias is corrected for the sampling variance of the mean, so its estimate may be below 0. The jackknife
@@ -115,7 +120,7 @@ def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
 @in_float64
 def ensemble_laws(
     kernels: KernelBlocks,
-    y_train: Any,
+    y_train: ArrayLike,
     partition: Partition,
     cohorts: Sequence[Cohort],
     rule: Rule,
@@ -163,7 +168,7 @@ def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
     return Cohort(client, model, weight)  # type: ignore[arg-type]
 
 
-def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: float = 0.0) -> Decomposition:
+def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_variance: float = 0.0) -> Decomposition:
     """Computes the decomposition in closed form, for one schedule or on average over several drawn schedules.
 
     Args:
@@ -187,7 +192,7 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: f
 
 def corollary_1(
     kernels: KernelBlocks,
-    y_train: Any,
+    y_train: ArrayLike,
     num_models: int,
     flow: Flow | None = None,
     r: int | None = None,
@@ -232,7 +237,13 @@ def corollary_1(
     return Corollary1(mean, shares, distance, law.variance, tuple(looked))
 
 
-def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.ndarray, noise: float) -> Decomposition:
+def _combined(
+    means: Float64[np.ndarray, "S m C"],
+    within: Float64[np.ndarray, "S"],
+    share: float,
+    expected: Float64[np.ndarray, "m C"],
+    noise: float,
+) -> Decomposition:
     """Computes the terms from means [S, m, C] and inner variances [S] of S groups.
 
     The variance of a group's mean includes ``share`` of its inner variance.
@@ -259,7 +270,7 @@ def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.
     return np.sqrt((count - 1) * left_out.var(axis=0))
 
 
-def _factor(kernels: KernelBlocks) -> np.ndarray:
+def _factor(kernels: KernelBlocks) -> Float64[np.ndarray, "points q"]:
     """Computes ``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
     train, cross, test = prior_blocks(kernels)
     eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))

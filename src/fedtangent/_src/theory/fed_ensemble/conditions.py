@@ -6,15 +6,16 @@ proof uses without naming them. An age is a number of rounds in which every clie
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import real_array, symmetric, whole
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption
 from fedtangent._src.theory.flow.rules import Rule, check_fed_avg
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm is the root of a quadratic form
 
@@ -24,12 +25,12 @@ class AgePlan(NamedTuple):
 
     rounds_per_age: int
     num_models: int
-    examples: np.ndarray  # [R, K] float64, examples of the clients that train a model in a round
-    visits: np.ndarray  # [A, K, N] int64, how often a client trains a model in an age
-    weight_error: np.ndarray  # [R, K] largest |p_i - n_i / sum n_i| over the clients of a model in a round
-    steps: np.ndarray  # [N] local steps
-    rates: np.ndarray  # [R] step sizes
-    trains: np.ndarray  # [N] bool, whether the client trains in any round
+    examples: Float64[np.ndarray, "R K"]  # examples of the clients that train a model in a round
+    visits: Int[np.ndarray, "A K N"]  # how often a client trains a model in an age
+    weight_error: Float64[np.ndarray, "R K"]  # largest |p_i - n_i / sum n_i| over the clients of a model in a round
+    steps: Int[np.ndarray, "N"]  # local steps
+    rates: Float64[np.ndarray, "R"]  # step sizes
+    trains: Bool[np.ndarray, "N"]  # whether the client trains in any round
 
     @property
     def num_ages(self) -> int:
@@ -37,7 +38,7 @@ class AgePlan(NamedTuple):
         return len(self.visits)
 
     @property
-    def least_progress(self) -> np.ndarray:
+    def least_progress(self) -> Float64[np.ndarray, "A"]:
         """Least ``eta tau`` of any client and round in each age, [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
@@ -99,15 +100,15 @@ def age_plan(
 class Theorem1Data(NamedTuple):
     """Data of a run that the assumptions are measured on."""
 
-    theta: np.ndarray  # [n, n]
-    eigenvalues: np.ndarray  # [n] of theta, rising
-    vectors: np.ndarray  # [n, n], columns
-    residual: np.ndarray  # [K, n, C], initial
-    y: np.ndarray  # [n, C]
+    theta: Float64[np.ndarray, "n n"]
+    eigenvalues: Float64[np.ndarray, "n"]  # of theta, rising
+    vectors: Float64[np.ndarray, "n n"]  # columns
+    residual: Float64[np.ndarray, "K n C"]  # initial
+    y: Float64[np.ndarray, "n C"]
     partition: Partition
     plan: AgePlan
-    x: Any = None  # [n, ...]
-    initial_kernel: Any = None  # [n, n]
+    x: ArrayLike | None = None
+    initial_kernel: ArrayLike | None = None
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
@@ -158,7 +159,7 @@ def _local_gradient(problem: Theorem1Data, zero: float) -> float:
     return _largest_gradient(problem, left) / start if start > 0 else 0.0
 
 
-def _largest_gradient(problem: Theorem1Data, residual: np.ndarray) -> float:
+def _largest_gradient(problem: Theorem1Data, residual: Float64[np.ndarray, "K n C"]) -> float:
     largest = 0.0
     for i in np.flatnonzero(problem.plan.trains):
         rows = np.asarray(problem.partition.client(int(i)))
@@ -171,7 +172,7 @@ def _largest_gradient(problem: Theorem1Data, residual: np.ndarray) -> float:
 def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
     x = real_array("x_train", problem.x)
     if x.ndim == 0 or len(x) != len(problem.theta):
-        raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must be of {len(problem.theta)} examples")
+        raise ValueError(f"x_train: got shape {x.shape}, must be of {len(problem.theta)} examples")
     x = x.reshape(len(x), -1)
     _, which = np.unique(x, axis=0, return_inverse=True)
     which = which.reshape(-1)

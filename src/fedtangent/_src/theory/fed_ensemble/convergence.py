@@ -34,9 +34,10 @@ argument gives for a measured change of the kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.checks import choice, finite, number, real_array
 from fedtangent._src.kernels.gram import KernelBlocks
@@ -44,7 +45,7 @@ from fedtangent._src.theory import checks
 from fedtangent._src.theory.assumptions import Assumption, failing, report
 from fedtangent._src.theory.fed_ensemble.conditions import AgePlan, Theorem1Data, age_plan, assumptions
 from fedtangent._src.theory.flow.rules import Rule
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 FORMS = ("proof", "equation_18", "informal", "first_order")
 MOVEMENTS = ("summed", "proof", "equation_18")
@@ -57,10 +58,12 @@ class Constants(NamedTuple):
     lambda_max: float
     examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
     least_examples_per_round: float  # the smallest nbar, over rounds in which a model has a client
-    client_norms: np.ndarray  # [N] C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii); 0 for a client that never trains
+    client_norms: Float64[
+        np.ndarray, "N"
+    ]  # C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii); 0 for a client that never trains
     c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
     c2: float  # sum of the C_i
-    r0: np.ndarray  # [K] norm of the initial residual
+    r0: Float64[np.ndarray, "K"]  # norm of the initial residual
     width: float  # l
     kappa_2: float  # eq. (19) at the largest eta_0 tau; inf where it overflows
     kappa_3: float  # at the largest eta_0 tau, as printed
@@ -124,7 +127,7 @@ class Theorem1:
         """Names of the assumptions that do not hold."""
         return failing(self.assumptions)
 
-    def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+    def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages"]:
         """Computes the decrease of the bound's logarithm after each age, [A + 1].
 
         Args:
@@ -138,14 +141,14 @@ class Theorem1:
         steps = factor * smallest * self.plan.least_progress / self.constants.examples_per_round
         return np.concatenate([[0.0], np.cumsum(steps)])
 
-    def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+    def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages K"]:
         """Computes the bound ``R_0 e^{-exponent}`` of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
 
         The arguments are documented at ``exponent``.
         """
         return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
 
-    def movement_bound(self, form: str = "summed", growth: float | None = None) -> np.ndarray:
+    def movement_bound(self, form: str = "summed", growth: float | None = None) -> Float64[np.ndarray, "ages K"]:
         """Computes the bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), line 2.
 
         It is ``R_0 (1 + kappa_2) C_2`` times a factor that depends on ``form``:
@@ -174,16 +177,16 @@ class Theorem1:
 class Networks(NamedTuple):
     """Known properties of the trained networks in addition to their limiting kernel."""
 
-    f0_train: Any = None  # [K, n, C] initial functions at the training points; None: zero, their mean
-    x_train: Any = None  # [n, ...] inputs; if None, their assumptions are left out
-    initial_kernel: Any = None  # [n, n] kernel of a network at its initial weights, to compare with Theta
+    f0_train: ArrayLike | None = None  # initial functions at the training points; None: zero, their mean
+    x_train: ArrayLike | None = None  # inputs; if None, their assumptions are left out
+    initial_kernel: ArrayLike | None = None  # kernel of a network at its initial weights, to compare with Theta
     c1: float = 0.0  # bound of l^-1/2 ||Hessian||, in the papers' parameterisation; 0 for a model linear in its weights
     width: float = 1.0  # l, for the factor l^-1/2 of the movement and beside C_1
 
 
 def theorem_1(
     kernels: KernelBlocks,
-    y_train: Any,
+    y_train: ArrayLike,
     partition: Partition,
     cohorts: Cohort,
     rule: Rule,
@@ -221,11 +224,11 @@ def theorem_1(
 
 
 def _constants(
-    theta: np.ndarray,
-    eigenvalues: np.ndarray,
+    theta: Float64[np.ndarray, "n n"],
+    eigenvalues: Float64[np.ndarray, "n"],
     partition: Partition,
     plan: AgePlan,
-    r0: np.ndarray,
+    r0: Float64[np.ndarray, "K"],
     c1: float,
     width: float,
 ) -> Constants:
@@ -248,7 +251,7 @@ def _constants(
     )
 
 
-def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
+def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) -> float:
     """Computes ``||w_r - w_0||`` of a linear model exactly: the distance that its weights have moved after round r.
 
     The weights move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a
@@ -304,7 +307,9 @@ def linearisation_gap(
     return float(kappa / (1 - q)) if q < 1 else float("inf")
 
 
-def gap_from_drift(progress: Any, drift: float, r0: float, lambda_min: float, examples_per_round: float) -> np.ndarray:
+def gap_from_drift(
+    progress: ArrayLike, drift: float, r0: float, lambda_min: float, examples_per_round: float
+) -> Float64[np.ndarray, "..."]:
     """Computes a first-order bound of ``||g_lin - g||`` from the kernel's movement, ``drift >= ||Theta_s - Theta_0||``.
 
     With ``t = progress / nbar`` in all, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the

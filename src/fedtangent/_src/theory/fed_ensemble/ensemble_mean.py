@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.checks import real_array, whole
-from fedtangent._src.types import Gaussian
+from fedtangent._src.types import ArrayLike, Gaussian
 
 
-def corollary_4_1(limit: Gaussian, num_models: int, epsilon: Any) -> np.ndarray:
+def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float64[np.ndarray, "m"]:
     """Computes the bound of ``P(|1/K sum_k f_k(x) - m(x)| >= epsilon)``, Corollary 4.1 of FE-2021, eq. (5).
 
     The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality from Theorem 4.2; the paper prints

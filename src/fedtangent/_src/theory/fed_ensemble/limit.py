@@ -8,19 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
+from jaxtyping import Float64
 from scipy.linalg import lapack
 
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky, product
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.checks import check_blocks, check_large, check_rows
 from fedtangent._src.theory.prior import covariance_terms
-from fedtangent._src.types import Gaussian
+from fedtangent._src.types import ArrayLike, Gaussian
 
 TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
 
 
 def gp_limit(
-    kernels: KernelBlocks | LargeKernel, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
+    kernels: KernelBlocks | LargeKernel,
+    y_train: ArrayLike,
+    *,
+    max_relative_jitter: float = 1e-10,
+    outputs: str = "shared",
 ) -> Gaussian:
     """Computes mean and covariance of a model trained to convergence, Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021).
 
@@ -67,7 +72,7 @@ def gp_limit(
     return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(blocks, b).total, factor.jitter)
 
 
-def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:
+def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "n C"]:
     """Computes ``Theta^-1 Y`` [n, C] to a relative residual of ``TOLERANCE``."""
     sizes = np.linalg.norm(targets, axis=0)  # each output counts alike, however large it is
     factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)

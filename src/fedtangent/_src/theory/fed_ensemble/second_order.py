@@ -20,30 +20,33 @@ Everything is NumPy float64 on the host, O(n^3) for each round, for kernels that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int
 from scipy.linalg import expm
 
 from fedtangent._src.checks import choice, finite, number, real_array, symmetric, whole
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.flow.rules import DYNAMICS
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 
 class Expansion(NamedTuple):
     """An operator to second order in the step; the error of ``total`` is of third order."""
 
-    first_order: np.ndarray  # [n, n], one exponential
-    second_order: np.ndarray  # [n, n], the lemma's correction, proportional to the step's square
+    first_order: Float64[np.ndarray, "n n"]  # one exponential
+    second_order: Float64[np.ndarray, "n n"]  # the lemma's correction, proportional to the step's square
 
     @property
-    def total(self) -> np.ndarray:
+    def total(self) -> Float64[np.ndarray, "n n"]:
         """Sum of the first- and second-order terms, [n, n]."""
         return self.first_order + self.second_order
 
 
-def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
+def commutator_sum(
+    operators: Sequence[Float64[np.ndarray, "n n"]] | Float64[np.ndarray, "K n n"],
+) -> Float64[np.ndarray, "n n"]:
     """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act, [n, n].
 
     Costs K products instead of K^2: operator i is multiplied with the sum of the operators before it.
@@ -55,7 +58,9 @@ def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def variance(operators: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+def variance(
+    operators: Sequence[Float64[np.ndarray, "n n"]] | Float64[np.ndarray, "K n n"], weights: Sequence[float]
+) -> Float64[np.ndarray, "n n"]:
     """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3, [n, n].
 
     Args:
@@ -69,7 +74,7 @@ def variance(operators: Sequence[np.ndarray], weights: Sequence[float]) -> np.nd
     return square - mean @ mean
 
 
-def exponential_product(operators: Any, step: float) -> Expansion:
+def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     """Computes ``e^{-h A_K} ... e^{-h A_1}`` to second order, from the summed operators (FE-2021, Lemma 9.2, eq. 9).
 
     ``first_order = e^{-h (A_1 + ... + A_K)}`` and ``second_order = h^2/2 sum_{i > j} [A_i, A_j]``, where A_1 acts
@@ -84,7 +89,7 @@ def exponential_product(operators: Any, step: float) -> Expansion:
     return Expansion(expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
 
 
-def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
+def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -> Expansion:
     """Computes ``sum_i p_i e^{-h A_i}`` to second order, from the averaged operator (FE-2021, Lemma 9.3, eq. 10).
 
     ``first_order = e^{-h sum_i p_i A_i}`` and ``second_order = h^2/2 Var(A)``.
@@ -102,7 +107,7 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
     return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
 
 
-def _operators(operators: Any) -> np.ndarray:
+def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
     a = real_array("operators", operators)
     if a.ndim != 3 or a.shape[1] != a.shape[2] or 0 in a.shape:
         raise ValueError(f"operators: got shape {a.shape}, must be [K, n, n] with K, n >= 1")
@@ -113,9 +118,9 @@ def _operators(operators: Any) -> np.ndarray:
 class Age(NamedTuple):
     """Rounds of one age of one model, the first round first, in terms of ``A_i = eta tau_i Pi_i``."""
 
-    means: np.ndarray  # [K, n, n], E[A_l] = sum_i p_i A_i over the round's clients
-    variances: np.ndarray  # [K, n, n], Var[A_l] of Lemma 9.3
-    discreteness: np.ndarray  # [K, n, n], -sum_i p_i A_i^2 / tau_i, zero for gradient flow
+    means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
+    variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3
+    discreteness: Float64[np.ndarray, "K n n"]  # -sum_i p_i A_i^2 / tau_i, zero for gradient flow
 
 
 class Condition15(NamedTuple):
@@ -129,11 +134,11 @@ class Condition15(NamedTuple):
 
 
 def age_operators(
-    theta: Any,
+    theta: ArrayLike,
     partition: Partition,
     cohorts: Cohort,
-    local_steps: Any,
-    learning_rate: Any,
+    local_steps: ArrayLike,
+    learning_rate: ArrayLike,
     *,
     model: int = 0,
     rounds: Sequence[int] | None = None,
@@ -165,8 +170,13 @@ def age_operators(
 
 
 def _round_terms(
-    theta: np.ndarray, partition: Partition, client: np.ndarray, weight: np.ndarray, steps: np.ndarray, rate: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    theta: Float64[np.ndarray, "n n"],
+    partition: Partition,
+    client: Int[np.ndarray, "S"],
+    weight: Float64[np.ndarray, "S"],
+    steps: Int[np.ndarray, "N"],
+    rate: float,
+) -> tuple[Float64[np.ndarray, "n n"], Float64[np.ndarray, "n n"], Float64[np.ndarray, "n n"]]:
     """Computes E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
     n, total = len(theta), weight.sum()
     held, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
@@ -181,7 +191,7 @@ def _round_terms(
     return mean, theta @ square - mean @ mean, theta @ discrete
 
 
-def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
+def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Float64[np.ndarray, "n n"]:
     """Computes an age's correction to its first-order exponential, [n, n]; its error is of third order in the step.
 
     It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2.
@@ -210,7 +220,7 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
 
-def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> np.ndarray:
+def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> Float64[np.ndarray, "n n"]:
     """Computes eq. (13) of FE-2021 [n, n]: a product of exponentials, with one round's variance inserted at a time.
 
     Args:
@@ -232,7 +242,7 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
     return product + added
 
 
-def operator_u(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
+def operator_u(age: Age, dynamics: str = "gradient_flow") -> Float64[np.ndarray, "n n"]:
     """Computes U of eq. (14), the map of one age on the residual, [n, n].
 
     It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. (The page writes its left side at round

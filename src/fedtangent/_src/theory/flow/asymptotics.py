@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float64, Inexact
 
 from fedtangent._src.kernels.gram import SingularKernelError
 from fedtangent._src.theory.assumptions import Assumption, assumption
@@ -33,7 +34,9 @@ NULL, LEAST = 1e-13, 1e-11
 class PassSpectrum(NamedTuple):
     """Eigenvalues of a pass over all rounds."""
 
-    eigenvalues: np.ndarray  # [d] complex, without the eigenvalues of directions that never change (exactly 1)
+    eigenvalues: Inexact[
+        np.ndarray, "d"
+    ]  # complex, without the eigenvalues of directions that never change (exactly 1)
     constants: int  # number of directions that never change
 
     @property
@@ -45,11 +48,11 @@ class PassSpectrum(NamedTuple):
 class _Frame(NamedTuple):
     """Coordinates of a state without null directions."""
 
-    down: np.ndarray  # [rank, q], Lambda^(1/2) V'
-    up: np.ndarray  # [q, rank], V Lambda^(-1/2)
+    down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
+    up: Float64[np.ndarray, "q rank"]  # V Lambda^(-1/2)
     own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
 
-    def reduced(self, state: FlowState) -> np.ndarray:
+    def reduced(self, state: FlowState) -> Float64[np.ndarray, "d D"]:
         """Returns the coordinates [d, D] of a state of one model."""
         shared = [part for part in (state.a, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
@@ -57,7 +60,7 @@ class _Frame(NamedTuple):
             parts.append((down @ np.asarray(own[:, 0]))[counts])
         return np.concatenate(parts)
 
-    def lifted(self, like: FlowState, coordinates: np.ndarray) -> FlowState:
+    def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
         """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
         shared, rest, own = [], coordinates, []
@@ -94,7 +97,7 @@ class _Pass:
     frame: _Frame
 
     @in_float64
-    def matrix(self) -> np.ndarray:
+    def matrix(self) -> Float64[np.ndarray, "d d"]:
         """Computes L, [d, d]."""
         like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
         size = len(self.frame.reduced(like))
@@ -102,7 +105,7 @@ class _Pass:
         return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
 
     @in_float64
-    def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+    def drives(self, taken: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
         """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
 
         The second is 0 unless weight decay has ``taken`` w_0 away.
@@ -137,13 +140,13 @@ def _pass_of(flow: Flow, model: int) -> _Pass:
     return _Pass(flow, model, _frame(program))
 
 
-def _null(singular: np.ndarray) -> np.ndarray:
+def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
     """Returns which singular values of ``I - L`` are 0."""
     largest = float(singular[0]) if len(singular) else 0.0
     return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
 
 
-def _constants(change: np.ndarray) -> np.ndarray:
+def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]:
     """Returns rows [c, d] that span the combinations which ``I - L`` maps to 0."""
     u, singular, _ = np.linalg.svd(change)
     null = _null(singular)
@@ -174,7 +177,7 @@ def fixed_point(flow: Flow, model: int) -> Gaussian:
     return Gaussian(mean, covariance_terms(flow.blocks, on_residual + c * on_along, 1 - c).total)
 
 
-def mean_at_end(flow: Flow, model: int) -> np.ndarray:
+def mean_at_end(flow: Flow, model: int) -> Float64[np.ndarray, "m C"]:
     """Computes the mean of ``fixed_point`` without its covariance, [m, C]; it needs no prior."""
     return _mean(flow, _influence_at_end(flow, model)[0])
 
@@ -183,7 +186,7 @@ def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
     return (on_residual @ flow.targets).reshape(-1, flow.y_train.shape[1])
 
 
-def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
+def _influence_at_end(flow: Flow, model: int) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
     """Computes how the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and the share that decay takes."""
     rounds = _pass_of(flow, model)
     matrix, decays = rounds.matrix(), rounds.decay() is not None
@@ -244,7 +247,7 @@ class Stability(NamedTuple):
     """
 
     condition: Assumption  # the largest step in use is below the least of the clients' bounds
-    client_bounds: np.ndarray  # [N] largest stable step of each client; inf for a client that never trains
+    client_bounds: Float64[np.ndarray, "N"]  # largest stable step of each client; inf for a client that never trains
 
     @property
     def stable(self) -> bool:

@@ -17,13 +17,13 @@ from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rounds import RunSlots, build_rounds, check_once
 from fedtangent._src.theory.flow.rules import Rule, batch_places, check_normalisers, read_rule
 from fedtangent._src.theory.precision import in_float64, is_concrete, on_device
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 
 @in_float64
 def federated_flow(
     kernels: KernelBlocks | LargeKernel,
-    y_train: Any,
+    y_train: ArrayLike,
     partition: Partition,
     cohorts: Cohort,
     rule: Rule,

@@ -27,13 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Bool, Float, Float64, Int, Int32, Shaped
 
 from fedtangent._src.kernels.gram import product
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import get_loss
 from fedtangent._src.optimizers import at_round, unit_response
 from fedtangent._src.theory.flow.rules import Kind, Numbers
-from fedtangent._src.types import Array, Partition, PyTree
+from fedtangent._src.types import AnyArray, Array, Partition, PyTree
 
 SMALLEST_BUCKET = 32
 NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -47,28 +48,28 @@ class Bucket(NamedTuple):
     eigenvalue 0 and zero eigenvectors.
     """
 
-    rows: Array | np.ndarray  # [b, s] int32, the client's rows of Theta
-    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii; of a large kernel [b, 0]
-    eigenvectors: Array | np.ndarray  # [b, s, s], in columns; of a large kernel [b, 0, 0]
-    num_examples: Array | np.ndarray  # [b] float64, n_i
-    local_steps: Array | np.ndarray  # [b] int64, T_i
-    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, if local steps are taken one by one
+    rows: Int[AnyArray, "b s"]  # the client's rows of Theta
+    eigenvalues: Float[AnyArray, "b _"]  # of Theta_ii; of a large kernel [b, 0]
+    eigenvectors: Float[AnyArray, "b _ _"]  # in columns; of a large kernel [b, 0, 0]
+    num_examples: Float[AnyArray, "b"]  # n_i
+    local_steps: Int[AnyArray, "b"]  # T_i
+    block: Float[AnyArray, "b s s"] | None = None  # Theta_ii, if local steps are taken one by one
 
 
 class ClientBlocks(NamedTuple):
     """All clients with at least one example."""
 
     buckets: tuple[Bucket, ...]
-    bucket_of: np.ndarray  # [N] int32, -1 for a client with no examples
-    place_in_bucket: np.ndarray  # [N] int32
-    largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
-    smallest_eigenvalue: np.ndarray  # [N] float64, lambda_min(Theta_ii), or 0 if it is above 0
+    bucket_of: Int32[np.ndarray, "N"]  # -1 for a client with no examples
+    place_in_bucket: Int32[np.ndarray, "N"]
+    largest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_max(Theta_ii); 0 for a client with no examples
+    smallest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_min(Theta_ii), or 0 if it is above 0
 
 
 def build_clients(
-    theta: np.ndarray | LargeKernel,
+    theta: Float64[np.ndarray, "q q"] | LargeKernel,
     partition: Partition,
-    local_steps: np.ndarray,
+    local_steps: Int[np.ndarray, "N"],
     rows_per_example: int,
     stepwise: bool = False,
 ) -> ClientBlocks:
@@ -101,7 +102,7 @@ def build_clients(
     return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
-def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Array:
+def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Float[Array, "..."]:
     """Computes the eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
 
     The value at lambda = 0 is ``eta T / n_i``.
@@ -121,7 +122,7 @@ def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_step
     return step * jnp.where(small, jnp.where(nonzero, few_steps, near), many_steps)
 
 
-def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:
+def client_rows(partition: Partition, client: int | np.integer, rows_per_example: int) -> Int[np.ndarray, "s"]:
     """Returns the indices of the kernel's rows for a client's examples, [n_i * rows_per_example] int64.
 
     Example e has the rows from ``e * rows_per_example`` up to, but not including, ``(e + 1) * rows_per_example``.
@@ -131,10 +132,10 @@ def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.
 
 
 def _build_bucket(
-    theta: np.ndarray | LargeKernel,
+    theta: Float64[np.ndarray, "q q"] | LargeKernel,
     partition: Partition,
-    members: np.ndarray,
-    local_steps: np.ndarray,
+    members: Int[np.ndarray, "b"],
+    local_steps: Int[np.ndarray, "N"],
     rows_per_example: int,
 ) -> Bucket:
     sizes = np.asarray(partition.sizes)[members]
@@ -151,7 +152,7 @@ def _build_bucket(
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
 
 
-def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
+def _with_blocks(bucket: Bucket, theta: Float64[np.ndarray, "q q"] | LargeKernel) -> Bucket:
     """Returns the bucket with each client's kernel block, 0 in padding."""
     rows = np.asarray(bucket.rows)
     block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if isinstance(theta, LargeKernel) else np.float64)
@@ -161,19 +162,26 @@ def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
     return bucket._replace(block=block)
 
 
-def _own_block(theta: np.ndarray | LargeKernel, rows: np.ndarray) -> np.ndarray:
+def _own_block(theta: Float64[np.ndarray, "q q"] | LargeKernel, rows: Int[np.ndarray, "s"]) -> Float[np.ndarray, "s s"]:
     return theta.block(rows) if isinstance(theta, LargeKernel) else theta[np.ix_(rows, rows)]
 
 
 class Gains(NamedTuple):
     """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = own g - tilt b_i``."""
 
-    own: Array  # [s] A, the factor of the residual
-    tilt: Array  # [s] C, the factor of the tilt; 0 for a rule without tilt
-    kappa: Array  # [] how far a constant force of size 1 moves the client
+    own: Float[Array, "s"]  # A, the factor of the residual
+    tilt: Float[Array, "s"]  # C, the factor of the tilt; 0 for a rule without tilt
+    kappa: Float[Array, ""]  # how far a constant force of size 1 moves the client
 
 
-def gains(kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
+def gains(
+    kind: Kind,
+    numbers: Numbers,
+    eigenvalues: Float[Array, "s"],
+    rate: Float[Array, ""],
+    num_examples: Float[Array, ""],
+    steps: Int[Array, ""],
+) -> Gains:
     """Computes the gains of ``steps`` full-batch steps of size ``rate``; the module documents their formulas.
 
     Args:
@@ -196,12 +204,14 @@ def gains(kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_exa
     return Gains(own, _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps).tilt, kappa)
 
 
-def sizes_of_steps(kind: Kind, numbers: Numbers, rate: Array, steps: Array) -> Array:
+def sizes_of_steps(
+    kind: Kind, numbers: Numbers, rate: Float[Array, ""], steps: Int[Array, ""]
+) -> Float[Array, "most_steps"]:
     """Returns the size of each local step, [most_steps]; 0 after the client's last step."""
     return jnp.where(jnp.arange(kind.most_steps) < steps, rate * numbers.step_weights, 0.0)
 
 
-def unit_optimizer(kind: Kind, round_: Array) -> optax.GradientTransformation:
+def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransformation:
     """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1."""
     if kind.client_optimizer is None:
         return optax.scale(-1.0)
@@ -210,7 +220,9 @@ def unit_optimizer(kind: Kind, round_: Array) -> optax.GradientTransformation:
     return optax.chain(optimizer, optax.scale(1 / jnp.where(first > 0, first, 1.0)))
 
 
-def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> tuple[Array, Array]:
+def kappas(
+    optimizer: optax.GradientTransformation, nu: Float[Array, ""], sizes: Float[Array, "most_steps"]
+) -> tuple[Float[Array, "most_steps"], Float[Array, ""]]:
     """Returns kappa before each local step, [most_steps], and after the last, [].
 
     Args:
@@ -232,28 +244,28 @@ def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> 
 class Felt(NamedTuple):
     """Functions that drive a client's local training at the server's model, on the client's rows."""
 
-    values: Array  # [s, D] the client's residual; f under a loss other than the squared error
-    tilt: Array | None  # [s, D] values of b
-    targets: Array | None  # [s, D] under a loss other than the squared error
+    values: Float[Array, "s D"]  # the client's residual; f under a loss other than the squared error
+    tilt: Float[Array, "s D"] | None  # values of b
+    targets: Shaped[Array, "s D"] | None  # under a loss other than the squared error
 
 
 class Batch(NamedTuple):
     """A minibatch of a client's rows."""
 
-    rows: Array  # [b] places among the client's rows; padding lies beyond the last row
-    counts: Array  # [b] bool, False for padding
+    rows: Int[Array, "b"]  # places among the client's rows; padding lies beyond the last row
+    counts: Bool[Array, "b"]  # False for padding
 
 
 def descent_by_steps(
     kind: Kind,
     numbers: Numbers,
-    block: Array,
+    block: Float[Array, "s s"],
     optimizer: optax.GradientTransformation,
-    of_step: Callable[[Array], Batch],
-    steps: Array,
-    sizes: Array,
+    of_step: Callable[[Int[Array, ""]], Batch],
+    steps: Int[Array, ""],
+    sizes: Float[Array, "most_steps"],
     felt: Felt,
-) -> Array:
+) -> Float[Array, "s D"]:
     """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
 
     Args:
@@ -288,7 +300,9 @@ def descent_by_steps(
     return jax.lax.scan(own, (start, optimizer.init(start)), (jnp.arange(len(sizes)), sizes, before))[0][0]
 
 
-def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
+def _slope(
+    kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
+) -> Float[Array, "b D"]:
     """Computes the derivative of the batch's loss by the outputs f [b, D], 0 for padding rows.
 
     Under the squared error f is the residual, and the derivative is f over the number of examples.
@@ -303,7 +317,12 @@ def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
 
 
 def _by_recursion(
-    kind: Kind, numbers: Numbers, eigenvalues: Array, rate: Array, num_examples: Array, steps: Array
+    kind: Kind,
+    numbers: Numbers,
+    eigenvalues: Float[Array, "s"],
+    rate: Float[Array, ""],
+    num_examples: Float[Array, ""],
+    steps: Int[Array, ""],
 ) -> Gains:
     nu = numbers.nu
     sizes = sizes_of_steps(kind, numbers, rate, steps)
@@ -319,7 +338,15 @@ def _by_recursion(
     return found
 
 
-def _flow(kind: Kind, numbers: Numbers, x: Array, nu: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
+def _flow(
+    kind: Kind,
+    numbers: Numbers,
+    x: Float[Array, "s"],
+    nu: Float[Array, ""],
+    rate: Float[Array, ""],
+    num_examples: Float[Array, ""],
+    steps: Int[Array, ""],
+) -> Gains:
     """Computes the gains of gradient flow for a time equal to the sum of the step sizes."""
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 

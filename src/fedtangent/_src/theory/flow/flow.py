@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Int, Num
 
 from fedtangent._src.checks import number, whole
 from fedtangent._src.kernels.gram import KernelBlocks, product
@@ -30,7 +31,7 @@ from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, row
 from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.theory.precision import in_float64, is_concrete, on_device
 from fedtangent._src.theory.prior import covariance_terms, prior_blocks
-from fedtangent._src.types import Array, Gaussian, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, EitherArray, Gaussian, Partition
 
 # Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
 READ, GATHER = 40, 120
@@ -58,17 +59,17 @@ class Flow:
     """
 
     kernels: KernelBlocks | LargeKernel
-    y_train: np.ndarray  # [n, C]
+    y_train: Float64[np.ndarray, "n C"]
     outputs: str
     num_models: int
     partition: Partition
     slots: RunSlots
-    theta: Array  # [q, q], q = n (outputs "shared") or n C ("full"); [n, p] of a large kernel
+    theta: Float[Array, "q p"]  # q = n (outputs "shared") or n C ("full"); [n, p] of a large kernel
     clients: ClientBlocks
     rounds: Rounds
     kind: Kind
     numbers: Numbers
-    local_steps: np.ndarray  # [N]
+    local_steps: Int[np.ndarray, "N"]
 
     def __repr__(self) -> str:
         n = len(self.y_train)
@@ -82,12 +83,14 @@ class Flow:
         """Number of rounds R."""
         return len(self.slots.client)
 
-    def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
+    def mean(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m C"]:
         """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
         self.check_linear("mean")
         return self.predict(*functions.zero_functions(self, model), r, model)
 
-    def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
+    def residual(
+        self, r: int | Sequence[int], f0_train: ArrayLike | None = None, model: int | None = None
+    ) -> Float[Array, "*r n C"]:
         """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train``.
 
         Without ``f0_train`` it is the residual of the mean over initial functions of mean zero.
@@ -101,14 +104,14 @@ class Flow:
     @in_float64
     def predict(
         self,
-        f0_train: Any,
-        f0_test: Any,
+        f0_train: ArrayLike,
+        f0_test: ArrayLike,
         r: int | Sequence[int],
         model: int | None = None,
         *,
-        along_train: Any = None,
-        along_test: Any = None,
-    ) -> Array:
+        along_train: ArrayLike | None = None,
+        along_test: ArrayLike | None = None,
+    ) -> Float[AnyArray, "*r m C"]:
         """Computes ``f_r(x)`` [..., m, C] of a model with the initial function f0.
 
         The result is exact for a linear model, a linearised network and a network of infinite width.
@@ -129,14 +132,25 @@ class Flow:
 
     @in_float64
     def predict_train(
-        self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
-    ) -> Array:
+        self,
+        f0_train: ArrayLike,
+        r: int | Sequence[int],
+        model: int | None = None,
+        *,
+        along_train: ArrayLike | None = None,
+    ) -> Float[AnyArray, "*r n C"]:
         """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``."""
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, trained, self.at_train, r, model)
 
     @in_float64
-    def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int], num_train: int | None = None) -> Runs:
+    def runs(
+        self,
+        f0_train: AnyArray | Sequence[Any],
+        f0_test: AnyArray | Sequence[Any],
+        r: Sequence[int],
+        num_train: int | None = None,
+    ) -> Runs:
         """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
 
         Args:
@@ -147,12 +161,12 @@ class Flow:
         wanted = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
         return functions.runs(self, f0_train, f0_test, self.rounds_of(r), wanted)
 
-    def ensemble_mean(self, r: int | Sequence[int]) -> Array:
+    def ensemble_mean(self, r: int | Sequence[int]) -> Float[AnyArray, "*r m C"]:
         """Computes the mean of the average of the K models, [..., m, C]."""
         return self.mean(r).mean(axis=-3)
 
     @in_float64
-    def cov(self, r: int, model: int | None = None) -> Array:
+    def cov(self, r: int, model: int | None = None) -> Float[Array, "m m"] | Float[Array, "K m m"]:
         """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
         It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
@@ -161,10 +175,10 @@ class Flow:
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
         b, gamma = self.dependence(r, model)
-        return _finite(covariance_terms(self._prior, b[0], gamma[0]).total)
+        return _finite(jnp.asarray(covariance_terms(self._prior, b[0], gamma[0]).total))
 
     @in_float64
-    def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
+    def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[Array, "*r m"]:
         """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
 
         With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
@@ -173,7 +187,7 @@ class Flow:
         return jnp.stack(found) if np.ndim(r) else found[0]
 
     @in_float64
-    def cross_cov(self, r: int, model: int, other: int) -> Array:
+    def cross_cov(self, r: int, model: int, other: int) -> Float[Array, "m m"]:
         """Computes the covariance [m, m] between two models that start from the same random initial function.
 
         Models that start from independent functions have covariance 0.
@@ -186,7 +200,7 @@ class Flow:
         return _finite(g * h * prior_test + b @ prior @ c.T - cross)
 
     @in_float64
-    def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
+    def dependence(self, r: int, model: int | None = None) -> tuple[Float[Array, "K m q"], Float[Array, "K"]]:
         """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
 
         Returns:
@@ -202,7 +216,7 @@ class Flow:
         return b.transpose(1, 2, 0), 1 + c * (shares[r] - 1)
 
     @in_float64
-    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
+    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[Array, "m m"]:
         """Computes the covariance of the average of the K models, [m, m].
 
         The models start from independent functions; with ``common_start`` all start from one and the same function.
@@ -210,10 +224,10 @@ class Flow:
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
         b, gamma = self.dependence(r, None)
-        return _finite(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total)
+        return _finite(jnp.asarray(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total))
 
     @in_float64
-    def operator(self, r: int, model: int = 0) -> Array:
+    def operator(self, r: int, model: int = 0) -> Float[Array, "q q"]:
         """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems."""
         self.check_law("operator")
         model = whole("model", model, 0, self.num_models - 1)
@@ -235,7 +249,7 @@ class Flow:
         """
         return asymptotics.fixed_point(self, whole("model", model, 0, self.num_models - 1))
 
-    def bias(self, model: int = 0) -> Array:
+    def bias(self, model: int = 0) -> Float[AnyArray, "m C"]:
         """Computes the mean of the fixed point minus the mean of Theorem 2, [m, C].
 
         It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends where
@@ -307,7 +321,7 @@ class Flow:
         return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
     @functools.cached_property
-    def _needed(self) -> np.ndarray:
+    def _needed(self) -> Int[np.ndarray, "R K E"]:
         return rows_needed(self.partition, self.slots, self.num_models, self.kind.rows_per_example, len(self.theta))
 
     def program(self, model: int | None, columns: int) -> Program:
@@ -338,7 +352,7 @@ class Flow:
             return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
-    def at_train(self, a: Array, count: int | None = None) -> Array:
+    def at_train(self, a: Float[Array, "q ..."], count: int | None = None) -> Float[Array, "count ..."]:
         """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows."""
         if count is None or count >= len(a):
             return product(self.theta, a)
@@ -366,12 +380,14 @@ class Flow:
         self.check_linear(what)
         return self.blocks
 
-    def _evolved(self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
+    def _evolved(
+        self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None
+    ) -> Float[AnyArray, "*r rows C"]:
         found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
         found = _finite(found if model is None else found[:, 0])
         return found if np.ndim(r) else found[0]
 
-    def rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
+    def rounds_of(self, r: int | Sequence[int]) -> Int[np.ndarray, "r"]:
         """Returns ``r`` as an array of rounds; raises ``ValueError`` for an empty sequence and rounds out of range."""
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
@@ -379,12 +395,12 @@ class Flow:
         return np.array(wanted)
 
     @property
-    def targets(self) -> np.ndarray:
+    def targets(self) -> Num[np.ndarray, "q D"]:
         """Targets in the row order of the kernel, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
 
 
-def _finite(found: Array) -> Array:
+def _finite(found: Float[EitherArray, "*shape"]) -> Float[EitherArray, "*shape"]:
     """Returns ``found``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
     if is_concrete(found) and not np.isfinite(np.asarray(found)).all():
         raise FloatingPointError("learning_rate: got one at which the run is not stable: its functions are beyond "

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.checks import finite, real_array
 from fedtangent._src.theory.flow.recursion import Input, path
 from fedtangent._src.theory.precision import is_concrete
-from fedtangent._src.types import Array
+from fedtangent._src.types import AnyArray, Array, ArrayLike
 
 if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 class Runs(NamedTuple):
     """Predicted functions of runs from E initial functions after r requested rounds."""
 
-    train: Array  # [r, K, E, n, C] at the training points
-    test: Array  # [r, K, E, m, C] at the test points
+    train: Float[Array, "r K E n C"]  # at the training points
+    test: Float[Array, "r K E m C"]  # at the test points
 
 
-def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarray]:
+def zero_functions(
+    flow: Flow, model: int | None
+) -> tuple[Float64[np.ndarray, "*K n C"], Float64[np.ndarray, "*K m C"]]:
     """Returns the zero function at the training and at the test points, for one model or (``model=None``) for all.
 
     The shapes are [n, C] and [m, C] for one model, [K, n, C] and [K, m, C] for all.
@@ -34,7 +37,7 @@ def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarra
     return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.kind.rows_per_example, shape[1]))
 
 
-def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> Input:
+def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
     """Builds the input of the recursion from initial functions at the points of one split.
 
     Args:
@@ -61,8 +64,8 @@ def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> I
 
 
 def evolved(
-    flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: np.ndarray, model: int | None
-) -> Array:
+    flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: Int[np.ndarray, "r"], model: int | None
+) -> Float[AnyArray, "r K m C"]:
     """Computes the functions [r, K, m, C] after each of ``rounds`` [r].
 
     Args:
@@ -80,7 +83,13 @@ def evolved(
     return found if np.array_equal(rounds, distinct) else found[places]
 
 
-def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train: int) -> Runs:
+def runs(
+    flow: Flow,
+    f0_train: AnyArray | Sequence[Any],
+    f0_test: AnyArray | Sequence[Any],
+    rounds: Int[np.ndarray, "r"],
+    num_train: int,
+) -> Runs:
     """Computes ``Flow.runs`` after each of ``rounds`` [r], at the first ``num_train`` training points."""
     if not np.ndim(f0_train) == np.ndim(f0_test) == 4 or not len(f0_train) == len(f0_test) > 0:
         got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
@@ -106,7 +115,9 @@ def _given(flow: Flow, trained: Input) -> Input:
     return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
 
 
-def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Array:
+def _moved(
+    start: Input, a: Float[Array, "*r q K D"], at: Callable[[Any], Any], shares: Any
+) -> Float[Array, "*r m K D"]:
     """Computes functions [.., r, m, K, D] from coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
     moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
     found = start.residual[..., None, :, :, :] - moved
@@ -116,12 +127,12 @@ def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Arr
     return found
 
 
-def _by_output(flow: Flow, rows: Array) -> Array:
+def _by_output(flow: Flow, rows: Float[Array, "..."]) -> Float[Array, "..."]:
     """Reshapes values [.., m C, 1] of a kernel that couples outputs to [.., m, C]."""
     return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
 
 
-def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> Any:
+def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Any:
     """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])

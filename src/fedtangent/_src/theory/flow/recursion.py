@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, Shaped
 
 from fedtangent._src.kernels.gram import product
 from fedtangent._src.theory.flow.clients import (
@@ -39,26 +40,28 @@ GATHERED = 2**25  # numbers of a large kernel gathered at once
 class FlowState(NamedTuple):
     """Coefficients of the state of a run after a round; None for parts that the rule does not use."""
 
-    a: Array  # [q, K, D] the models
-    memory: Array | None  # [q, K, D] the server's momentum buffer, FedDyn's h or SCAFFOLD's c
-    own: tuple[Array, ...] | None  # per bucket [b, K, s, D], each client's h_i or c_i on the client's rows
+    a: Float[Array, "q K D"]  # the models
+    memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
+    own: (
+        tuple[Float[Array, "_ K _ D"], ...] | None
+    )  # per bucket [b, K, s, D], each client's h_i or c_i on the client's rows
 
 
 class Program(NamedTuple):
     """Everything that the recursion reads in addition to its ``Input``."""
 
-    theta: Array  # [q, q], or of a large kernel [q, p]
+    theta: Float[Array, "q p"]  # or of a large kernel [q, p]
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
-    targets: Array | None = None  # [q, D] under a loss other than the squared error
+    targets: Shaped[Array, "q D"] | None = None  # under a loss other than the squared error
 
 
 class Input(NamedTuple):
     """Initial functions at the training points; under the squared error the recursion is linear in them."""
 
-    residual: Array  # [q, K or 1, D] f_0(X) - Y; under another loss f_0(X)
-    along: Array | None  # [q, K or 1, D] J(X) w_0; None without weight decay
+    residual: Float[Array, "q _ D"]  # f_0(X) - Y; under another loss f_0(X)
+    along: Float[Array, "q _ D"] | None  # J(X) w_0; None without weight decay
 
 
 def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> FlowState:
@@ -79,13 +82,13 @@ def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> F
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
-def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Array:
+def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Float[Array, "rounds K"]:
     """Computes beta before each round and after the last, [R + 1, K]: the share of w_0 that weight decay has left."""
     return _decay(kind, program, jnp.ones(num_models), jnp.zeros(num_models))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
-def decay_map(kind: Kind, program: Program) -> Array:
+def decay_map(kind: Kind, program: Program) -> Float[Array, "s s"]:
     """Computes the linear map of a pass on one model's beta and, with server momentum, the momentum of beta.
 
     Its shape is [1, 1] without and [2, 2] with server momentum.
@@ -95,7 +98,9 @@ def decay_map(kind: Kind, program: Program) -> Array:
     return whole if kind.has_server_momentum else whole[:1, :1]
 
 
-def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Array, Array]:
+def _decay(
+    kind: Kind, program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
+) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
     """Computes beta before each round and after the last, [R + 1, K], and its momentum at the end, [K]."""
     rounds, num_models = program.rounds, len(beta)
 
@@ -110,7 +115,9 @@ def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Ar
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
-def path(kind: Kind, program: Program, given: Input, beta: Array, rounds: Array) -> Array:
+def path(
+    kind: Kind, program: Program, given: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
+) -> Float[Array, "E q K D"]:
     """Computes the models' coefficients after each of ``rounds``: [E, q, K, D].
 
     Args:
@@ -159,7 +166,15 @@ def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: Flo
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
-def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active: Array, *, num_models: int) -> Input:
+def influence(
+    kind: Kind,
+    program: Program,
+    theta_x: Float[Array, "m q"],
+    beta: Float[Array, "rounds K"],
+    active: Bool[Array, "R"],
+    *,
+    num_models: int,
+) -> Input:
     """Applies the transpose of ``(residual, along) -> Theta(x, X) a``: how a prediction depends on the input.
 
     The rounds are transposed one by one, from the last to the first. A transpose of the whole scan would store at once
@@ -201,7 +216,9 @@ def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active:
     return total
 
 
-def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: FlowState, j: Array) -> FlowState:
+def one_round(
+    kind: Kind, program: Program, given: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]
+) -> FlowState:
     """Computes the state after round ``j``.
 
     Args:
@@ -221,26 +238,28 @@ def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: Fl
 class _Felt(NamedTuple):
     """Functions that drive the clients' training at the server's models, on all training points, [q, K, D] each."""
 
-    residual: Array  # f under a loss other than the squared error
-    tilt: Array | None  # values of b (see ``clients``); None without a tilt common to all clients
+    residual: Float[Array, "q K D"]  # f under a loss other than the squared error
+    tilt: Float[Array, "q K D"] | None  # values of b (see ``clients``); None without a tilt common to all clients
 
 
 class _Sums(NamedTuple):
     """Weighted sums of the clients' answers in a round, for each model."""
 
-    change: Array  # [q, K, D] coefficients of their moves
-    corrected: Array  # [q, K, D] SCAFFOLD: changes of c_i
-    pull: Array  # [K] kappa: how far a constant force of size 1 moves the clients
-    own: tuple[Array, ...] | None  # each client's correction after the round, not added up
+    change: Float[Array, "q K D"]  # coefficients of their moves
+    corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
+    pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
+    own: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's correction after the round, not added up
 
 
 class _Answers(NamedTuple):
-    moves: Array  # [S, s, D] coefficients of the client's move on the client's rows
-    gradient: Array  # [S, s, D] z, the part of the move that comes from the client's data
-    kappa: Array  # [S]
+    moves: Float[Array, "S s D"]  # coefficients of the client's move on the client's rows
+    gradient: Float[Array, "S s D"]  # z, the part of the move that comes from the client's data
+    kappa: Float[Array, "S"]
 
 
-def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: FlowState, j: Array) -> _Felt:
+def _felt(
+    kind: Kind, program: Program, given: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]
+) -> _Felt:
     controlled = kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
@@ -255,7 +274,7 @@ def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: FlowSt
     return _Felt(residual, tilt)
 
 
-def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Array) -> _Sums:
+def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Int[Array, ""]) -> _Sums:
     """Trains the round's clients, bucket after bucket, and adds up their answers."""
     rounds, num_models = program.rounds, state.a.shape[1]
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(num_models)
@@ -278,7 +297,7 @@ def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Arr
     return _Sums(change, corrected, pull, tuple(kept) or None)
 
 
-def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> Array:
+def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
     """Adds to the clients' move the forces that do not come from data: weight decay and SCAFFOLD's c."""
     change, pull = sums.change, sums.pull[None, :, None]
     if kind.decays:
@@ -289,7 +308,13 @@ def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> A
 
 
 def _answers(
-    kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array, felt: _Felt, own: Array | None
+    kind: Kind,
+    program: Program,
+    bucket: Bucket,
+    slots: BucketSlots,
+    j: Int[Array, ""],
+    felt: _Felt,
+    own: Float[Array, "S s D"] | None,
 ) -> _Answers:
     """Computes the answers of one bucket's clients to ``felt`` in round ``j``."""
     place = slots.place[j]
@@ -315,9 +340,15 @@ def _answers(
 
 
 def _train(
-    kind: Kind, program: Program, bucket: Bucket, i: Array, j: Array, felt: Felt, e: Array | None,
-    batches: Array | None,
-) -> Array:  # fmt: skip
+    kind: Kind,
+    program: Program,
+    bucket: Bucket,
+    i: Int[Array, ""],
+    j: Int[Array, ""],
+    felt: Felt,
+    e: Float[Array, "s D"] | None,
+    batches: Int[Array, "T B"] | None,
+) -> Float[Array, "s D"]:
     """Computes z [s, D] of client ``i`` of a bucket in round ``j``.
 
     ``e`` [s, D] are the coefficients of the client's h_i or c_i, which tilts its objective by -e. ``batches`` [T, B]
@@ -331,7 +362,7 @@ def _train(
             felt = felt._replace(tilt=product(block, e) + (0.0 if felt.tilt is None else felt.tilt))
         count, everyone = bucket.num_examples[i], jnp.arange(block.shape[0])
 
-        def of_step(t: Array) -> Batch:
+        def of_step(t: Int[Array, ""]) -> Batch:
             if batches is None:
                 return Batch(everyone, everyone // width < count)
             rows, held = batches[t][:, None] * width + jnp.arange(width)[None], batches[t][:, None] >= 0
@@ -350,7 +381,7 @@ def _train(
     return product(vectors, turned)
 
 
-def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> Array:
+def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Float[Array, "S s D"]) -> Float[Array, "S s D"]:
     """Computes the change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
     if kind.algorithm == "fed_dyn":
         return -numbers.mu * answer.moves
@@ -358,7 +389,9 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
     return jnp.where(moves, -answer.gradient / jnp.where(moves, answer.kappa[:, None, None], 1.0) - own, 0.0)
 
 
-def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Array, sums: _Sums) -> FlowState:
+def _server(
+    kind: Kind, program: Program, j: Int[Array, ""], state: FlowState, change: Float[Array, "q K D"], sums: _Sums
+) -> FlowState:
     """Applies the server's update; a model without a client in the round keeps its state."""
     numbers, rounds = program.numbers, program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
@@ -384,13 +417,15 @@ def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, t
     return jnp.where(trained, moved, 0.0), new
 
 
-def _weights_of(slots: BucketSlots, rounds: Rounds, j: Array) -> tuple[Array, Array]:
+def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
     """Returns weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
-def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array) -> Array:
+def _kappas_of(
+    kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]
+) -> Float[Array, "S"]:
     """Computes how far a constant force of size 1 moves each client of a bucket's slots in round ``j``, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
@@ -404,7 +439,7 @@ def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots,
     return jax.vmap(kappa)(jnp.asarray(bucket.num_examples)[place], jnp.asarray(bucket.local_steps)[place])
 
 
-def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Array:
+def _mean_kappa(kind: Kind, program: Program, j: Int[Array, ""], num_models: int) -> Float[Array, "num_models"]:
     """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
     mean = jnp.zeros(num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
@@ -413,7 +448,7 @@ def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Arra
     return mean
 
 
-def _products(program: Program, a: Array, j: Array) -> Array:
+def _products(program: Program, a: Float[Array, "q K D"], j: Int[Array, ""]) -> Float[Array, "q K D"]:
     """Computes ``Theta a`` [q, K, D]; if ``rounds.needed`` lists rows, only these rows of each model (0 elsewhere)."""
     if program.rounds.needed is None:
         return product(program.theta, a)
@@ -432,7 +467,7 @@ def _products(program: Program, a: Array, j: Array) -> Array:
 
 
 @jax.jit
-def in_chunks(theta: Array, rows: Array, a: Array) -> Array:
+def in_chunks(theta: Float[Array, "q p"], rows: Int[Array, "E"], a: Float[Array, "q D"]) -> Float[Array, "q D"]:
     """Computes the listed rows of ``Theta a`` [q, D], 0 elsewhere, and gathers few rows of Theta at a time.
 
     Args:

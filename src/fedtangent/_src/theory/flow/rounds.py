@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int, Int32
 
 from fedtangent._src.theory.flow.clients import ClientBlocks, client_rows
-from fedtangent._src.types import Array, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class RunSlots(NamedTuple):
     """Client and model of every slot, [R, S] each, and whether the slot is filled, [R, S] bool."""
 
-    client: np.ndarray
-    model: np.ndarray
-    present: np.ndarray
+    client: Int[np.ndarray, "R S"]
+    model: Int[np.ndarray, "R S"]
+    present: Bool[np.ndarray, "R S"]
 
-    def trains(self, num_clients: int) -> np.ndarray:
+    def trains(self, num_clients: int) -> Bool[np.ndarray, "N"]:
         """Returns whether each client trains in any round, [N] bool."""
         found = np.zeros(num_clients, bool)
         found[self.client[self.present]] = True
@@ -30,28 +31,32 @@ class RunSlots(NamedTuple):
 class BucketSlots(NamedTuple):
     """The slots of every round whose client lies in one bucket, packed to the left."""
 
-    slot: Any  # [R, s] int32, index among the round's slots
-    place: Any  # [R, s] int32, the client's place in the bucket
-    present: Any  # [R, s] bool, False for padding
+    slot: Int32[AnyArray, "R s"]  # index among the round's slots
+    place: Int32[AnyArray, "R s"]  # the client's place in the bucket
+    present: Bool[AnyArray, "R s"]  # False for padding
 
 
 class Rounds(NamedTuple):
     """Model, weight, step and batch of every slot in every round."""
 
-    model: Array  # [R, S] int32
-    weight: Array  # [R, S] float64, relative to its model's total in the round
-    learning_rate: Array  # [R] float64
-    server_learning_rate: Array  # [R] float64
-    anchoring: Array  # [R] float64, Modified Local-GD's alpha, 1 elsewhere
-    fraction: Array  # [R, K] float64, share of the N clients that train the model
-    trained: Array  # [R, K] bool, whether any client trains the model
+    model: Int32[Array, "R S"]
+    weight: Float[Array, "R S"]  # relative to its model's total in the round
+    learning_rate: Float[Array, "R"]
+    server_learning_rate: Float[Array, "R"]
+    anchoring: Float[Array, "R"]  # Modified Local-GD's alpha, 1 elsewhere
+    fraction: Float[Array, "R K"]  # share of the N clients that train the model
+    trained: Bool[Array, "R K"]  # whether any client trains the model
     slots: tuple[BucketSlots, ...]  # one per bucket
-    batches: Array | None = None  # [R, S, T, B] int32, places in the examples of a slot's client, -1 for none
-    needed: Array | None = None  # [R, K, E] int32, the rows of each model's clients; None: all rows
+    batches: Int32[Array, "R S T B"] | None = None  # places in the examples of a slot's client, -1 for none
+    needed: Int32[Array, "R K E"] | None = None  # the rows of each model's clients; None: all rows
 
 
 def build_rounds(
-    clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any, Any], num_models: int
+    clients: ClientBlocks,
+    slots: RunSlots,
+    weight: ArrayLike,
+    rates: tuple[ArrayLike, ArrayLike, ArrayLike],
+    num_models: int,
 ) -> Rounds:
     """Builds the rounds, with their slots [R, S] sorted by the clients' buckets.
 
@@ -105,7 +110,7 @@ def _weighted(
 
 
 @jax.jit
-def only_model(rounds: Rounds, model: Array) -> Rounds:
+def only_model(rounds: Rounds, model: Int[Array, ""]) -> Rounds:
     """Returns the same rounds with the slots of one model only, which becomes model 0."""
 
     def one(table: Array) -> Array:
@@ -126,7 +131,7 @@ def only_model(rounds: Rounds, model: Array) -> Rounds:
 
 def rows_needed(
     partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
-) -> np.ndarray:
+) -> Int32[np.ndarray, "R K E"]:
     """Returns the distinct kernel rows of each model's clients in each round, [R, K, E] int32.
 
     Entries of ``num_rows`` or more are padding.

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
 from fedtangent._src.theory.precision import is_concrete
-from fedtangent._src.types import Array, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
 DYNAMICS = ("gradient_descent", "gradient_flow")
@@ -44,23 +45,23 @@ class Rule:
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
     """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
     """
-    mu: Any = 0.0
+    mu: ArrayLike = 0.0
     """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn; in the Local-GD paper
     it is the lambda of eq. (12).
     """
-    weight_decay: Any = 0.0
+    weight_decay: ArrayLike = 0.0
     """Weight decay of the local objective, ``weight_decay / 2 |w|^2``."""
-    homogeneity: Any = 1.0
+    homogeneity: ArrayLike = 1.0
     """Ratio ``J(x) w_0 / f_0(x)``, which weight decay needs: 1 for a linear model, the number of layers for a network
     without biases whose activations are homogeneous, such as relu.
     """
     server_learning_rate: Any = 1.0
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
-    server_momentum: Any = 0.0
+    server_momentum: ArrayLike = 0.0
     """Momentum of the server, as in FedAvgM, in [0, 1)."""
     nesterov: bool = field(default=False, metadata=STATIC)
     """Whether the server's momentum is Nesterov's."""
-    step_weights: Any = None
+    step_weights: AnyArray | Sequence[float] | None = None
     """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1."""
     batches: Any = None
     """Training rows of each local step's minibatch. None: all rows of the client in every step. An integer array
@@ -77,7 +78,7 @@ class Rule:
     to one); its state is reset in every round. ``learning_rate`` is the length of its first step along a gradient of 1,
     so another ``learning_rate`` scales all its steps. None: gradient descent.
     """
-    anchoring: Any = 1.0
+    anchoring: ArrayLike = 1.0
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
     a number from 0 to 1, or one per round [R].
     """
@@ -117,19 +118,19 @@ class Kind(NamedTuple):
 class Numbers(NamedTuple):
     """Numbers of a rule, float64; each may be traced."""
 
-    mu: Array  # []
-    weight_decay: Array  # []
-    homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
-    server_momentum: Array  # []
-    step_weights: Array  # [most_steps]
+    mu: Float[Array, ""]
+    weight_decay: Float[Array, ""]
+    homogeneity: Float[Array, ""]  # J(x) w_0 = homogeneity * f_0(x)
+    server_momentum: Float[Array, ""]
+    step_weights: Float[Array, "most_steps"]
 
     @property
-    def nu(self) -> Array:
+    def nu(self) -> Float[Array, ""]:
         """Strength of the pull on the weights in every direction, ``mu + weight_decay``."""
         return self.mu + self.weight_decay
 
 
-def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tuple[Kind, Numbers]:
+def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = False) -> tuple[Kind, Numbers]:
     """Checks a rule and splits it into its static part and its numbers.
 
     Args:
@@ -174,7 +175,9 @@ def check_fed_avg(rule: Rule) -> None:
             raise ValueError(f"{option.name}: got {value!r:.60}, must be {default!r} here: this is of FedAvg")
 
 
-def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
+def check_normalisers(
+    rule: Rule, kind: Kind, numbers: Numbers, local_steps: Int[np.ndarray, "N"], trains: Bool[np.ndarray, "N"]
+) -> None:
     """Raises ``ValueError`` unless FedNova's normaliser of every client is certain to be above 0.
 
     The normaliser is kappa, how far a constant force of size 1 moves the client. Traced numbers are not checked.
@@ -200,8 +203,12 @@ def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.
 
 
 def batch_places(
-    rule: Rule, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
-) -> np.ndarray | None:
+    rule: Rule,
+    local_steps: Int[np.ndarray, "N"],
+    partition: Partition,
+    client: Int[np.ndarray, "R S"],
+    present: Bool[np.ndarray, "R S"],
+) -> Int[np.ndarray, "R S T B"] | None:
     """Returns the batches of every slot as places in its client's examples, [R, S, T, B] with -1 as padding.
 
     Returns None if every step takes all of the client's examples.
@@ -230,8 +237,12 @@ def batch_places(
 
 
 def _drawn_places(
-    rows: np.ndarray, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
-) -> np.ndarray:
+    rows: Int[np.ndarray, "R S T B"],
+    local_steps: Int[np.ndarray, "N"],
+    partition: Partition,
+    client: Int[np.ndarray, "R S"],
+    present: Bool[np.ndarray, "R S"],
+) -> Int[np.ndarray, "R S T B"]:
     """Converts batches of training rows [R, S, T, B] to places in the examples of each slot's client."""
     must = (*client.shape, int(local_steps.max()))
     if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):

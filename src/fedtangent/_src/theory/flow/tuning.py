@@ -8,25 +8,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64
 from scipy import optimize
 
 from fedtangent._src.checks import finite, instance, number, real_array, whole
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.precision import in_float64, is_concrete, require_float64
-from fedtangent._src.types import Array
+from fedtangent._src.types import Array, ArrayLike
 
 
 class PredictedLoss(NamedTuple):
     """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs."""
 
-    total: Array  # []
-    bias: Array  # [] mean squared error of the mean over initial functions
-    variance: Array  # [] variance over initial functions
+    total: Float[Array, ""]
+    bias: Float[Array, ""]  # mean squared error of the mean over initial functions
+    variance: Float[Array, ""]  # variance over initial functions
 
 
 @in_float64
-def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = None) -> PredictedLoss:
+def predicted_loss(
+    flow: Flow, y_test: ArrayLike, r: int | None = None, mixing: ArrayLike | None = None
+) -> PredictedLoss:
     """Computes ``E |sum_k m_k f_k(x) - y|^2`` after round r exactly (FE-2024, eq. 10), E over initial functions.
 
     The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
@@ -69,8 +72,8 @@ class BestRate(NamedTuple):
     loss: float
     slope: float  # d loss / d log rate at ``rate``: 0 inside the interval
     at_edge: bool  # whether ``rate`` is an end of the interval, where the loss still falls
-    rates: np.ndarray  # all rates at which the loss was evaluated, in order of evaluation
-    losses: np.ndarray
+    rates: Float64[np.ndarray, "tried"]  # all rates at which the loss was evaluated, in order of evaluation
+    losses: Float64[np.ndarray, "tried"]
 
 
 def best_learning_rate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
 
 from fedtangent._src.types import Array
 
@@ -18,7 +19,9 @@ RIDGE = 1e-13  # added to a Gram matrix whose largest diagonal entry is 1
 REFINEMENTS = 6
 
 
-def projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
+def projected(
+    gram: Float[Array, "n n"], across: Float[Array, "n"], held: Bool[Array, "n"]
+) -> tuple[Float[Array, "n"], Float[Array, ""]]:
     """Projects w onto the node's feasible set (eq. 13): returns b [n] and a bound of the error of ``A' b``.
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
@@ -32,7 +35,9 @@ def projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
     return _nonnegative(gram, jnp.where(held, 1 - across, -1.0))
 
 
-def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, Array]:
+def weak(
+    gram: Float[Array, "n n"], across: Float[Array, "n"], held: Bool[Array, "n"], level: Float[Array, ""]
+) -> tuple[Float[Array, "n"], Float[Array, ""]]:
     """Minimises eq. (12): solves ``ln b = level - A w - A A' b`` by Newton's method and returns b and the error.
 
     The error is the largest residual of this equation, relative to its largest right-hand side.
@@ -80,7 +85,14 @@ def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, 
     return jnp.exp(s), missed / (1 + jnp.max(jnp.abs(jnp.where(held, aim, 0.0))))
 
 
-def descended(gram: Array, across: Array, held: Array, level: Array, rate: Array, steps: Array) -> tuple[Array, Array]:
+def descended(
+    gram: Float[Array, "n n"],
+    across: Float[Array, "n"],
+    held: Bool[Array, "n"],
+    level: Float[Array, ""],
+    rate: Float[Array, ""],
+    steps: Int[Array, ""],
+) -> tuple[Float[Array, "n"], Float[Array, ""]]:
     """Takes ``steps`` steps of gradient descent on eq. (12) (algorithm 2); the error is 0, or NaN if they diverge.
 
     Args:
@@ -100,7 +112,7 @@ def descended(gram: Array, across: Array, held: Array, level: Array, rate: Array
     return b, jnp.where(jnp.all(jnp.isfinite(b)), 0.0, jnp.nan)
 
 
-def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
+def _nonnegative(gram: Float[Array, "n n"], linear: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, ""]]:
     """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G positive semidefinite; returns b [n] and an error bound of ``A'b``.
 
     The bound is the largest of three numbers: the worst violation of a constraint, whose right side is 1; the distance
@@ -129,7 +141,9 @@ def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
     return jnp.where(better, polished, b) * height / size, jnp.where(better, second, first)
 
 
-def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
+def _on_active(
+    g: Float[Array, "n n"], h: Float[Array, "n"], b: Float[Array, "n"], active: Bool[Array, "n"]
+) -> Float[Array, "n"]:
     """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries (rounding) become 0.
 
     The system may be singular (repeated examples) but has a solution. A small ridge makes it regular; steps of
@@ -145,7 +159,7 @@ def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
     return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.where(active, b, 0.0)), 0.0)
 
 
-def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
+def _interior_point(g: Float[Array, "n n"], h: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """Computes b and its slope z, both above 0, of the scaled problem, as accurately as float64 allows."""
     n = len(h)
 

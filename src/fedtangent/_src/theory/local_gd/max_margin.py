@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Float64
 from scipy.optimize import nnls
 
 from fedtangent._src.checks import instance, number, real_array, whole
@@ -26,7 +27,7 @@ from fedtangent._src.theory import checks
 from fedtangent._src.theory.local_gd.local_problems import descended, projected, weak
 from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
 from fedtangent._src.theory.precision import in_float64
-from fedtangent._src.types import Array, Partition
+from fedtangent._src.types import Array, ArrayLike, Partition
 
 TOLERANCE = 1e-6  # by how much a local model may be off (``local_problems``)
 LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
@@ -39,9 +40,9 @@ class DivergenceError(ValueError):
 class FeasibleSets(NamedTuple):
     """Feasible sets C_i of N nodes (eq. 10); built by ``feasible_sets``, always in NumPy's float64."""
 
-    signed: np.ndarray  # [N, n, d], y_ij x_ij; rows beyond a node's examples are 0
-    gram: np.ndarray  # [N, n, n], their inner products
-    held: np.ndarray  # [N, n] bool, which rows are examples
+    signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
+    gram: Float64[np.ndarray, "N n n"]  # their inner products
+    held: Bool[np.ndarray, "N n"]  # which rows are examples
 
     @property
     def dimension(self) -> int:
@@ -53,7 +54,7 @@ class FeasibleSets(NamedTuple):
         rows = self.signed[self.held]
         return _sets(rows[None], np.ones((1, len(rows)), bool))
 
-    def margins(self, w: Any) -> np.ndarray:
+    def margins(self, w: ArrayLike) -> Float64[np.ndarray, "n"]:
         """Computes ``y_ij x_ij' w`` [n] of all examples, in the nodes' order; inside all sets they are at least 1."""
         return np.asarray(self.signed[self.held] @ np.asarray(w))
 
@@ -61,12 +62,12 @@ class FeasibleSets(NamedTuple):
 class Projection(NamedTuple):
     """Nearest points of the sets, and bounds of their errors."""
 
-    point: Array  # [N, d]
-    dual: Array  # [N, n], at least 0; above 0 for support vectors
-    residual: Array  # [N], error bound: the worst violation, and the duality gap's bound of the distance
+    point: Float[Array, "N d"]
+    dual: Float[Array, "N n"]  # at least 0; above 0 for support vectors
+    residual: Float[Array, "N"]  # error bound: the worst violation, and the duality gap's bound of the distance
 
 
-def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = True) -> FeasibleSets:
+def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable: bool = True) -> FeasibleSets:
     """Builds the feasible sets of nodes from inputs and labels.
 
     Args:
@@ -103,11 +104,11 @@ def _check_labels(nodes: Nodes) -> None:
         raise ValueError(f"y: got label {wrong[0]:g}, must be -1 or 1")
 
 
-def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
+def _sets(signed: Float64[np.ndarray, "N n d"], held: Bool[np.ndarray, "N n"]) -> FeasibleSets:
     return FeasibleSets(signed, signed @ signed.transpose(0, 2, 1), held)
 
 
-def farkas(sets: FeasibleSets) -> np.ndarray | None:
+def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     """Returns a certificate that no w is in all sets, weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
 
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
@@ -130,7 +131,7 @@ def farkas(sets: FeasibleSets) -> np.ndarray | None:
 
 
 @in_float64
-def project(sets: FeasibleSets, w: Any) -> Projection:
+def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
     """Projects ``w`` onto every node's set (eq. 13).
 
     Args:
@@ -149,7 +150,7 @@ def project(sets: FeasibleSets, w: Any) -> Projection:
     return found
 
 
-def _check_found(residual: np.ndarray) -> None:
+def _check_found(residual: Float[np.ndarray, "..."]) -> None:
     """Raises ``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
     bad = ~(residual <= TOLERANCE)
     if bad.any():
@@ -161,7 +162,7 @@ def _check_found(residual: np.ndarray) -> None:
 
 
 @jax.jit
-def _project(sets: FeasibleSets, at: Array) -> Projection:
+def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
     across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
     dual, residual = jax.vmap(projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
     point = at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest")
@@ -170,7 +171,7 @@ def _project(sets: FeasibleSets, at: Array) -> Projection:
     return Projection(point, dual, jnp.maximum(residual, lacking))
 
 
-def hard_margin(sets: FeasibleSets) -> np.ndarray:
+def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
     """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
 
     Raises:
@@ -180,7 +181,7 @@ def hard_margin(sets: FeasibleSets) -> np.ndarray:
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
 
-def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
+def halpern(num_rounds: int, first_index: int = 1) -> Float64[np.ndarray, "num_rounds"]:
     """Returns ``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
 
     Both values of ``first_index`` meet the conditions of Lemma 4.
@@ -196,8 +197,13 @@ def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
 
 @in_float64
 def parallel_projections(
-    sets: FeasibleSets, num_rounds: int, *, alpha: Any = None, start: Any = None, weights: Any = "uniform"
-) -> np.ndarray:
+    sets: FeasibleSets,
+    num_rounds: int,
+    *,
+    alpha: ArrayLike | None = None,
+    start: ArrayLike | None = None,
+    weights: ArrayLike = "uniform",
+) -> Float64[np.ndarray, "rounds d"]:
     """Computes the global model of the parallel projection method after every round, [R + 1, d] float64.
 
     ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``: without ``alpha`` the plain mean of the local
@@ -226,10 +232,10 @@ def exponential_models(
     *,
     learning_rate: float | None = None,
     local_steps: int | None = None,
-    alpha: Any = None,
-    start: Any = None,
-    weights: Any = "uniform",
-) -> np.ndarray:
+    alpha: ArrayLike | None = None,
+    start: ArrayLike | None = None,
+    weights: ArrayLike = "uniform",
+) -> Float64[np.ndarray, "rounds d"]:
     """Computes Local-GD's global model after every round, with exact local solutions or descent, [R + 1, d] float64.
 
     Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), the limit of many local steps. The
@@ -264,13 +270,15 @@ def exponential_models(
     return np.asarray(moved[0])
 
 
-def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
+def _begin(
+    sets: FeasibleSets, start: ArrayLike | None, weights: ArrayLike
+) -> tuple[Float[Array, "d"], Float[Array, "N"]]:
     instance("sets", sets, FeasibleSets)
     sizes = sets.held.sum(axis=1)
     return jnp.asarray(check_start(start, (sets.dimension,))), jnp.asarray(check_weights(weights, sizes))
 
 
-def _anchoring(alpha: Any, num_rounds: int) -> Array:
+def _anchoring(alpha: ArrayLike | None, num_rounds: int) -> Float[Array, "num_rounds"]:
     whole("num_rounds", num_rounds, 0)
     values = np.ones(num_rounds) if alpha is None else real_array("alpha", alpha)
     checks.check_shape("alpha", values, (num_rounds,))
@@ -284,8 +292,13 @@ Local = Callable[..., tuple[Array, Array]]
 
 @partial(jax.jit, static_argnums=0)
 def _rounds(
-    local: Local, sets: FeasibleSets, given: tuple[Array, ...], alpha: Array, start: Array, weights: Array
-) -> tuple[Array, Array]:
+    local: Local,
+    sets: FeasibleSets,
+    given: tuple[Array, ...],
+    alpha: Float[Array, "R"],
+    start: Float[Array, "d"],
+    weights: Float[Array, "N"],
+) -> tuple[Float[Array, "R+1 d"], Float[Array, "R N"]]:
     """Computes models [R + 1, d] and residuals [R, N] of rounds in which every node solves ``local``."""
 
     def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -299,7 +312,7 @@ def _rounds(
     return jnp.concatenate([start[None], models]), residuals
 
 
-def direction_distance(w: Any, other: Any) -> np.ndarray:
+def direction_distance(w: ArrayLike, other: ArrayLike) -> Float64[np.ndarray, "..."]:
     """Computes ``|w / |w| - other / |other||`` over the last axis, a distance from 0 to 2 of directions (section 5).
 
     It is NaN if one of the models is 0, which has no direction.

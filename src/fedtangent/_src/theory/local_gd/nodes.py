@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import finite, instance, number, real_array, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
 
 
 class Nodes(NamedTuple):
     """Examples of N nodes, float64; rows beyond a node's examples are 0."""
 
-    x: np.ndarray  # [N, n, d]
-    y: np.ndarray  # [N, n], or [N, n, C]
-    sizes: np.ndarray  # [N] int64, number of examples of a node
+    x: Float64[np.ndarray, "N n d"]
+    y: Float64[np.ndarray, "N n *C"]  # or [N, n, C]
+    sizes: Int[np.ndarray, "N"]  # number of examples of a node
 
     @property
-    def held(self) -> np.ndarray:
+    def held(self) -> Bool[np.ndarray, "N n"]:
         """Mask of the rows that are examples, [N, n] bool."""
         return np.arange(self.y.shape[1]) < self.sizes[:, None]
 
 
-def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
+def nodes_of(x: ArrayLike, y: ArrayLike, partition: Partition) -> Nodes:
     """Divides inputs and targets among nodes.
 
     Args:
@@ -50,7 +51,7 @@ def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
     return found
 
 
-def check_start(start: Any, shape: tuple[int, ...]) -> np.ndarray:
+def check_start(start: ArrayLike | None, shape: tuple[int, ...]) -> Float64[np.ndarray, "..."]:
     """Checks the initial model of a run and returns it as float64; zeros for None.
 
     Args:
@@ -77,7 +78,7 @@ def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple
     return number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
 
 
-def check_weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
+def check_weights(weights: ArrayLike, sizes: Int[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
     """Returns the weight of each node in the mean, [N] with sum 1.
 
     Args:

@@ -22,28 +22,29 @@ import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float64
 
 from fedtangent._src.checks import choice, instance, number, real_array, whole
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 LOSSES = ("squared_error", "squared_error_sum")
 MOST_ROUNDS = 10**12  # that ``rounds_to`` looks at
 
 
 def local_regression(
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     partition: Partition,
     *,
     learning_rate: float | None = None,
     local_steps: int | None = None,
-    weights: Any = "uniform",
+    weights: ArrayLike = "uniform",
     loss: str = "squared_error",
 ) -> LocalRegression:
     """Computes Local-GD on a linear regression without intercept: every round's global model in closed form.
@@ -105,12 +106,12 @@ class LocalRegression:
     """
 
     nodes: Nodes
-    weights: np.ndarray  # [N], sum 1
-    bases: np.ndarray  # [N, r, d], V_i'; rows beyond the rank of X_i are 0
-    answers: np.ndarray  # [N, r] (, C), what local work draws V_i' w to
-    kept: np.ndarray  # [N, r], the share of the way that is left after the local work
-    gone: np.ndarray  # [N, r], 1 - kept, to relative precision; 0 beyond the rank
-    known: np.ndarray  # [N, r] bool, within the rank of X_i
+    weights: Float64[np.ndarray, "N"]  # sum 1
+    bases: Float64[np.ndarray, "N r d"]  # V_i'; rows beyond the rank of X_i are 0
+    answers: Float64[np.ndarray, "N r *C"]  # (, C), what local work draws V_i' w to
+    kept: Float64[np.ndarray, "N r"]  # the share of the way that is left after the local work
+    gone: Float64[np.ndarray, "N r"]  # 1 - kept, to relative precision; 0 beyond the rank
+    known: Bool[np.ndarray, "N r"]  # within the rank of X_i
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,12 +129,12 @@ class LocalRegression:
         """Largest share of a local residual that remains after the local work: at most ``exp(-eta L s / n_i)``."""
         return float(np.abs(self.kept[self.known]).max(initial=0.0))
 
-    def local(self, w: np.ndarray) -> np.ndarray:
+    def local(self, w: Float64[np.ndarray, "d *C"]) -> Float64[np.ndarray, "N d *C"]:
         """Computes every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
         moves = _like(self.gone, self.answers) * (self.bases @ w - self.answers)
         return np.asarray(w - np.einsum("ir...,ird->id...", moves, self.bases))
 
-    def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
+    def models(self, rounds: int | Cohort, start: ArrayLike | None = None) -> Float64[np.ndarray, "rounds d *C"]:
         """Computes the global model after every round, [R + 1, d], one round after the other.
 
         Args:
@@ -146,7 +147,7 @@ class LocalRegression:
             path.append(np.tensordot(weight, self.local(path[-1]), 1))
         return np.stack(path)
 
-    def _weights_of(self, rounds: int | Cohort) -> np.ndarray:
+    def _weights_of(self, rounds: int | Cohort) -> Float64[np.ndarray, "R N"]:
         """Returns the weight of each node in each round, [R, N]."""
         if not isinstance(rounds, Cohort):
             return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
@@ -181,7 +182,7 @@ class LocalRegression:
         return right, singular**2, fitted.reshape(self.shape)
 
     @property
-    def eigenvalues(self) -> np.ndarray:
+    def eigenvalues(self) -> Float64[np.ndarray, "q"]:
         """Eigenvalues of the averaged projection A on its range, from the largest to the smallest."""
         return self._stacked[1]
 
@@ -190,13 +191,13 @@ class LocalRegression:
         """Factor by which a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
         return float(np.abs(1 - self.eigenvalues).max())
 
-    def limit(self, start: Any = None) -> np.ndarray:
+    def limit(self, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
         """Computes the end of the run, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
         begin = check_start(start, self.shape)
         right, _, fitted = self._stacked
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
-    def after(self, rounds: int | Sequence[int], start: Any = None) -> np.ndarray:
+    def after(self, rounds: int | Sequence[int], start: ArrayLike | None = None) -> Float64[np.ndarray, "..."]:
         """Computes the global model after ``rounds`` rounds from the spectrum of A (eq. 6), without earlier rounds.
 
         Args:
@@ -214,7 +215,7 @@ class LocalRegression:
         found = end + np.einsum("rq,q...,qd->rd...", left, right @ (begin - end), right, optimize=True)
         return found if np.ndim(rounds) else found[0]
 
-    def rounds_to(self, tolerance: float, start: Any = None) -> int:
+    def rounds_to(self, tolerance: float, start: ArrayLike | None = None) -> int:
         """Computes the rounds until the distance to the limit is at most ``tolerance`` of the start's distance (eq. 9).
 
         Args:
@@ -243,7 +244,7 @@ def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
     return values.reshape(values.shape + (1,) * (other.ndim - values.ndim))
 
 
-def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
+def minimum_norm(x: ArrayLike, y: ArrayLike, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
     """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7).
 
     Args:
@@ -265,7 +266,7 @@ class LocalTheorem1(NamedTuple):
     """Theorem 1 of Local-GD for one run: its assumptions, and the limit and rate that it states."""
 
     assumptions: tuple[Assumption, ...]
-    centralised: np.ndarray  # [d]
+    centralised: Float64[np.ndarray, "d *C"]
     contraction: float  # bound of the factor of the distance to ``centralised`` in a round
 
     @property
@@ -278,7 +279,7 @@ class LocalTheorem1(NamedTuple):
         return report(f"Theorem 1 of Local-GD: a round leaves at most {self.contraction:.6g}", self.assumptions)
 
 
-def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
+def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> LocalTheorem1:
     """Checks Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
 
     The assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float64
 from scipy import optimize
 
 from fedtangent._src.checks import instance, number, real_array, symmetric, whole
@@ -53,15 +54,15 @@ from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption,
 from fedtangent._src.theory.flow.clients import response
 from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound
 from fedtangent._src.theory.precision import in_float64
-from fedtangent._src.types import Partition
+from fedtangent._src.types import AnyArray, ArrayLike, Partition
 
 
 class TwoLayerStart(NamedTuple):
     """Network of eq. (12) before training, as far as the theorems depend on it."""
 
     width: int  # n
-    covariance: Any = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
-    kernel: Any = None  # [N, N] H, to compare with Lemma 4; None for no comparison
+    covariance: ArrayLike = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
+    kernel: ArrayLike | None = None  # H, to compare with Lemma 4; None for no comparison
 
 
 class NtkConstants(NamedTuple):
@@ -119,7 +120,7 @@ class NtkTheorem:
         value = c.lambda_min if eigenvalue is None else eigenvalue
         return max(1 - c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 0.0)
 
-    def residual_bound(self, steps: Any, eigenvalue: float | None = None) -> np.ndarray:
+    def residual_bound(self, steps: ArrayLike, eigenvalue: float | None = None) -> Float64[np.ndarray, "..."]:
         """Computes the bound of ``|f - y|^2`` after each number of steps (Theorem 1) or rounds (Theorem 2).
 
         Args:
@@ -140,7 +141,7 @@ class NtkTheorem:
 
 
 @in_float64
-def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
+def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArray, "m n"]:
     """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, the server's evolution with the limiting kernel.
 
     It is the discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort give
@@ -163,7 +164,9 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
 
 
 @in_float64
-def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float, times: Sequence[int]) -> np.ndarray:
+def ntk_evolved(
+    kernels: KernelBlocks | LargeKernel, residual: ArrayLike, step: float, times: Sequence[int]
+) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
     The result is the same as with ``ntk_evolution`` but needs no matrix of all points:
@@ -200,7 +203,7 @@ def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float,
     return np.stack(found)
 
 
-def linear_rate(kernel: Any, learning_rate: float) -> float:
+def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
     """Computes the largest factor of the linearised network's squared residual in a step, ``(1 - eta lambda_i / N)^2``.
 
     Args:
@@ -225,8 +228,8 @@ def largest_learning_rate(constants: NtkConstants) -> float:
 
 
 def ntk_theorem_1(
-    x: Any,
-    residual: Any,
+    x: ArrayLike,
+    residual: ArrayLike,
     network: TwoLayerStart,
     *,
     learning_rate: float,
@@ -254,8 +257,8 @@ def ntk_theorem_1(
 
 
 def ntk_theorem_2(
-    x: Any,
-    residual: Any,
+    x: ArrayLike,
+    residual: ArrayLike,
     partition: Partition,
     network: TwoLayerStart,
     *,
@@ -283,8 +286,8 @@ def ntk_theorem_2(
 
 
 def _constants(
-    x: np.ndarray, residual: Any, network: TwoLayerStart, learning_rate: float, delta: float
-) -> tuple[NtkConstants, np.ndarray]:
+    x: Float64[np.ndarray, "N d"], residual: ArrayLike, network: TwoLayerStart, learning_rate: float, delta: float
+) -> tuple[NtkConstants, Float64[np.ndarray, "N N"]]:
     instance("network", network, TwoLayerStart)
     start = real_array("residual", residual)
     checks.check_shape("residual", start, (len(x),))
@@ -294,7 +297,7 @@ def _constants(
     number("delta", delta, above=0, below=1)
     kernel = expected_kernel(x, covariance)
     eigenvalues = np.linalg.eigvalsh(kernel)
-    least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
+    least = float(np.asarray(covariance)) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
     return NtkConstants(
         num_examples=len(x),
         width=int(network.width),
@@ -308,7 +311,12 @@ def _constants(
 
 
 def _theorem(
-    name: str, x: np.ndarray, c: NtkConstants, kernel: np.ndarray, radius: float | None, initial_kernel: Any
+    name: str,
+    x: Float64[np.ndarray, "N d"],
+    c: NtkConstants,
+    kernel: Float64[np.ndarray, "N N"],
+    radius: float | None,
+    initial_kernel: ArrayLike | None,
 ) -> NtkTheorem:
     if radius is not None:
         number("radius", radius, at_least=0)
@@ -323,7 +331,7 @@ def _theorem(
     return NtkTheorem(name, c, reach, tuple(found))
 
 
-def _of_the_data(x: np.ndarray, c: NtkConstants) -> list[Assumption]:
+def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumption]:
     zero = c.num_examples * float(np.finfo(np.float64).eps) * c.lambda_max
     error = float(np.max(np.abs(np.linalg.norm(x, axis=1) - 1)))
     return [

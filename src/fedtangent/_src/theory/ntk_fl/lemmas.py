@@ -23,15 +23,17 @@ import math
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.checks import choice, number, real_array
 from fedtangent._src.models.two_layer import arc_cosine, square_root
 from fedtangent._src.theory import checks
+from fedtangent._src.types import ArrayLike
 
 FORMS = ("printed", "union", "concentration")
 
 
-def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
+def expected_kernel(x: ArrayLike, covariance: ArrayLike = 1.0) -> Float64[np.ndarray, "N N"]:
     """Computes the kernel of eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for Gaussian v, [N, N] float64.
 
     It is ``x_i' x_j (pi - angle) / (2 pi)``, with the angle in the covariance's metric.
@@ -44,14 +46,14 @@ def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
     return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
 
 
-def empirical_kernel(x: Any, v: Any) -> np.ndarray:
+def empirical_kernel(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N N"]:
     """Computes ``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12), [N, N] float64."""
     inputs = checks.check_rows("x", x, "N, d")
     active = active_neurons(inputs, v)
     return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
 
 
-def active_neurons(x: Any, v: Any) -> np.ndarray:
+def active_neurons(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N n"]:
     """Computes ``1{v_r' x_i >= 0}`` for inputs x [N, d] and weights v [n, d], [N, n] float64."""
     inputs, weights = checks.check_rows("x", x, "N, d"), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
@@ -112,10 +114,10 @@ def sampling_bound(width: float, num_examples: int, delta: float) -> float:
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
 
 
-def _root(covariance: Any, input_size: int) -> np.ndarray:
+def _root(covariance: ArrayLike, input_size: int) -> Float64[np.ndarray, "d d"]:
     if np.ndim(covariance) == 0:
         number("covariance", covariance, above=0)
-        return math.sqrt(covariance) * np.eye(input_size)
+        return math.sqrt(float(np.asarray(covariance))) * np.eye(input_size)
     return square_root(covariance, input_size)
 
 
@@ -129,7 +131,7 @@ def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_ex
 
 
 def weight_gap_bound(
-    gamma: Any,
+    gamma: ArrayLike,
     *,
     learning_rate: float,
     width: int,
@@ -137,7 +139,7 @@ def weight_gap_bound(
     radius: float,
     alpha: float = 1.0,
     delta: float = 0.05,
-) -> np.ndarray:
+) -> Float64[np.ndarray, "times"]:
     """Computes Lemma 2's bound of ``|w_t - w~_t|_1`` for t = 0 .. T, [T + 1] float64.
 
     Args:
@@ -154,8 +156,8 @@ def weight_gap_bound(
 
 
 def switched_bound(
-    gamma: Any, switched: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int
-) -> np.ndarray:
+    gamma: ArrayLike, switched: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
+) -> Float64[np.ndarray, "times"]:
     """Computes the bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1, [T + 1] float64.
 
     It is ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``.
@@ -174,7 +176,9 @@ def switched_bound(
     return _per_step(learning_rate, width, input_size) * _sums(residuals * counts) / num_examples
 
 
-def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int) -> np.ndarray:
+def residual_part(
+    apart: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
+) -> Float64[np.ndarray, "times"]:
     """Computes a bound of the part that Lemma 2 leaves out, ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, [T + 1].
 
     Args:
@@ -192,7 +196,7 @@ def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: i
     return _per_step(learning_rate, width, input_size) * width * norms / num_examples
 
 
-def figure_bound(gamma: Any) -> np.ndarray:
+def figure_bound(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
     """Computes Fig. 9's "analytical upper bound", ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1]."""
     return 2 * _sums(gamma)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src.checks import choice
 from fedtangent._src.kernels.empirical import empirical_ntk
@@ -64,7 +65,14 @@ def descents(
 
 @partial(jax.jit, static_argnames=("model", "steps", "kernel", "watch"))
 def _descents(
-    model: Model, params: PyTree, x: Array, y: Array, learning_rate: float, steps: int, kernel: str, watch: Any
+    model: Model,
+    params: PyTree,
+    x: Float[Array, "n d"],
+    y: Float[Array, "n *C"],
+    learning_rate: float | Float[Array, ""],
+    steps: int,
+    kernel: str,
+    watch: Any,
 ) -> dict[str, Any]:
     outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
     transpose = jax.linear_transpose(push, params)
