@@ -651,7 +651,10 @@ class Training(NamedTuple):
     loss: Any
 
 
-NO_RULE = "its recipe states no rule; nearest are fed_avg and fed_prox, which have one"
+NO_RULE = (
+    "its recipe states no rule (rule= of train_and_average); compare(.., start=jax.random.key(0)) puts it beside its "
+    "linearisation"
+)
 
 
 class Composition(NamedTuple):
@@ -719,7 +722,7 @@ class Step(Protocol):
 class Predict(Protocol):
     """A function that predicts with the global models."""
 
-    def __call__(self, state: PyTree, x: Shaped[Array, "n ..."], /) -> Prediction:
+    def __call__(self, state: PyTree, x: Shaped[Array | np.ndarray, "n ..."], /) -> Prediction:
         """Returns the ensemble's prediction at ``x``.
 
         Args:
@@ -751,7 +754,7 @@ class PersonalPrediction(Protocol):
         data: FederatedData,
         max_client_size: int,
         client: Int32[Array, ""],
-        x: Shaped[Array, "m ..."],
+        x: Shaped[Array | np.ndarray, "m ..."],
         /,
     ) -> Prediction:
         """Returns the client's personal prediction at ``x``.

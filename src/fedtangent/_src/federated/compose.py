@@ -156,14 +156,19 @@ def compose(
     def params(state: State) -> PyTree:
         return jax.vmap(server.params)(state.server)
 
-    def predict_state(state: State, x: Array) -> Prediction:
-        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
+    def predict_state(state: State, x: Array | np.ndarray) -> Prediction:
+        inputs = jnp.asarray(x)
+        if parts.predict is not None:
+            return parts.predict(model, state, inputs)
+        return mean_of_models(model, params(state), inputs)
 
-    def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
+    def predict_personal(
+        state: State, data: FederatedData, largest: int, client_id: Array, x: Array | np.ndarray
+    ) -> Prediction:
         client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert parts.personal is not None
-        return parts.personal(model, params(state), client_states, client, x)
+        return parts.personal(model, params(state), client_states, client, jnp.asarray(x))
 
     return Algorithm(
         name,
