@@ -19,7 +19,7 @@ from . import (
     theory,
     types,
 )
-from ._src.comparison.comparing import compare
+from ._src.comparison.comparing import compare, compare_case
 from ._src.comparison.forecast import Forecasting, predict
 from ._src.engine.checkpoints import Checkpoints
 from ._src.engine.clients import Devices
@@ -97,6 +97,7 @@ __all__ = [
     "channels",
     "cite",
     "compare",
+    "compare_case",
     "cp_ntk_fl",
     "data",
     "data_sharing",

@@ -14,7 +14,7 @@ import fedtangent as ft
 from fedtangent._src.cli import compare as cli_compare
 from fedtangent._src.cli import predict as cli_predict
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.comparison import exact
+from fedtangent._src.comparison import comparing, exact
 from fedtangent._src.comparison.comparing import compare, comparison_of
 from fedtangent._src.comparison.predicted import predict, run_flow
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
@@ -34,6 +34,7 @@ from fedtangent._src.types import Server
 
 from .. import documents
 from ..nightly import nightly
+from . import tiny
 from .runs import BESIDE, MINIBATCHES, SMALL, beside, setting_of
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -421,3 +422,14 @@ def test_a_recipe_that_is_not_marked_cannot_be_compared() -> None:
     algorithm = half_way.__wrapped__(mlp(3, 2, (16,)), all_clients(4), 0.5)
     with pytest.raises(ValueError, match=r"mark the function that builds it with @fedtangent\.recipe"):
         compare(algorithm, data, clients, num_rounds=2)
+
+
+def test_a_standard_case_is_one_call_in_python(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(comparing, "build", lambda name, *given: [tiny.linear()] if given == (None, "smoke", 3) else [])
+    (found,) = ft.compare_case("sine", scale="smoke", seed=3, progress=False)
+    assert found.setting.name == tiny.linear().name and all(v.passed is not False for v in found.verdicts)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="case: got 'sin', allowed are digits, fashion_mnist, sine"):
+        ft.compare_case("sin")
+    with pytest.raises(ValueError, match="scale: got 'small', allowed are smoke, default, paper"):
+        ft.compare_case("sine", scale="small")

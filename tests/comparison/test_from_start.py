@@ -92,6 +92,28 @@ def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
     assert gap(run.history, elsewhere.history, metric) > 0.2  # the control: another network's start
 
 
+WARM_UP = optax.warmup_constant_schedule(0.0, 0.003, 3)
+
+
+def test_a_warm_up_of_optax_has_one_value_in_training_and_in_theory() -> None:
+    """In float32 its last digit depends on how it is compiled."""
+    side = ft.compare(fed_avg(rate=WARM_UP), DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
+    assert side.verdicts[0].passed, side.verdicts[0]
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(WARM_UP), optax.sgd(WARM_UP)])
+def test_an_optimiser_whose_first_local_step_is_0_is_put_beside_linearised_networks(optimizer: Any) -> None:
+    algorithm = fed_avg(rate=None, client_optimizer=optimizer)
+    side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=2, start=jax.random.key(0))
+    assert side.verdicts == () and "trained by the same algorithm" in repr(side)
+
+
+def test_a_prediction_that_diverges_says_so() -> None:
+    side = ft.compare(fed_avg(rate=1.0), DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
+    assert "the prediction does not learn" in repr(side) and "too large for the kernel" in repr(side)
+    assert "does not learn" not in repr(ft.compare(fed_avg(), DATA, CLIENTS, num_rounds=4, start=jax.random.key(0)))
+
+
 def test_an_algorithm_that_theory_does_not_follow_is_put_beside_linearised_networks() -> None:
     algorithm = fed_avg(rate=None, client_optimizer=optax.adam(1e-4))
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=4, seed=0, start=jax.random.key(0))
@@ -129,6 +151,9 @@ def test_pre_trained_weights_are_a_start() -> None:
     [
         ({"start": {"params": np.zeros(3)}}, "start: got"),
         ({"start": 3}, "start: got 3, must be None, a typed key"),
+        ({"start": jax.random.PRNGKey(0)}, "start: got an untyped key (jax.random.PRNGKey), must be None, a typed key"),
+        ({"start": {"params": {}}}, "; of flax's variables give variables['params']"),
+        ({"evaluation": 5}, "evaluation: got 5, must be an Evaluation"),
         ({"widths": (8, 16, 32)}, "widths: got (8, 16, 32), must be left out with a start"),
         ({"draws": 5}, "draws: got 5, must be left out with a start"),
     ],

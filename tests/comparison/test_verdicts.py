@@ -72,6 +72,13 @@ def test_mean_verdict() -> None:
     assert vd.mean_verdict("s", "mean", [right, wrong], {"shifted": [away, away]}).holds is False  # at one round
 
 
+def test_a_round_in_which_the_prediction_has_not_moved_is_left_out_of_the_mean() -> None:
+    right, away = followed(), np.full((M, C), 0.2)
+    still = right._replace(scale=0.0)
+    found = vd.mean_verdict("s", "mean", [still, right], {"shifted": [away, away]})
+    assert found == vd.mean_verdict("s", "mean", [right], {"shifted": [away]}) and found.passed
+
+
 def test_variance_verdict() -> None:
     right, wider = followed(), followed(wider=1.5)
     laws = {"a tenth": 0.9 * right.law, "half": 0.5 * right.law}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -110,8 +111,20 @@ def test_images_stay_images_and_a_dense_network_flattens_them(dtype: Any) -> Non
     images = RNG.integers(0, 200, (12, 6, 4, 3)).astype(dtype)
     for model in (mlp(72, 3, (4,)), cnn((6, 4, 3), 3, (2,), (), 3)):
         found = run_examples((images, LABELS), CLIENTS, "cross_entropy", model)
-        same(found.data.x, images, np.float32)
+        same(found.data.x, images / np.float32(255) if dtype is np.uint8 else images, np.float32)
         assert found.input_shape == (6, 4, 3) and found.dataset.kind == "image"
+
+
+def test_pixels_are_the_same_numbers_from_a_file_from_an_array_and_in_a_dataset(tmp_path: Path) -> None:
+    images = RNG.integers(0, 256, (12, 6, 4, 3)).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=LABELS, x_test=images, y_test=LABELS)
+    from_file = ft.data.load(str(tmp_path / "mine.npz"))
+    ways = from_file, (images, LABELS, images, LABELS), from_file._replace(x_train=images, x_test=images)
+    for data in ways:
+        found = run_examples(data, CLIENTS, "cross_entropy", mlp(72, 3, (4,)))
+        same(found.data.x, images / np.float32(255), np.float32)
+        assert found.test is not None
+        same(found.test.x, images / np.float32(255), np.float32)
 
 
 def test_whole_numbers_are_tokens_for_a_model_that_reads_tokens() -> None:

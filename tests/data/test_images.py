@@ -234,7 +234,7 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(fake, seed_tfds, 
     seed_tfds(fake.source, fake.folder, tmp_path / "tfds")
     files = {role: tuple(f) for role, f in fake.source.files.items()}
     program = PROGRAM.format(files=files, url=fake.source.url, cache=str(tmp_path / "cache"))
-    root = Path(fedtangent._src.data.__file__).parents[3]
+    root = Path(fedtangent.__file__).parents[1]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{stand_in.parent}{os.pathsep}{root}",

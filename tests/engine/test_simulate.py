@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedtangent as ft
 from fedtangent import simulate as simulate_from_the_root
 from fedtangent._src import data as datasets
 from fedtangent._src import models
@@ -208,6 +209,8 @@ def test_parameters_as_start() -> None:
         (np.zeros((2, 2, 1)), r"start: got float64 \(2, 2, 1\) at the root, must be"),
         (np.zeros((2, 1), np.int32), r"start: got int32 \(2, 1\) at the root"),
         ({"w": np.zeros((2, 1))}, "start: got nothing at the root, must be float"),
+        (jax.random.PRNGKey(0), r"start: got an untyped key \(jax.random.PRNGKey\), must be None, a typed key"),
+        (np.full((2, 1), np.nan), "start: got a parameter that is NaN or infinite, must be finite"),
     ],
 )
 def test_a_start_that_does_not_fit_is_refused_before_any_work(start: Any, message: str) -> None:
@@ -252,6 +255,9 @@ def test_the_root_exports_it() -> None:
         ({"num_rounds": 0}, "num_rounds: got 0, must be a whole number of at least 1"),
         ({"num_rounds": -3}, "num_rounds: got -3, must be a whole number of at least 1"),
         ({"devices": Devices("pmap")}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
+        ({"evaluation": 5}, "evaluation: got 5, must be an Evaluation"),
+        ({"devices": "scan"}, "devices: got 'scan', must be a Devices"),
+        ({"checkpoints": "folder"}, "checkpoints: got 'folder', must be a Checkpoints"),
         ({"evaluat": None}, r"simulate\(\) got an unexpected keyword argument 'evaluat'"),
     ],
 )
@@ -261,6 +267,11 @@ def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) ->
     with pytest.raises((ValueError, TypeError), match=message):
         simulate(watched, data(), **{"num_rounds": 1} | changed)
     assert calls == []
+
+
+def test_a_recipe_that_is_not_called_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"algorithm: got the function fed_avg, must be what it returns: fed_avg\("):
+        simulate(ft.fed_avg, data(), num_rounds=1)  # type: ignore[arg-type]
 
 
 def test_data_of_another_number_of_clients() -> None:

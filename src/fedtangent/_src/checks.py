@@ -99,7 +99,8 @@ def seed(value: Any, name: str = "seed") -> int:
 def instance(name: str, value: Any, of: type) -> None:
     """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``."""
     if not isinstance(value, of):
-        raise ValueError(f"{name}: got {shown(value)}, must be a {of.__name__}")
+        article = "an" if of.__name__[0] in "AEIOU" else "a"
+        raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}")
 
 
 def flag(name: str, value: Any) -> bool:

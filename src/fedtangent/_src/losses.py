@@ -59,7 +59,7 @@ def cross_entropy(
 
     Args:
         outputs: Logits [B, C].
-        targets: Integer labels [B], or probabilities of the classes [B, C], floating.
+        targets: Integer labels [B], or probabilities of the classes [B, C], floating. Runs take integer labels.
         mask: Whether a row is a real example, [B] bool.
 
     Returns:

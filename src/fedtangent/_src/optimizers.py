@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def check_rate(name: str, rate: Rate | np.number, num_rounds: int = 1) -> None:
         number(name, rate, above=0)
         return
     for round_ in np.unique(np.linspace(0, num_rounds - 1, min(num_rounds, 500)).astype(np.int32)):
-        number(f"{name} in round {round_}", rate(jnp.int32(round_)), at_least=0)
+        number(f"{name} in round {round_}", in_round(rate, round_), at_least=0)
 
 
 def check_optimizer(name: str, optimizer: Optimizer) -> None:
@@ -84,7 +84,20 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
 
 def rate_at(rate: Rate, round_: Array) -> float | Array:
     """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule."""
-    return rate(round_) if callable(rate) else rate
+    return in_round(rate, round_) if callable(rate) else rate
+
+
+def in_round(schedule: Callable[[Array], Any], round_: Array) -> Any:
+    """Returns the value of a schedule in a round.
+
+    With 64-bit types the round is int64, so that optax computes a rate in float64: in float32 its last digit would
+    depend on how the schedule is compiled, and training and theory would use different rates.
+
+    Args:
+        schedule: A function of the round.
+        round_: The round, a whole number [].
+    """
+    return schedule(jnp.asarray(round_, int))
 
 
 class Sgd(optax.GradientTransformation):
@@ -99,7 +112,7 @@ def sgd(rate: Rate) -> Optimizer:
     A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
     and float32 parameters stay in float32.
     """
-    return (lambda round_: _descend(rate(round_))) if callable(rate) else _descend(rate)
+    return (lambda round_: _descend(in_round(rate, round_))) if callable(rate) else _descend(rate)
 
 
 def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate: Rate) -> Optimizer:
@@ -110,12 +123,12 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
         rate: A number, or a schedule of the round; with a schedule, a function from the round to an optimiser is
             returned.
     """
-    return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
+    return (lambda round_: make(in_round(rate, round_))) if callable(rate) else make(rate)
 
 
 def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformation:
     """Returns the optimiser of round ``round_``; the shapes of its state must be the same in every round."""
-    return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_)
+    return optimizer if isinstance(optimizer, optax.GradientTransformation) else in_round(optimizer, round_)
 
 
 def _descend(rate: float | Array) -> Sgd:

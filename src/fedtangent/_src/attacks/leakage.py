@@ -199,7 +199,10 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """Searches from every start in turn; the starts of one message follow each other. ``loss`` None means Jacobians."""
+    """Searches from each start in turn; starts are ordered message by message.
+
+    The messages are gradients of ``loss``; if it is None, they are Jacobians.
+    """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])
 

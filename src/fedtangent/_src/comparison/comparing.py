@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from fedtangent._src.checks import whole
+from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.followed import (
     check_analytic,
     check_evaluation,
@@ -68,6 +70,9 @@ def compare(
             says why), the model has no analytic kernel, or an argument is out of range.
     """
     require_float64()
+    given: Any = widths
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"widths: got {widths!r}, must be whole numbers such as (64, 256, 1024)")
     examples = examples_of(algorithm, data, clients)
     if start is not None:
         for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):
@@ -76,6 +81,33 @@ def compare(
         return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
     setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
     return run(setting, evaluation.progress)
+
+
+def compare_case(
+    name: str,
+    *,
+    scale: str = "default",
+    seed: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> list[Comparison]:
+    """Runs a standard case of ``fedtangent compare``: Fed-ensemble, NTK-FL and the limit beside theory.
+
+    Args:
+        name: Name of the case, such as "sine" or "digits"; ``fedtangent list cases`` shows all.
+        scale: "smoke", "default" or "paper".
+        seed: Seed of data, schedule and initialisations.
+        data_dir: Folder of the data sets' files; None for the environment's (``fedtangent data --help``).
+        progress: Whether to show progress; None: in terminals and notebooks.
+
+    Returns:
+        One comparison for each setting of the case.
+
+    Raises:
+        ValueError: The name or the scale is unknown, or 64-bit types are off (``fedtangent.enable_x64()``).
+    """
+    require_float64()
+    return [run(setting, progress) for setting in build(name, data_dir, scale, seed)]
 
 
 def comparison_of(

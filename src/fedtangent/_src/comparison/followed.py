@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from fedtangent._src.checks import instance
 from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.data.examples import Examples
@@ -15,7 +16,7 @@ from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.losses import words
-from fedtangent._src.optimizers import first_steps
+from fedtangent._src.optimizers import first_steps, in_round
 from fedtangent._src.theory import Rule
 from fedtangent._src.theory.flow.rules import read_rule
 from fedtangent._src.types import NO_RULE, Algorithm, Model, Partition, Training
@@ -50,7 +51,8 @@ def setting_of(
     """
     rule = rule_of(algorithm, examples.clients, num_rounds, seed) if is_followed else None
     training, clients, model = _training(algorithm), examples.clients, algorithm.model
-    rates_of(training, num_rounds)
+    if training.optimizer is None:
+        rates_of(training, num_rounds)
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     on_device = (examples.train if examples.test is None else examples.test).labels
@@ -133,11 +135,12 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
 
 def each_round(schedule: Any, num_rounds: int) -> Float[np.ndarray, "num_rounds"]:
     """Evaluates a schedule of numbers at every round, [R]."""
-    return np.array([float(schedule(jnp.int32(r))) for r in range(num_rounds)])
+    return np.array([float(in_round(schedule, jnp.int32(r))) for r in range(num_rounds)])
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
-    """Raises ``ValueError`` for settings of an evaluation that only ``simulate`` uses."""
+    """Raises ``ValueError`` unless ``evaluation`` is an ``Evaluation`` without settings that only ``simulate`` uses."""
+    instance("evaluation", evaluation, Evaluation)
     for name in ("measure", "report", "stop_on_divergence"):
         if getattr(evaluation, name):
             raise ValueError(f"evaluation.{name}: is an option of simulate only, must be left out")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from fedtangent._src.checks import flag, number, real_array, whole
+from fedtangent._src.checks import flag, instance, number, real_array, whole
 from fedtangent._src.comparison.cohorts import contacted_clients
 from fedtangent._src.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
 from fedtangent._src.comparison.from_start import check_rows, flow_outputs, flows_at_start, weights_of
@@ -308,6 +308,7 @@ def memory_of(plan: Plan) -> KernelPlan:
 
 def check_forecasting(forecasting: Forecasting) -> None:
     """Raises ``ValueError`` for an option out of range."""
+    instance("forecasting", forecasting, Forecasting)
     whole("draws", forecasting.draws, 2)
     flag("rates", forecasting.rates)
     if forecasting.target is not None:

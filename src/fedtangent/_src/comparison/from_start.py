@@ -20,13 +20,13 @@ from jaxtyping import Float
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison.exact import MOST_ROWS, at_some_points, empirical_blocks, follows
-from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, followed_rule, setting_of
+from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, rule_of, setting_of
 from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of, trained_networks
 from fedtangent._src.comparison.statistics import relative_errors
-from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.history import History
 from fedtangent._src.engine.loop import Evaluation
@@ -58,10 +58,22 @@ class FromStart(NamedTuple):
     seconds: float
 
     def __repr__(self) -> str:
-        """Returns one line with the run, the method of prediction, and the final distance of the networks from it."""
-        said = f"; {summary(self.verdicts)}" if self.verdicts else ""
+        """Returns one line: the distance between network and linearisation, and whether the flow is the latter."""
         apart = float(self.feature_learning[-1].mean())
-        return f"FromStart({self.setting.title}: the network ends {apart:.3g} away from {self.how}{said})"
+        lines = [
+            f"prediction: {self.how}",
+            f"at the end the network is {apart:.3g} away from it, in units of how far the prediction moved",
+        ]
+        first, *_, last = self.setting.problem.left(self.train)
+        if not last <= first:
+            lines.append(
+                f"the prediction does not learn: its {self.setting.problem.what_is_left} goes from {first:.3g} to "
+                f"{last:.3g}, so the learning rate is too large for the kernel at the start"
+            )
+        for verdict in self.verdicts:
+            said = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
+            lines.append(f"{said}: {verdict.statement} (difference {verdict.measured})")
+        return f"FromStart({self.setting.title}; {'; '.join(lines)})"
 
     @property
     def feature_learning(self) -> Float[np.ndarray, "r K"]:
@@ -102,7 +114,7 @@ def compare_from(
     whole("num_rounds", num_rounds)
     weights, begun = weights_of(algorithm, examples, seed, start), time.perf_counter()
     try:
-        followed_rule(algorithm, num_rounds)
+        rule_of(algorithm, examples.clients, num_rounds, seed)
         why = _too_large(algorithm, examples)
     except ValueError as error:
         why = str(error)

@@ -287,6 +287,8 @@ def reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
         scale: Norm by which the distance of the means is divided: how far training moves the functions.
     """
     last, trace = theory.moments[-1], np.trace(limit.cov)
+    if not trace > 0:  # as at the training points: there is no variance to compare
+        return False
     off = np.linalg.norm((last.mean - limit.mean).mean(axis=0)) / scale
     ratio = np.mean(np.trace(last.cov, axis1=1, axis2=2)) / trace
     return bool(off <= REACHED * MEAN_MARGIN and abs(ratio - 1) <= REACHED * VARIANCE_MARGIN)

@@ -145,7 +145,13 @@ def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
-    """Returns sample mean and average output covariance at every round, for a loss without a closed-form law."""
+    """Returns mean and covariance over sampled initial functions at every round, for a loss without a closed-form law.
+
+    The covariance is the average over outputs.
+
+    Args:
+        drawn: Predicted outputs from E initial functions, [E, r, K, m, C].
+    """
     first = drawn[0]
     moved = drawn - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)

@@ -16,7 +16,7 @@ FACTORS = 2.0**-40, 2.0**40  # multiples of the run's rate beyond which no bound
 
 
 class Rates(NamedTuple):
-    """Client learning rates found by a search; for a schedule, its first rate (the others scale with it)."""
+    """Client learning rates found by a search; for a schedule, its largest rate (the others scale with it)."""
 
     stable: float  # the largest rate whose final training loss is not above the first; inf, or 0 for none
     guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound

@@ -296,15 +296,15 @@ def mean_verdict(
     Args:
         subject: The setting.
         statement: Name of the comparison.
-        rounds: Networks and predictions at each round.
+        rounds: Networks and predictions at each round; rounds in which the prediction is still the start are left out.
         wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
-    rivals = []
+    moved, rivals = [f.scale > 0 for f in rounds], []
     for name, away in wrong.items():
-        far = [float(np.linalg.norm(a)) / f.scale for f, a in zip(rounds, away, strict=True)]
+        far = [float(np.linalg.norm(a)) / f.scale if m else 0.0 for f, a, m in zip(rounds, away, moved, strict=True)]
         at = int(np.argmax(far))
         rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
-    found = [mean_error(f.pairs, f.scale) for f in rounds]
+    found = [mean_error(f.pairs, f.scale) for f, m in zip(rounds, moved, strict=True) if m]
     return judged(subject, statement, 0.0, MEAN_MARGIN, found, rivals)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int, Num
+from jaxtyping import Float32, Float64, Int, Num, UInt8
 
 from fedtangent._src import checks
 from fedtangent._src.entries import Entry
@@ -113,6 +113,11 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
     most = float(np.finfo(np.float32).max)
     if array.size and array.dtype.itemsize > 4 and max(float(array.max()), -float(array.min())) > most:
         raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
+
+
+def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    """Returns uint8 inputs as float32 numbers from 0 to 1: divided by 255, the form of images everywhere."""
+    return (x / np.float32(255)).astype(np.float32)
 
 
 def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:

@@ -23,6 +23,7 @@ from fedtangent._src.data.dataset import (
     check_float32,
     classification_targets,
     finite_rows,
+    pixels,
     sign_targets,
 )
 from fedtangent._src.data.named import load
@@ -161,7 +162,8 @@ def run_examples(
 
     Args:
         data: A ``Dataset``, the name of one, or arrays: (x_train, y_train) or (x_train, y_train, x_test, y_test).
-            Inputs are [n, ...]; whole numbers are tokens if the model reads tokens, else real numbers as they are.
+            Inputs are [n, ...]; whole numbers are tokens if the model reads tokens; else uint8 are pixels, which are
+            divided by 255, and other whole numbers are real numbers as they are.
             Targets are class labels, whole numbers from 0 or strings [n] (numbered in sorted order); or floating
             numbers to predict, [n] for one output or [n, C].
         clients: A ``Partition``; a list of arrays, the rows of ``x_train`` that each client holds (or a mapping from
@@ -254,7 +256,11 @@ def _read(
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
-        return data, None
+        stored = {name: getattr(data, name) for name in ("x_train", "x_test")}
+        raw: dict[str, Any] = {
+            name: pixels(x) for name, x in stored.items() if x.dtype == np.uint8 and data.kind != TOKENS
+        }
+        return data._replace(**raw), None
     if isinstance(data, str):
         return load(data, data_dir, seed), None
     if not isinstance(data, tuple | list) or len(data) not in (2, 4):
@@ -301,7 +307,7 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _inputs(name: str, x: ArrayLike, as_tokens: bool) -> Num[np.ndarray, "n ..."]:
-    """Checks inputs [n, ...] and converts tokens to int32, other whole numbers to float32."""
+    """Checks inputs [n, ...] and converts tokens to int32, pixels (uint8) to [0, 1], and whole numbers to float32."""
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
     if as_tokens and not is_whole:
@@ -314,7 +320,9 @@ def _inputs(name: str, x: ArrayLike, as_tokens: bool) -> Num[np.ndarray, "n ..."
         if array.min() < 0 or array.max() > checks.MAX_INDEX:
             raise ValueError(f"{name}: got {array.min()} to {array.max()}, must be tokens from 0")
         return array.astype(np.int32)
-    return array if is_floating else array.astype(np.float32)
+    if is_floating:
+        return array
+    return pixels(array) if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def _targets(name: str, y: Any) -> np.ndarray:
@@ -388,7 +396,8 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
     if model.output_size != dataset.num_outputs:
         if dataset.num_classes:
             names = f"0 to {dataset.num_classes - 1}" if classes is None else _listed(classes)
-            what = f"class of y_train ({names})"
+            is_larger = len(dataset.y_test) and dataset.y_test.max() > dataset.y_train.max()
+            what = f"class of {'y_test' if is_larger else 'y_train'} ({names})"
             hint = "; a single output is fitted to floating numbers, such as -1 and 1" if model.output_size == 1 else ""
         else:
             what, hint = "column of y_train", "; class labels are whole numbers or strings [n]"

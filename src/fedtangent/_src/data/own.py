@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, files
-from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first
+from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first, pixels
 from fedtangent._src.data.partition.drawn import generator
 
 SUFFIX = ".npz"
@@ -158,7 +158,7 @@ def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
         if x.min() < 0 or x.max() > checks.MAX_INDEX:
             raise ValueError(f"{name}: got {x.min()} to {x.max()}, must be tokens from 0")
         return x.astype(np.int32)
-    scaled = (x / np.float32(255)).astype(np.float32) if x.dtype == np.uint8 else x
+    scaled = pixels(x) if x.dtype == np.uint8 else x
     return scaled[..., None] if x.ndim == 3 else scaled
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from fedtangent._src.checks import shown, whole
+from fedtangent._src.checks import instance, shown, whole
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, run_examples
 from fedtangent._src.data.federated import max_client_size
@@ -121,6 +121,7 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
     Raises:
         ValueError: Data or clients that do not fit; the message names the argument.
     """
+    check_algorithm(algorithm)
     if isinstance(data, Examples):
         _refuse_clients(data, clients)
         return data
@@ -142,6 +143,14 @@ def _refuse_clients(data: Any, clients: Any) -> None:
     if clients is not None:
         name = type(data).__name__
         raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Raises ``ValueError`` unless ``algorithm`` is an ``Algorithm``; of a recipe it says that it must be called."""
+    if callable(algorithm):
+        name = getattr(algorithm, "__name__", "recipe")
+        raise ValueError(f"algorithm: got the function {name}, must be what it returns: {name}(model, schedule, ..)")
+    instance("algorithm", algorithm, Algorithm)
 
 
 def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[str, dict[str, float]]:
@@ -218,7 +227,13 @@ def simulate(
         >>> [(row.round, row.metrics["test"]["accuracy"] > 0.7) for row in run.history.evaluations]
         [(0, False), (20, True)]
     """
+    check_algorithm(algorithm)
     whole("num_rounds", num_rounds)
+    instance("evaluation", evaluation, Evaluation)
+    if not isinstance(devices, Resolved):
+        instance("devices", devices, Devices)
+    if checkpoints is not None:
+        instance("checkpoints", checkpoints, Checkpoints)
     evaluated: list[Array] = []
     if isinstance(data, FederatedData):
         _refuse_clients(data, clients)
@@ -261,12 +276,22 @@ def simulate(
 
 
 def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | None) -> None:
-    """Raises ``ValueError`` for a ``start`` that is neither one key nor parameters of the algorithm's models."""
+    """Raises ``ValueError`` for a ``start`` that is neither one key nor finite parameters of the algorithm's models."""
     keys = start if isinstance(start, jax.Array) and is_key(start) else None
-    if isinstance(start, int) or (keys is not None and keys.shape != ()):
-        raise ValueError(f"start: got {shown(start)}, must be None, a typed key (jax.random.key(..)), or parameters")
-    if start is not None and keys is None:
+    is_untyped = isinstance(start, jax.Array) and start.dtype == np.uint32 and start.shape == (2,)
+    if isinstance(start, int) or is_untyped or (keys is not None and keys.shape != ()):
+        what = "an untyped key (jax.random.PRNGKey)" if is_untyped else shown(start)
+        raise ValueError(f"start: got {what}, must be None, a typed key (jax.random.key(..)), or parameters")
+    if start is None or keys is not None:
+        return
+    try:
         jax.eval_shape(lambda: algorithm.init(0, num_clients, start))  # compares the shapes, computes nothing
+    except ValueError as error:
+        hint = "; of flax's variables give variables['params']" if isinstance(start, dict) and "params" in start else ""
+        raise ValueError(f"{error}{hint}") from error
+    for leaf in jax.tree.leaves(start):
+        if not np.all(np.isfinite(leaf)):
+            raise ValueError("start: got a parameter that is NaN or infinite, must be finite")
 
 
 def params_by_round(

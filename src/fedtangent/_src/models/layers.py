@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class LayeredStructure(NamedTuple):
-    """Structure of a network most of whose weights belong to layers."""
+    """Structure of a network of matrix products (layers), and few other weights, such as scales of a normalisation."""
 
     plan: Callable[[PyTree, Any], Plan]  # (params, x [n, ...]), arrays or their shapes -> what the weights are
     run: Callable[[Plan, PyTree, list[Array], Array], tuple[Array, list[Array]]]

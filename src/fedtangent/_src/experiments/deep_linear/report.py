@@ -33,10 +33,10 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
     """Computes a figure's outcome.
 
     Args:
-        study: The study.
+        study: Settings, seeds and output folder of the experiment.
         title: Title of the table.
         judge: Function from all curves to the claims.
-        more: Function from all curves to further sheets.
+        more: Function from all curves to further tables.
     """
     s, rate = study.settings, rate_of(study)
     found, wrong = every_curve(study, rate)

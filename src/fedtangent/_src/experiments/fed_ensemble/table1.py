@@ -77,7 +77,7 @@ class Fit(NamedTuple):
     distance: float  # root mean square of all those logarithms
 
     def num_rounds(self, num_models: int) -> int:
-        """Returns the rounds for which K models are trained."""
+        """Returns the number of rounds of a run with K models."""
         return self.length * (num_models if self.budget == "ages" else 1)
 
     @property

@@ -97,7 +97,7 @@ def one_step(problem: Problem, s: Any) -> theory.LocalRegression:
 
 
 def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
-    """Checks that the engine's models are the closed forms in every round; control: the form of one local step."""
+    """Checks that trained models equal the closed form in every round; control: the closed form of one local step."""
     worst, wrong = 0.0, np.inf
     for run in runs:
         rounds = len(run.path) - 1
@@ -129,7 +129,7 @@ def check_descent(study: Study, dimension: int) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Trains on every seed's problem and measures the distances by round."""
+    """Trains on every seed's problem and measures how far the models are from closed forms, by round."""
     s, runs, rows, lines = study.settings, list[RegressionRun](), list[dict[str, Any]](), list[dict[str, np.ndarray]]()
     for seed in study.each_seed():
         one = regression_run(s, s.dimension, seed)

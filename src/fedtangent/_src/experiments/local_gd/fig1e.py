@@ -105,7 +105,7 @@ def models(one: Classified) -> dict[str, np.ndarray]:
 
 
 def row(one: Classified) -> dict[str, float]:
-    """Computes the distances between the trained models of one problem."""
+    """Computes the distances between a problem's models: of Local-GD, its modification and centralised training."""
     of = models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}

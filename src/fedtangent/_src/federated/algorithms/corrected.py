@@ -86,7 +86,8 @@ class Dynamic(NamedTuple):
 def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
     """Builds FedDyn's server (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
 
-    With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
+    P are the clients of the round, d is their mean update, and h the correction that the server carries from round to
+    round. With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
 
     Args:
         mu: Strength of the dynamic regulariser.

@@ -305,7 +305,8 @@ def _slope(
 ) -> Float[Array, "b D"]:
     """Computes the derivative of the batch's loss by the outputs f [b, D], 0 for padding rows.
 
-    Under the squared error f is the residual, and the derivative is f over the number of examples.
+    Under the squared error (``targets`` None) f holds outputs minus targets, and the derivative is f over the number of
+    examples.
     """
     width = kind.rows_per_example
     if targets is None:

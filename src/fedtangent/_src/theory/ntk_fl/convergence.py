@@ -216,7 +216,11 @@ def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
 
 
 def largest_learning_rate(constants: NtkConstants) -> float:
-    """Computes the largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, otherwise a root."""
+    """Computes the largest step size that the assumption ``small_step`` allows.
+
+    For one client and one local step it is ``lambda / (2 N)``, with the kernel's least eigenvalue lambda and N
+    examples; otherwise it is found by a search for the root.
+    """
     spare = constants.lambda_min / (2 * constants.num_examples)
     if spare == 0:
         return 0.0
@@ -360,7 +364,7 @@ def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assump
 
 
 def _growth(c: NtkConstants) -> float:
-    """Computes ``(1 + eta)^tau - 1``."""
+    """Computes ``(1 + eta)^tau - 1`` for the step size eta and tau local steps."""
     with np.errstate(over="ignore"):
         return float(np.expm1(c.local_steps * np.log1p(c.learning_rate)))
 

@@ -201,7 +201,10 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks the decay outside of the assumptions: clients take different numbers of steps, and tau is the least."""
+    """Checks that the residual decays as Theorem 9.1 says where its assumptions do not hold: unequal local steps.
+
+    The theorem has one number tau of local steps; here it is the least of all clients.
+    """
     case = edge_case(seed, steps=UNEQUAL_STEPS)
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / max(UNEQUAL_STEPS)
     theorem = case.theorem([rate])

@@ -103,7 +103,7 @@ class Theorem2(NamedTuple):
 
     @property
     def sampled(self) -> tuple[Sampled, ...]:
-        """The networks of every width and the flow from the same initial functions, shifted to the mean of ``law``."""
+        """Networks of every width, and the flow from their initial functions, moved to the mean of ``law``."""
         away = self.law.mean - self.theory.moments[-1].mean
         return tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
 

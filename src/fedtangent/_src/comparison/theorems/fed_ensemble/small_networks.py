@@ -138,9 +138,10 @@ def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
     """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
 
     It is exact for one example. The papers' weights are l^-1/2 times the weights here, so it is l^1/2 times the norm
-    here. The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2,
-    q r], [q r, 0]]`` in the direction of the example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q =
-    phi'(z)`` times the layers' scales. For all examples at once the norm is at most the root of the sum of squares.
+    here, where l is the width. The Hessian is block diagonal in the hidden units; for an example of norm r the block of
+    unit u is ``[[p r^2, q r], [q r, 0]]`` in the direction of the example and of the unit's last weight a_u, with ``p =
+    a_u phi''(z)`` and ``q = phi'(z)`` at the unit's input z, times the layers' scales. For all examples at once the
+    norm is at most the root of the sum of squares.
 
     Args:
         activation: "erf" or "relu".

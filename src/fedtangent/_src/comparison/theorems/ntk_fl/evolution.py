@@ -68,7 +68,7 @@ def evolution(seed: int, width: int) -> Verdict:
 
 
 class _Round:
-    """One round of ``time`` steps: the linearised network at its start and end, and the predictions of (9a)."""
+    """One round of ``time`` steps: the linearised network at its start and end, and what NTK-FL's eq. (9a) predicts."""
 
     def __init__(
         self, model: Model, points: tuple[np.ndarray, np.ndarray], old: PyTree, new: PyTree, time: int, eta: float
