@@ -92,23 +92,37 @@ def violation(what: str, value: Any, check: Check) -> tuple[str, str] | None:
 def check_of(hint: Any) -> Check:
     """Returns a function that raises if its argument is not of the type ``hint``."""
 
-    def check(value):  # type: ignore[no-untyped-def]
-        pass
+    @functools.cache
+    def full() -> Check:
+        def check(value):  # type: ignore[no-untyped-def]
+            pass
 
-    check.__annotations__["value"] = hint
-    return beartype.beartype(conf=TYPES)(check)
+        check.__annotations__["value"] = hint
+        return beartype.beartype(conf=TYPES)(check)
+
+    def quick(value: Any) -> None:
+        if not isinstance(value, hint):
+            full()(value)  # raises, and says why; or it is an int for a float
+
+    return quick if isinstance(hint, type) else full()
 
 
 def contract_of(function: FunctionType) -> Contract:
     """Returns the checks of ``function``, whose annotations are looked up now."""
 
     def check(annotation: Any) -> Check | None:
-        hint = eval(annotation, names) if isinstance(annotation, str) else annotation
+        hint = looked_up(annotation) if isinstance(annotation, str) else annotation
         unknown = hint in NO_CHECK or isinstance(hint, GENERIC) or get_origin(hint) is Unpack
         return None if unknown else check_of(hint)
 
+    def looked_up(annotation: str) -> Any:
+        try:
+            return eval(annotation, names)
+        except NameError:  # imported under `if TYPE_CHECKING`, which may take long
+            exec(names[TYPING], names)
+            return eval(annotation, names)
+
     names = dict(function.__globals__)
-    exec(names[TYPING], names)
     parameters = [p.replace(annotation=check(p.annotation)) for p in inspect.signature(function).parameters.values()]
     kinds = {p.kind: p.annotation for p in parameters}
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

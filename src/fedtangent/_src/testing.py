@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.comparison.exact import linearised_verdict
 from fedtangent._src.comparison.followed import setting_of
@@ -27,7 +28,18 @@ from fedtangent._src.engine import Checkpoints, Devices, Evaluation, simulate
 from fedtangent._src.engine.run import examples_of
 from fedtangent._src.federated.schedule import uniform_sampling
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Model, PyTree, Recipe, Schedule
+from fedtangent._src.types import (
+    Algorithm,
+    AnyArray,
+    Array,
+    Cohort,
+    FederatedData,
+    Key,
+    Model,
+    PyTree,
+    Recipe,
+    Schedule,
+)
 
 SIZES = (3, 5, 1, 4, 6, 2, 3)  # examples of each client
 ROUNDS, SLOTS, SEED = 4, 4, 5
@@ -208,7 +220,7 @@ def _absence(case: _Case) -> Law:
 def _traces(case: _Case) -> Law:
     calls: list[int] = []
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         calls.append(1)
         return case.model.apply(params, x)
 

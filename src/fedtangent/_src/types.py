@@ -191,6 +191,19 @@ class Descend(Protocol):
         """
 
 
+@runtime_checkable
+class Apply(Protocol):
+    """A function that computes the outputs of a network."""
+
+    def __call__(self, params: PyTree, x: AnyArray, /) -> Array:
+        """Returns the outputs [n, C].
+
+        Args:
+            params: Parameters of the network.
+            x: Inputs [n, ...].
+        """
+
+
 class Model(NamedTuple):
     """A network (or linear model) as pure functions, with the analytic kernel of exactly that network.
 
@@ -211,7 +224,7 @@ class Model(NamedTuple):
 
     name: str
     init: Callable[[Key], PyTree]
-    apply: Callable[[PyTree, Array], Array]
+    apply: Apply
     kernel: Kernel | None
     output_size: int
     structure: Any = None
@@ -722,7 +735,7 @@ class Step(Protocol):
 class Predict(Protocol):
     """A function that predicts with the global models."""
 
-    def __call__(self, state: PyTree, x: Shaped[Array | np.ndarray, "n ..."], /) -> Prediction:
+    def __call__(self, state: PyTree, x: Shaped[AnyArray, "n ..."], /) -> Prediction:
         """Returns the ensemble's prediction at ``x``.
 
         Args:
@@ -754,7 +767,7 @@ class PersonalPrediction(Protocol):
         data: FederatedData,
         max_client_size: int,
         client: Int32[Array, ""],
-        x: Shaped[Array | np.ndarray, "m ..."],
+        x: Shaped[AnyArray, "m ..."],
         /,
     ) -> Prediction:
         """Returns the client's personal prediction at ``x``.

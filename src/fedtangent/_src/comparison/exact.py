@@ -27,7 +27,7 @@ from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.linearised import linearised
 from fedtangent._src.theory import Flow
-from fedtangent._src.types import Array, Cohort, Key, Model, Partition, PyTree
+from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition, PyTree
 
 LINEARISED_WIDTH = 64
 MOST_ROWS = 4000  # rows n C of a whole tangent kernel of a linearised network, at most
@@ -327,7 +327,7 @@ def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
         fixed = jax.random.normal(key, (rows, outputs)) if drawn else jnp.asarray(start)
         return {"trained": jnp.zeros((rows, columns)), "fixed": fixed}
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Float[AnyArray, "n pq"]) -> Float[Array, "n C"]:
         fixed = jax.lax.stop_gradient(params["fixed"])
         return x[:, :rows] @ params["trained"] + x[:, rows:] @ fixed
 

@@ -40,11 +40,11 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.optimizers import check_rate
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
-from fedtangent._src.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, Cost, Engine, FederatedData, Key, Prediction, PyTree
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
-def predict(algorithm: Algorithm, state: PyTree, x: Shaped[Array, "n ..."]) -> Prediction:
+def predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     """Returns the algorithm's prediction at ``x`` [n, ...]; compiled once per algorithm and shape.
 
     Args:

@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, Shaped
 
 from fedtangent._src import pytrees, streams
 from fedtangent._src.checks import choice, instance
@@ -23,6 +24,7 @@ from fedtangent._src.types import (
     Accept,
     Aggregate,
     Algorithm,
+    AnyArray,
     Array,
     Channel,
     Client,
@@ -80,7 +82,7 @@ class Parts(NamedTuple):
     weighting: str = "examples"
     accept: Accept | None = None
     common_start: bool = False
-    predict: Callable[[Model, State, Array], Prediction] | None = None
+    predict: Callable[[Model, State, AnyArray], Prediction] | None = None
     personal: Personal | None = None
     check: Callable[[FederatedData], None] | None = None
     ledger: Callable[[Cost, FederatedData], Cost] | None = None
@@ -156,19 +158,16 @@ def compose(
     def params(state: State) -> PyTree:
         return jax.vmap(server.params)(state.server)
 
-    def predict_state(state: State, x: Array | np.ndarray) -> Prediction:
-        inputs = jnp.asarray(x)
-        if parts.predict is not None:
-            return parts.predict(model, state, inputs)
-        return mean_of_models(model, params(state), inputs)
+    def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
+        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
 
     def predict_personal(
-        state: State, data: FederatedData, largest: int, client_id: Array, x: Array | np.ndarray
+        state: State, data: FederatedData, largest: int, client_id: Int[Array, ""], x: Shaped[AnyArray, "m ..."]
     ) -> Prediction:
         client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert parts.personal is not None
-        return parts.personal(model, params(state), client_states, client, jnp.asarray(x))
+        return parts.personal(model, params(state), client_states, client, x)
 
     return Algorithm(
         name,

@@ -20,7 +20,7 @@ from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.federated.local import LocalProblem, Work, client_view, minimise, validate_work
 from fedtangent._src.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
 from fedtangent._src.optimizers import Rate, at_round, check_rate, sgd
-from fedtangent._src.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, Client, FederatedData, Model, Prediction, PyTree
 
 Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
@@ -30,7 +30,7 @@ class Personal(Protocol):
     """A function that predicts for one client, with the client's models or with the global models weighed for it."""
 
     def __call__(
-        self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."], /
+        self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."], /
     ) -> Prediction:
         """Returns the client's prediction.
 
@@ -43,7 +43,7 @@ class Personal(Protocol):
         """
 
 
-def mean_of_models(model: Model, params: PyTree, x: Shaped[Array, "n ..."]) -> Prediction:
+def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     """Returns the uniform average of the K models' outputs (FE-2024, eq. 2), and each model's outputs.
 
     Args:
@@ -56,7 +56,7 @@ def mean_of_models(model: Model, params: PyTree, x: Shaped[Array, "n ..."]) -> P
 
 
 def own_models(
-    model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "n ..."]
+    model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "n ..."]
 ) -> Prediction:
     """Returns the mean of the K models that the client keeps; takes the arguments of ``Personal``.
 
@@ -96,7 +96,7 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     value, gamma = get_loss(loss), number("gamma", gamma, above=0)
 
     def predict(
-        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."]
+        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."]
     ) -> Prediction:
         own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
         own_x, own_y = client.data.x[own], client.data.y[own]
@@ -129,7 +129,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
     checks.seed(seed)
 
     def predict(
-        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[Array, "m ..."]
+        model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."]
     ) -> Prediction:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client.round), client.id)
         descent = at_round(optimizer, client.round)

@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import whole
 from fedtangent._src.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent._src.models.flax_networks import flax_structure, from_flax
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 SMALLEST = 4  # side of the image that is left at the end, at least
 
@@ -47,7 +48,7 @@ def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -
     """
     flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         if math.prod(x.shape[1:]) != math.prod(shape):
             raise ValueError(f"x: got {x.shape}, must be examples of {tuple(shape)}")
         dtype = jax.tree.leaves(params)[0].dtype

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Shaped
 
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 def linearised(model: Model, at: PyTree) -> Model:
     """Returns ``model`` linearised in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, at, params, x)
 
     return model._replace(
@@ -19,7 +20,7 @@ def linearised(model: Model, at: PyTree) -> Model:
     )
 
 
-def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:
+def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
     """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
     at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
     value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))

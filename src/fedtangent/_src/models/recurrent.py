@@ -218,7 +218,7 @@ def lstm(
         check_dtype(dtype, needs_x64=True)
         return _initialise(sizes, dtype, key)
 
-    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n *T C"]:
         if x.ndim != 2:
             raise ValueError(f"x: got shape {x.shape}, must be characters [n, T]")
         return _apply(layers, positions, recur, params, x)

@@ -57,7 +57,7 @@ def two_layer_relu(
         normal = jax.random.normal(key, (width, input_size), dtype)
         return {"v": normal @ jnp.asarray(spread.T, dtype)}
 
-    def apply(params: PyTree, x: Shaped[Array, "n ..."]) -> Float[Array, "n 1"]:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n 1"]:
         v = params["v"]
         hidden = jax.nn.relu(flatten_inputs(x, input_size).astype(v.dtype) @ v.T)
         return hidden @ jnp.asarray(signs / np.sqrt(width), v.dtype)[:, None]

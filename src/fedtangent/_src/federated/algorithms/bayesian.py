@@ -244,7 +244,7 @@ def fed_be_no_distillation(
         clients = clients_of(state.params, sent)
         return Posterior(weighted_mean_of(clients), clients, info.key), {"dropped": sent.beyond}
 
-    def predict(model: Model, state: State, x: Array) -> Prediction:
+    def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         def one(row: Posterior) -> tuple[Array, Array]:
             drawn, present = members_of(teacher, row.key, row.params, row.clients)
             outputs, mean = ensemble_outputs(model, drawn, present, x, probabilities)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees, streams
 from fedtangent._src.checks import instance, number
@@ -29,6 +30,7 @@ from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent._src.types import (
     Algorithm,
+    AnyArray,
     Array,
     Client,
     Key,
@@ -248,13 +250,15 @@ def lg_fed_avg(
     def answer(broadcast: PyTree, own: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
         return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
 
-    def personal(model: Model, params: PyTree, states: PyTree, client: Client, x: Array) -> Prediction:
+    def personal(
+        model: Model, params: PyTree, states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."]
+    ) -> Prediction:
         return mean_of_models(model, joined(shared_part(mask, params), states), x)
 
     def server(rate: Rate) -> Server:
         return _of_shared_part(optax_server(sgd(rate)), mask)
 
-    def predict(model: Model, state: State, x: Array) -> Prediction:
+    def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         nobodys = joined(state.server.server.params, state.server.private)
         return mean_of_models(model, nobodys, x)
 
@@ -332,7 +336,7 @@ def local_only(
         message=no_state,
     )
 
-    def predict(model: Model, state: State, x: Array) -> Prediction:
+    def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
         return Prediction(jnp.mean(members, axis=0), members)
 
@@ -356,7 +360,7 @@ def local_only(
     return train_and_average("local_only", training, schedule, averaging, replaced, ALONE)
 
 
-def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
+def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
     """Returns the mean of the N clients' outputs, [n, C], computed one client at a time; ``models`` is [N, ...]."""
     num_clients = jax.tree.leaves(models)[0].shape[0]
     shape = jax.eval_shape(model.apply, pytrees.take(models, 0), x)

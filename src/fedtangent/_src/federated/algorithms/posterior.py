@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Shaped
 
 from fedtangent._src.checks import choice
 from fedtangent._src.federated.aggregate import Stacked
-from fedtangent._src.types import Array, Key, Model, PyTree
+from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSTERIORS = ("gaussian", "dirichlet")
 MEMBERS = ("samples", "clients", "mean")
@@ -153,7 +154,7 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
 
 
 def ensemble_outputs(
-    model: Model, members: PyTree, present: Array, x: Array, probabilities: bool
+    model: Model, members: PyTree, present: Array, x: Shaped[AnyArray, "n ..."], probabilities: bool
 ) -> tuple[Array, Array]:
     """Returns the outputs of each member [E, n, C] and the mean over the members present [n, C].
 

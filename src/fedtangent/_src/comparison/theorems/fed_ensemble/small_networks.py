@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 from scipy.special import erf
 
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
@@ -28,7 +29,7 @@ from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import first_order
 from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
 from fedtangent._src.theory.flow import Rule
-from fedtangent._src.types import Algorithm, Array, Cohort, Key, Model, PyTree, Schedule
+from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
 Function = Callable[[np.ndarray], np.ndarray]
@@ -168,7 +169,7 @@ def own_linearisation(model: Model) -> Model:
         params = model.init(key)
         return {"start": params, "weights": params}
 
-    def apply(params: PyTree, x: Array) -> Array:
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, jax.lax.stop_gradient(params["start"]), params["weights"], x)
 
     return Model(f"{model.name}, linearised where it starts", init, apply, None, model.output_size)
