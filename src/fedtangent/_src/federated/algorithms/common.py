@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fedtangent._src.checks import flag, instance
+from fedtangent._src.checks import choice, flag, instance
 from fedtangent._src.federated.aggregate import weighted_mean
 from fedtangent._src.federated.compose import Parts, compose
 from fedtangent._src.federated.local import Posed, Work, local_training
 from fedtangent._src.federated.predict import Personal, own_models
+from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent._src.federated.wire.shuffler import shuffled
@@ -79,6 +80,8 @@ class Averaging:
                 raise ValueError("server_optimizer: got it beside server_learning_rate, must be one of the two")
         if self.server_optimizer is not None:
             check_optimizer("server_optimizer", self.server_optimizer)
+        if self.weighting is not None:
+            choice("weighting", self.weighting, WEIGHTINGS)
         check_beta(self.beta)
         flag("shuffle", self.shuffle)
         if self.personal is own_models:
