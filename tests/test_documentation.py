@@ -42,8 +42,9 @@ HERE = (
     "best_learning_rate",
     "ft.sweep",
     "np.savez",
-    "linen.Module",
+    "class Network(linen.Module)",
     "from_flax(linen",
+    "from_flax(Convolution(), x[:1], 4)",
     "resume=True",
     "def fed_sign",
 )
@@ -103,7 +104,7 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     clients = run("np.savez")["clients"]
     assert clients.num_clients == 4 and list(clients.sizes) == [10] * 4
-    Path("mine.py").write_text(example("linen.Module"))
+    Path("mine.py").write_text(example("class Network(linen.Module)"))
     monkeypatch.syspath_prepend(tmp_path)
     own = build("mine:network", (8, 8, 1), 10, units=50)
     assert own.apply(own.init(jax.random.key(0)), np.ones((2, 8, 8, 1), np.float32)).shape == (2, 10)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number, whole
@@ -87,7 +87,7 @@ def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
     return in_round(rate, round_) if callable(rate) else rate
 
 
-def in_round(schedule: Callable[[Array], Any], round_: Array | np.integer | int) -> Any:
+def in_round(schedule: Callable[[Array], Any], round_: ArrayLike) -> Any:
     """Returns the value of a schedule in a round.
 
     With 64-bit types the round is int64, so that optax computes a rate in float64: in float32 its last digit would

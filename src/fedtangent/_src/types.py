@@ -664,7 +664,10 @@ class Training(NamedTuple):
     loss: Any
 
 
-NO_RULE = "its recipe states no rule; nearest are fed_avg and fed_prox, which have one"
+NO_RULE = (
+    "its recipe states no rule (rule= of train_and_average); compare(.., start=jax.random.key(0)) puts it beside its "
+    "linearisation"
+)
 
 
 class Composition(NamedTuple):

@@ -313,7 +313,7 @@ def _draw(job: TrainJob, metrics: list[Metric], bins: list[Reliability], folder:
 
 
 def _draw_diagnostics(job: TrainJob, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
-    """Draws the diagnostics of all seeds and models by round; of kernels also the first seed's first and last spectrum."""
+    """Draws the diagnostics of all seeds and models by round, and the first and last spectrum of the first seed."""
     from fedtangent._src.output.run_plots import kernel_figure, laziness_figure
 
     mine = [m for m in metrics if m.split == job.options.diagnostics]

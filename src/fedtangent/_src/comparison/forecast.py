@@ -30,7 +30,7 @@ from fedtangent._src.comparison.table import expected_accuracy
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, Split
 from fedtangent._src.engine.clients import default_mapping, engine_for
-from fedtangent._src.engine.history import History, Measurement, at_start, charge
+from fedtangent._src.engine.history import History, Measurement, at_start, charge, html_of
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import examples_of
 from fedtangent._src.entries import option
@@ -189,6 +189,9 @@ class Forecast(NamedTuple):
         told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
         points = "test" if self.plan.setting.problem.points == "test" else "training"
         return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def reached(self, target: float, curve: Curve) -> Reached:
         """Finds when ``curve`` reaches ``target`` on the main test metric, and the uplink bytes until then.

@@ -28,7 +28,7 @@ from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of,
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.examples import Examples
-from fedtangent._src.engine.history import History
+from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import check_start
 from fedtangent._src.models.linearised import linearised
@@ -74,6 +74,9 @@ class FromStart(NamedTuple):
             said = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
             lines.append(f"{said}: {verdict.statement} (difference {verdict.measured})")
         return f"FromStart({self.setting.title}; {'; '.join(lines)})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def feature_learning(self) -> Float[np.ndarray, "r K"]:

@@ -24,7 +24,7 @@ from fedtangent._src.types import Algorithm, FederatedData, Key, Model, Partitio
 NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Problem:
     """Training and test examples as float64 arrays on the host, the clients that hold them, and the loss.
 
@@ -51,6 +51,11 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             finite(name, getattr(self, name))
+
+    def __repr__(self) -> str:
+        """Returns a line with the numbers of examples and clients, and the loss."""
+        n, m, clients = len(self.x_train), len(self.x_test), self.partition.num_clients
+        return f"Problem({n} training examples on {clients} clients, {m} {self.points} points, {words(self.loss)})"
 
     def left(
         self, outputs: Float[np.ndarray, "r K E n C"], rows: np.ndarray | slice = slice(None)

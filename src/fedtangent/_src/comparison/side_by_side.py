@@ -19,7 +19,7 @@ from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of,
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent._src.comparison.verdicts import Verdict, summary
-from fedtangent._src.engine.history import History
+from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.losses import targets_of
 from fedtangent._src.theory.precision import require_float64
 
@@ -70,6 +70,9 @@ class Comparison(NamedTuple):
         """Returns the title of the setting and the outcome in one line."""
         remark = f"; {self.remark}" if self.remark else ""
         return f"Comparison({self.setting.title}: {summary(self.verdicts)}{remark})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def history(self) -> History:

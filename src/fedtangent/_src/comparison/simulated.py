@@ -51,6 +51,12 @@ class Simulated(NamedTuple):
     info: dict[str, Any]
     watched: WatchedNetworks | None = None
 
+    def __repr__(self) -> str:
+        """Returns a line with the method, the width, and the numbers of models, draws and evaluated rounds."""
+        models, draws = self.train.shape[1:3]
+        last = self.rounds[-1]
+        return f"Simulated({self.method}, width {self.width}, {draws} x {models} networks, rounds 0 to {last})"
+
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
     """Returns the key that initialises the K models of one draw, the same for every method and every schedule.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,7 +92,7 @@ class History(NamedTuple):
             metrics: Names such as "accuracy", a panel each; by default accuracy and loss.
 
         Returns:
-            A matplotlib figure.
+            A matplotlib figure, which notebooks show; in a script save it by ``.savefig(path)``.
 
         Raises:
             ValueError: The history has no metric that is a number, or lacks one of the named metrics.
@@ -146,6 +147,14 @@ class Run(NamedTuple):
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
         return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+def html_of(result: Any) -> str:
+    """Returns the HTML by which notebooks show a result: its line, and the table and curves of its history."""
+    return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
 def data_frame(rows: Any) -> DataFrame:

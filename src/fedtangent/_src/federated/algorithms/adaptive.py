@@ -213,7 +213,8 @@ def fed_adam(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -255,7 +256,8 @@ def fed_yogi(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -297,7 +299,8 @@ def fed_adagrad(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -335,7 +338,8 @@ def fed_avg_m(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         server_momentum: Momentum of the server.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

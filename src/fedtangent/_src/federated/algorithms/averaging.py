@@ -33,7 +33,8 @@ def fed_avg(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent; its state does not outlive a
             round.
         averaging: Weights, server step and channel.
@@ -75,7 +76,8 @@ def fed_sgd(
         model: Network that the clients train.
         schedule: Which client trains which model in which round.
         learning_rate: Step size of the mean gradient, a number or a schedule of the round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         optimizer: An optax optimiser of the clients, in place of a rate.
         averaging: Weights, server step and channel.
 

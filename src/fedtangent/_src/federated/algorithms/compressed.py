@@ -60,7 +60,8 @@ def fed_com(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         bits: Bits of a number.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -101,7 +102,8 @@ def fed_paq(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         quantiser: Bits of a number, and numbers that share one norm.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

@@ -108,7 +108,8 @@ def fed_nova(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         normalisation: Strength of the proximal term, and effective number of local steps.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

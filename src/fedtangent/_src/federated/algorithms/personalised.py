@@ -92,7 +92,8 @@ def ditto(
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
         personal_training: Rate and steps of the personal model, and how strongly it is held at w.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -230,7 +231,8 @@ def lg_fed_avg(
         private: Regular expression searched for in a parameter's path: those that match stay with their client. Or a
             tree of bools like the parameters (``private_mask``). The paper's are the lower layers, a client's own
             representation.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 
@@ -314,7 +316,8 @@ def local_only(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
 

@@ -64,7 +64,8 @@ def centralised(
         schedule: Which client hands its examples to which model in which round.
         learning_rate: Step size of the server, a number or a schedule of the round.
         work: Steps, or epochs over the pool, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the model's usual one.
+        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
+            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
         slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
             counts, per model, those beyond it.
