@@ -135,8 +135,10 @@ def test_a_version_that_does_not_work_is_named(damage: str, part: str):
 
 def test_neural_tangents_missing_or_imported_by_someone_else_is_named():
     missing = """
-def absent(name):
-    raise metadata.PackageNotFoundError(name)
+def absent(name, version=metadata.version):
+    if name == "neural-tangents":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
 metadata.version = absent
 """
     assert "neural-tangents 0.6.5 is not installed" in run(FAILS, missing)[1]

@@ -82,7 +82,7 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
         raise ValueError(f"{name}: got {got:.60}, must be an optax optimiser such as optax.adam(1e-3)")
 
 
-def rate_at(rate: Rate, round_: Array) -> float | Array:
+def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
     """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule."""
     return in_round(rate, round_) if callable(rate) else rate
 
@@ -126,7 +126,7 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
     return (lambda round_: make(in_round(rate, round_))) if callable(rate) else make(rate)
 
 
-def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformation:
+def at_round(optimizer: Optimizer, round_: Array | np.integer | int) -> optax.GradientTransformation:
     """Returns the optimiser of round ``round_``; the shapes of its state must be the same in every round."""
     return optimizer if isinstance(optimizer, optax.GradientTransformation) else in_round(optimizer, round_)
 
