@@ -44,9 +44,10 @@ import hypothesis
 import jax
 import pytest
 
-from . import contracts
+if __package__:  # not in a process that a test starts
+    from . import contracts
 
-contracts.install("fedtangent")  # before any of its modules is imported
+    contracts.install("fedtangent")  # before any of its modules is imported
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
