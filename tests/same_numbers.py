@@ -62,7 +62,7 @@ ALGORITHMS = {
     "fed_sgd": "--secure-aggregation",
     "fed_yogi": f"{STEPS} --server-learning-rate 0.05 --keep-first 4 --completion-time exponential",
     "gossip": f"{STEPS} --graph torus",
-    "lg_fed_avg": f"{STEPS} --private ^1/ --client-test 0.3",
+    "lg_fed_avg": f"{STEPS} --private ^2/ --client-test 0.3",
     "local_only": f"{STEPS} --client-optimizer adam --client-learning-rate 0.01",
     "modified_local_gd": f"{STEPS} --first-index 1 --mu 0.1",
     "ntk_fl": "--ntk-times 10 50 100 --ntk-kernel exact --ntk-choose validation --server-examples 40",
