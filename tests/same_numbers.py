@@ -66,7 +66,7 @@ ALGORITHMS = {
     "local_only": f"{STEPS} --client-optimizer adam --client-learning-rate 0.01",
     "modified_local_gd": f"{STEPS} --first-index 1 --mu 0.1",
     "ntk_fl": "--ntk-times 10 50 100 --ntk-kernel exact --ntk-choose validation --server-examples 40",
-    "random_walk": f"{STEPS} --base scaffold --graph erdos_renyi:0.5 --num-models 2",
+    "random_walk": f"{STEPS} --base scaffold --graph erdos_renyi:0.9 --num-models 2",
     "scaffold": f"{STEPS} --clients-per-round 3 --num-rounds 4 --seeds 0,2",
 }
 OPTIONS = {  # further options of all averaging algorithms and of NTK-FL, and further bases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -179,9 +180,11 @@ def own_data() -> tuple[Any, Any]:
     return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
 
 
-def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    monkeypatch.chdir(tmp_path)
     names = documents.run("side = ft.compare(")
+    assert (tmp_path / "side.png").stat().st_size > 10_000
     run, theory, side = names["run"], names["theory"], names["side"]
     before, after = (
         row.metrics["test"]["accuracy"] for row in (run.history.evaluations[0], run.history.evaluations[-1])
