@@ -91,7 +91,7 @@ def test_values_written_as_words_are_the_values() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--rate x", "^rate: could not convert string to float: 'x'$"),
+        ("--rate x", "^rate: got 'x', must be a number$"),
         ("--rate", "rate"),
         ("--widths 1 y", "widths"),
         ("--rate 1 2 3", "3"),

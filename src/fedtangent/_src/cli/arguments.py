@@ -188,6 +188,8 @@ def _first_words(box: str) -> str:
     if said.startswith("Missing from"):
         missing = re.findall(r"(\S+) \(required\)", said)
         return f"{', '.join(missing)}: got none, must be given"
+    said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"got \1, must be a whole number", said)
+    said = re.sub(r"could not convert string to float: ('.*')", r"got \1, must be a number", said)
     return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", said)
 
 

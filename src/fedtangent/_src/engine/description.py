@@ -232,4 +232,5 @@ def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
         if what in entries and users:
             said.append(f"{what} {entries[what].name!r}, only with {', '.join(users)}")
     if said:
-        raise ValueError(f"{name}: is not used with {'; nor with '.join(said)}")
+        taken = {other for entry in entries.values() for other in option_names(entry)}
+        raise ValueError(f"{name}: is not used with {'; nor with '.join(said)}{checks.nearest(name, taken)}")
