@@ -1,7 +1,7 @@
 """Many runs as one program: seeds by hyper-parameters, with common random numbers.
 
 A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
-compared pair by pair (``fedtangent._src.measures.paired``).
+compared pair by pair (``measures.differences``).
 """
 
 from __future__ import annotations

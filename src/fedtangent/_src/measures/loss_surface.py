@@ -159,7 +159,7 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
     Args:
         model: Network that is evaluated.
-        loss: Name of a loss in ``fedtangent._src.losses`` that is a mean over examples.
+        loss: Name of a loss in ``fedtangent.losses`` that is a mean over examples.
         block: Number of examples that are evaluated at a time.
 
     Raises:

@@ -35,7 +35,7 @@ REMARKS = (
     "eta = .01 on a node's sum (eq. 12) lifts a margin from 0 to about eta d in one step, where little is left to "
     "descend: G is not the exact solution of eq. 12, which is shown beside it",
     "the variance of z_i is not printed. With at least as many dimensions as examples some model fits all labels "
-    "whatever it is, so the global feasible set is not empty; below, fedtangent._src.theory.feasible_sets decides, and "
+    "whatever it is, so the global feasible set is not empty; below, fedtangent.theory.feasible_sets decides, and "
     "raises with a certificate where it is",
     "distances are from round 2 on: algorithm 3 stays at 0 in its first round",
 )
