@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent._src import pytrees
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import cnn, mlp
 from fedtangent._src.types import Array, Model, PyTree
 

@@ -31,8 +31,8 @@ from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.data import load, partition
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import drawn_cohorts, uniform_sampling
-from fedtangent._src.kernels import kernel_blocks, large_kernel
-from fedtangent._src.kernels.gram import KernelBlocks, read_only
+from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks, read_only
+from fedtangent._src.kernels.large import large_kernel
 from fedtangent._src.theory import Rule, federated_flow
 from fedtangent._src.types import Cohort
 

@@ -105,7 +105,4 @@ for difference in ft.measures.differences(found, "accuracy", baseline={"rate": 0
 # A run that does not fit is refused with the largest chunk that would.
 
 # %%
-from fedtangent._src.engine import memory
-from fedtangent._src.engine.run import resolve_mapping
-
-print(memory.describe(resolve_mapping(algorithm, held, 20, "vmap").plan))
+print(ft.processes.resolve_mapping(algorithm, held, 20, "vmap"))

@@ -32,7 +32,7 @@ def __dir__() -> list[str]:
 def enable_x64(enabled: bool = True) -> None:
     """Switches JAX to 64-bit types, as theory, NTK-FL's evolution and comparisons need.
 
-    Training keeps the dtype of its model and data. The command line calls this by itself.
+    Training keeps the dtype of its model and data. The command line always does this.
 
     Args:
         enabled: Whether 64-bit types are on.

@@ -1,7 +1,8 @@
 """Tangent kernels: analytic kernels, and kernels of finite networks."""
 
-from fedtangent._src.kernels import KernelBlocks, LargeKernel, analytic, empirical_ntk, kernel_blocks, large_kernel
-from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, analytic, kernel_blocks
+from fedtangent._src.kernels.large import LargeKernel, large_kernel
 
 __all__ = [
     "KernelBlocks",

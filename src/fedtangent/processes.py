@@ -1,9 +1,11 @@
-"""Several processes and machines, and all cores of this one, as devices of one run."""
+"""Devices of a run: all cores of this machine, several machines, and the memory that a run takes."""
 
 from fedtangent._src.engine.processes import is_main, start, use_cores
+from fedtangent._src.engine.run import resolve_mapping
 
 __all__ = [
     "is_main",
+    "resolve_mapping",
     "start",
     "use_cores",
 ]

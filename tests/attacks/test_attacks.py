@@ -14,9 +14,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import signal
 
-from fedtangent._src import attacks, data, models
-from fedtangent._src.attacks import Attack, Batch, Observed
-from fedtangent._src.attacks.leakage import minimise
+from fedtangent import attacks
+from fedtangent._src import data, models
+from fedtangent._src.attacks.leakage import Attack, Batch, minimise
+from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.data.projection import projection_matrix
 from fedtangent._src.types import Model, PyTree
 

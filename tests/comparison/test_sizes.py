@@ -14,7 +14,8 @@ from fedtangent._src.comparison import forecast, sizes
 from fedtangent._src.comparison.forecast import forecasts
 from fedtangent._src.comparison.predicted import drawn_starts
 from fedtangent._src.engine import memory
-from fedtangent._src.kernels import KernelBlocks, LargeKernel
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.large import LargeKernel
 
 from . import runs
 from .runs import MINIBATCHES, SMALL

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.kernels import empirical, empirical_ntk
+from fedtangent._src.kernels import empirical
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp, rbf_linear
 
 from ..drawn import parameters

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.kernels import analytic
-from fedtangent._src.kernels.gram import SingularKernelError, jittered_cholesky, kernel_blocks
+from fedtangent._src.kernels.gram import SingularKernelError, analytic, jittered_cholesky, kernel_blocks
 from fedtangent._src.kernels.neural_tangents import stax
 from fedtangent._src.types import Model
 

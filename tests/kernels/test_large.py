@@ -18,8 +18,9 @@ import optax
 import pytest
 
 from fedtangent._src import models
-from fedtangent._src.kernels import KernelBlocks, kernel_blocks, large, large_kernel
-from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.kernels import large
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
+from fedtangent._src.kernels.large import large_kernel
 from fedtangent._src.theory import gp_limit, ntk_evolution, ntk_evolved
 from fedtangent._src.theory.flow import recursion
 

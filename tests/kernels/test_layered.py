@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.kernels import empirical, empirical_ntk, layered
+from fedtangent._src.kernels import empirical, layered
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import build, cnn, from_flax
 
 from ..drawn import parameters

@@ -16,7 +16,7 @@ from fedtangent._src import data, models
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.local import Work
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.optimizers import staircase_decay
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from fedtangent._src import models
 from fedtangent._src.data import load
-from fedtangent._src.kernels import analytic, empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
+from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.models import deep_linear, logistic, mlp
 
 from ..drawn import parameters

@@ -14,8 +14,8 @@ from scipy import stats
 from fedtangent import simulate
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import Devices, Evaluation
-from fedtangent._src.engine.run import run_trial, trial_program
 from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.engine.trials import run_trial, trial_program
 from fedtangent._src.experiments.fed_ensemble import versus_fed_avg as experiment
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose

@@ -16,7 +16,7 @@ from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.algorithms.tangent import Pooling
 from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp
 
 from ...drawn import parameters

@@ -21,7 +21,7 @@ from fedtangent._src.federated.ntk_fl.dual import (
     method_seconds,
 )
 from fedtangent._src.federated.ntk_fl.tangent import averaged_product, linearise_network, pool_examples
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp
 
 from ...drawn import parameters

@@ -20,7 +20,7 @@ from fedtangent._src.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent._src.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
 from fedtangent._src.federated.ntk_fl.evolution import network_loss
 from fedtangent._src.federated.ntk_fl.tangent import Pool
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp, rbf_linear
 from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedtangent._src.federated.ntk_fl import Evolution, Examples, multirate, ntk_evolve
 from fedtangent._src.federated.ntk_fl.multirate import Nodes, extrapolated, leading_factor, multirate_dual
-from fedtangent._src.kernels import empirical_ntk
+from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp
 
 from ...drawn import parameters

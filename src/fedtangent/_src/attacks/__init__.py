@@ -7,27 +7,3 @@
     closed_form   the input read off a dense first layer, the order of shuffled weights, projected inputs taken back
     networks      the network that deep leakage was shown on (``lenet``), and how much of an image came back (``ssim``)
 """
-
-from fedtangent._src.attacks.closed_form import back_project, order_from_known, read_first_layer
-from fedtangent._src.attacks.leakage import Attack, Batch, Leak, from_gradients, from_jacobians
-from fedtangent._src.attacks.networks import lenet, ssim
-from fedtangent._src.attacks.observation import Observed, gradient, jacobians, shuffle_rows, shuffle_weights, sparsify
-
-__all__ = [
-    "Attack",
-    "Batch",
-    "Leak",
-    "Observed",
-    "back_project",
-    "from_gradients",
-    "from_jacobians",
-    "gradient",
-    "jacobians",
-    "lenet",
-    "order_from_known",
-    "read_first_layer",
-    "shuffle_rows",
-    "shuffle_weights",
-    "sparsify",
-    "ssim",
-]

@@ -201,7 +201,7 @@ def _search(
 ) -> Minimum:
     """Searches from each start in turn; starts are ordered message by message.
 
-    The messages are gradients of ``loss``; if it is None, they are Jacobians.
+    The messages are gradients of ``loss``, or Jacobians if ``loss`` is None.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])

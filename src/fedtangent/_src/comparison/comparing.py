@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison.cases import build
@@ -38,7 +40,7 @@ def compare(
     seed: int = 0,
     start: Key | PyTree | None = None,
     evaluation: Evaluation = Evaluation(),
-    widths: Iterable[int] = WIDTHS,
+    widths: Sequence[int] = WIDTHS,
     draws: int = DRAWS,
 ) -> Comparison | FromStart:
     """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
@@ -70,8 +72,7 @@ def compare(
             says why), the model has no analytic kernel, or an argument is out of range.
     """
     require_float64()
-    given: Any = widths
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if np.ndim(widths) == 0:
         raise ValueError(f"widths: got {widths!r}, must be whole numbers such as (64, 256, 1024)")
     examples = examples_of(algorithm, data, clients)
     if start is not None:
@@ -91,7 +92,7 @@ def compare_case(
     data_dir: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> list[Comparison]:
-    """Runs a standard case of ``fedtangent compare``: Fed-ensemble, NTK-FL and the limit beside theory.
+    """Compares a standard case of ``fedtangent compare``: Fed-ensemble, NTK-FL and the limit beside theory.
 
     Args:
         name: Name of the case, such as "sine" or "digits"; ``fedtangent list cases`` shows all.

@@ -1,12 +1,9 @@
-"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way.
-
-``trial_program`` and ``run_trial`` are ``simulate`` for experiments of many like runs, which share a compiled program.
-"""
+"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,7 +37,7 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.optimizers import check_rate
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
-from fedtangent._src.types import Algorithm, AnyArray, Array, Cost, Engine, FederatedData, Key, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, Engine, FederatedData, Key, Prediction, PyTree
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
@@ -56,11 +53,21 @@ def predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -
 
 
 class Resolved(NamedTuple):
-    """The mapping that a run uses, its memory plan, and the measurements that chose the mapping."""
+    """The mapping of clients that a run uses, and its memory plan.
+
+    Attributes:
+        mapping: Name of the mapping.
+        plan: Memory of the run, predicted.
+        seconds: Measured seconds of a round by mapping; empty if ``auto`` measured none.
+    """
 
     mapping: str
     plan: memory.MemoryPlan
-    seconds: dict[str, float]  # measured seconds of a round by mapping; empty if ``auto`` measured none
+    seconds: dict[str, float]
+
+    def __repr__(self) -> str:
+        """Returns the mapping, and the predicted memory in one line."""
+        return f"{self.mapping}; {memory.describe(self.plan)}"
 
 
 def resolve_mapping(
@@ -71,7 +78,7 @@ def resolve_mapping(
     checkpoint: Checkpoints | None = None,
     evaluated: Sequence[Shaped[Array, "n ..."]] = (),
 ) -> Resolved:
-    """Returns the mapping that ``simulate`` uses, and its memory plan.
+    """Chooses the mapping of clients that ``simulate`` uses, and predicts the memory of the run.
 
     ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest mapping
     that fits into memory, by a measurement whose result is stored on this machine.
@@ -197,7 +204,7 @@ def simulate(
             accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
             ``FederatedData`` there are none.
         devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or
-            what ``resolve_mapping`` returned for this run.
+            the result of ``processes.resolve_mapping`` for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
             killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
             for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
@@ -227,7 +234,6 @@ def simulate(
         >>> [(row.round, row.metrics["test"]["accuracy"] > 0.7) for row in run.history.evaluations]
         [(0, False), (20, True)]
     """
-    check_algorithm(algorithm)
     whole("num_rounds", num_rounds)
     instance("evaluation", evaluation, Evaluation)
     if not isinstance(devices, Resolved):
@@ -236,6 +242,7 @@ def simulate(
         instance("checkpoints", checkpoints, Checkpoints)
     evaluated: list[Array] = []
     if isinstance(data, FederatedData):
+        check_algorithm(algorithm)
         _refuse_clients(data, clients)
     else:
         examples = examples_of(algorithm, data, clients)
@@ -348,97 +355,3 @@ def _run(setup: RunSetup, name: str, engine: Engine, state: PyTree) -> Run:
             setup.report(row)
 
         return go(setup._replace(report=note), begin, signalled, bar.update)
-
-
-class TrialProgram(NamedTuple):
-    """A run in compiled parts, for all numbers, seeds, data and evaluation sets of the same shapes.
-
-    Attributes:
-        begin: ``key -> state``.
-        chunk: ``(numbers, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
-        measure: ``(numbers, sets, state) -> metrics``.
-        cost: Bytes of a message and of a broadcast.
-        shapes: Shapes of one round's infos.
-        length: Largest number of rounds that ``chunk`` takes.
-    """
-
-    begin: Callable[[Key], PyTree]
-    chunk: Callable[..., tuple[PyTree, PyTree]]
-    measure: Callable[..., dict[str, Array]]
-    cost: Cost
-    shapes: PyTree
-    length: int
-
-
-def trial_program(
-    build: Callable[..., Algorithm],
-    numbers: Mapping[str, Any],
-    data: FederatedData,
-    engine: Engine,
-    measure: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
-    every: int = 1,
-) -> TrialProgram:
-    """Builds the program that all trials of an experiment share; it is compiled when it is first used.
-
-    ``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers
-    that are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again.
-
-    Args:
-        build: ``(**numbers) -> algorithm``, where numbers may be traced; the model and the schedule do not depend on
-            them.
-        numbers: Numbers of one of the runs, which ``build`` checks.
-        data: Data of one of the trials.
-        engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
-        measure: ``(algorithm, state, sets) -> {name: array}``, traced.
-        every: Rounds between evaluations.
-    """
-    first, num_clients = build(**numbers), data.num_clients
-    shapes = info_shapes(first, engine, state_shapes(first, num_clients), data)
-    length = min(chunk_length(shapes), every)
-    memory.check(first, data, parse("scan"), engine.max_client_size, length)
-
-    @partial(jax.jit, donate_argnames=("state",))
-    def chunk(numbers: dict[str, Array], data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
-        return run_chunk(build(**numbers), engine, length, state, data, rounds)
-
-    @jax.jit
-    def metrics_of(numbers: dict[str, Array], sets: PyTree, state: PyTree) -> dict[str, Array]:
-        return measure(build(**numbers), state, sets)
-
-    begin = jax.jit(lambda key: first.init(key, num_clients))
-    return TrialProgram(begin, chunk, metrics_of, first.cost(data, engine), shapes, length)
-
-
-def run_trial(
-    program: TrialProgram,
-    seed: int,
-    numbers: Mapping[str, Any],
-    data: FederatedData,
-    sets: PyTree,
-    num_rounds: int,
-    every: int = 1,
-) -> Run:
-    """Runs one trial, with evaluations at the start, every ``every`` rounds and at the end.
-
-    Args:
-        program: The program that all trials share.
-        seed: Seed of the run.
-        numbers: Arguments of ``build``, by name.
-        data: Training examples of all clients.
-        sets: Evaluation sets, the last argument of ``measure``.
-        num_rounds: Rounds R.
-        every: Rounds between evaluations.
-    """
-    given = {name: jnp.asarray(value) for name, value in numbers.items()}
-    setup = RunSetup(
-        chunk=partial(program.chunk, given, data),
-        measure=partial(program.measure, given, sets),
-        num_rounds=num_rounds,
-        evaluation=Evaluation(every),
-        report=lambda row: None,
-        cost=program.cost,
-        shapes=program.shapes,
-        length=program.length,
-    )
-    past = first_past(setup, program.begin(jax.random.key(seed)))
-    return go(setup, past, lambda: None, lambda rounds: None)

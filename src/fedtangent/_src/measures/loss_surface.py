@@ -36,7 +36,7 @@ class Loss(Protocol):
         Args:
             params: Parameters of the model.
             arguments: Pytrees of arrays that the loss needs, such as the data.
-            options: Further arguments by name; none are given.
+            options: Unused.
         """
 
 

@@ -25,13 +25,17 @@ METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts,
 
 
 class Parts(NamedTuple):
-    """A network's relative distance from its prediction and the two parts of it (see the module), [...]."""
+    """A network's relative distance from its prediction, and the two parts of it (see the module).
 
-    feature_learning: Float[np.ndarray, "..."]  # distance of the network from its linearisation
-    initial_kernel: Float[np.ndarray, "..."] | None = (
-        None  # of the linearisation from infinite width; None: no prediction
-    )
-    total: Float[np.ndarray, "..."] | None = None  # of the network from infinite width
+    Attributes:
+        feature_learning: Distance of the network from its linearisation.
+        initial_kernel: Distance of the linearisation from infinite width; None without a prediction there.
+        total: Distance of the network from infinite width.
+    """
+
+    feature_learning: Float[np.ndarray, "..."]
+    initial_kernel: Float[np.ndarray, "..."] | None = None
+    total: Float[np.ndarray, "..."] | None = None
 
 
 def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = None) -> Parts:

@@ -20,8 +20,8 @@ import numpy as np
 from fedtangent._src.data import files
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine.checkpoints.files import write_durably
-from fedtangent._src.engine.run import TrialProgram, run_trial, trial_program
 from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent._src.experiments.lab.runner import Clock, Study
 from fedtangent._src.experiments.lab.trials import PARTS, Trial, fingerprint
 from fedtangent._src.measures import uncertainty

@@ -1,0 +1,109 @@
+"""Trials: many like runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent._src.engine import loop, memory
+from fedtangent._src.engine.clients import parse
+from fedtangent._src.engine.history import Run
+from fedtangent._src.types import Algorithm, Array, Cost, Engine, FederatedData, Key, PyTree
+
+
+class TrialProgram(NamedTuple):
+    """A run in compiled parts, for all numbers, seeds, data and evaluation sets of the same shapes.
+
+    Attributes:
+        begin: ``key -> state``.
+        chunk: ``(numbers, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
+        measure: ``(numbers, sets, state) -> metrics``.
+        cost: Bytes of a message and of a broadcast.
+        shapes: Shapes of one round's infos.
+        length: Largest number of rounds that ``chunk`` takes.
+    """
+
+    begin: Callable[[Key], PyTree]
+    chunk: Callable[..., tuple[PyTree, PyTree]]
+    measure: Callable[..., dict[str, Array]]
+    cost: Cost
+    shapes: PyTree
+    length: int
+
+
+def trial_program(
+    build: Callable[..., Algorithm],
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    engine: Engine,
+    measure: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
+    every: int = 1,
+) -> TrialProgram:
+    """Builds the program that all trials of an experiment share; it is compiled when it is first used.
+
+    ``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers
+    that are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again.
+
+    Args:
+        build: ``(**numbers) -> algorithm``, where numbers may be traced; the model and the schedule do not depend on
+            them.
+        numbers: Numbers of one of the runs, which ``build`` checks.
+        data: Data of one of the trials.
+        engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
+        measure: ``(algorithm, state, sets) -> {name: array}``, traced.
+        every: Rounds between evaluations.
+    """
+    first, num_clients = build(**numbers), data.num_clients
+    shapes = loop.info_shapes(first, engine, loop.state_shapes(first, num_clients), data)
+    length = min(loop.chunk_length(shapes), every)
+    memory.check(first, data, parse("scan"), engine.max_client_size, length)
+
+    @partial(jax.jit, donate_argnames=("state",))
+    def chunk(numbers: dict[str, Array], data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
+        return loop.run_chunk(build(**numbers), engine, length, state, data, rounds)
+
+    @jax.jit
+    def metrics_of(numbers: dict[str, Array], sets: PyTree, state: PyTree) -> dict[str, Array]:
+        return measure(build(**numbers), state, sets)
+
+    begin = jax.jit(lambda key: first.init(key, num_clients))
+    return TrialProgram(begin, chunk, metrics_of, first.cost(data, engine), shapes, length)
+
+
+def run_trial(
+    program: TrialProgram,
+    seed: int,
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    sets: PyTree,
+    num_rounds: int,
+    every: int = 1,
+) -> Run:
+    """Trains one trial, with evaluations at the start, every ``every`` rounds and at the end.
+
+    Args:
+        program: The program that all trials share.
+        seed: Seed of the run.
+        numbers: Arguments of ``build``, by name.
+        data: Training examples of all clients.
+        sets: Evaluation sets, the last argument of ``measure``.
+        num_rounds: Rounds R.
+        every: Rounds between evaluations.
+    """
+    traced = {name: jnp.asarray(value) for name, value in numbers.items()}
+    setup = loop.RunSetup(
+        chunk=partial(program.chunk, traced, data),
+        measure=partial(program.measure, traced, sets),
+        num_rounds=num_rounds,
+        evaluation=loop.Evaluation(every),
+        report=lambda row: None,
+        cost=program.cost,
+        shapes=program.shapes,
+        length=program.length,
+    )
+    past = loop.first_past(setup, program.begin(jax.random.key(seed)))
+    return loop.go(setup, past, lambda: None, lambda rounds: None)
