@@ -19,8 +19,8 @@ import numpy as np
 
 from fedtangent import attacks
 from fedtangent._src import data, models
-from fedtangent._src.attacks import networks
 from fedtangent._src.attacks.leakage import Attack
+from fedtangent._src.attacks.networks import ACTIVATIONS
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.data.projection import projection_matrix
 from fedtangent._src.experiments.lab.results import NOT_SEEN, Claim, MeanInterval, Outcome, Sheet, interval
@@ -248,7 +248,7 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 def check(study: Study) -> None:
     """Loads the first seed's images, and checks the attack's options and the network's activation."""
     s = study.settings
-    allowed = {"lenet": tuple(networks.ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[s.network]
+    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[s.network]
     if s.activation not in allowed:
         raise ValueError(f"activation: got {s.activation!r}, allowed for {s.network} are {', '.join(allowed)}")
     assert s.attack
