@@ -270,7 +270,7 @@ def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) ->
 
 
 def test_a_recipe_that_is_not_called_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"algorithm: got the function fed_avg, must be what it returns: fed_avg\("):
+    with pytest.raises(ValueError, match=r"algorithm: got the function fed_avg, must be an Algorithm: call fed_avg\("):
         simulate(ft.fed_avg, data(), num_rounds=1)  # type: ignore[arg-type]
 
 

@@ -62,7 +62,7 @@ class FromStart(NamedTuple):
         apart = float(self.feature_learning[-1].mean())
         lines = [
             f"prediction: {self.how}",
-            f"at the end the network is {apart:.3g} away from it, in units of how far the prediction moved",
+            f"the network ends {apart:.3g} away from it, relative to how far the prediction moved",
         ]
         first, *_, last = self.setting.problem.left(self.train)
         if not last <= first:

@@ -1,4 +1,4 @@
-"""What is compared: a problem, an algorithm, and the sizes of the comparison; simulation and theory share them."""
+"""The setting of a comparison: a problem, an algorithm and a size, which simulation and theory share."""
 
 from __future__ import annotations
 

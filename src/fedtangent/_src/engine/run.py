@@ -156,7 +156,7 @@ def check_algorithm(algorithm: Any) -> None:
     """Raises ``ValueError`` unless ``algorithm`` is an ``Algorithm``; of a recipe it says that it must be called."""
     if callable(algorithm):
         name = getattr(algorithm, "__name__", "recipe")
-        raise ValueError(f"algorithm: got the function {name}, must be what it returns: {name}(model, schedule, ..)")
+        raise ValueError(f"algorithm: got the function {name}, must be an Algorithm: call {name}(model, schedule, ..)")
     instance("algorithm", algorithm, Algorithm)
 
 
