@@ -22,7 +22,10 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # Rooms from the ground up; one imports what stands before it, never what stands after. Below one roof, data flows this
 # way too.
-GROUND = ("types", "pytrees", "checks", "losses", "optimizers", "streams", "papers", "progress")
+GROUND = (
+    *("types", "pytrees", "checks", "losses", "optimizers", "streams", "papers", "progress"),
+    *("intervals", "storage", "timings"),
+)
 FLOW = (
     ("data",),
     *((f"federated.{part}",) for part in ("schedule", "local", "aggregate", "wire", "server", "predict", "compose")),

@@ -19,7 +19,7 @@ from .federated.toys import two_layer
 def test_every_choice_names_papers_that_there_are_and_every_paper_is_named() -> None:
     named = [
         paper
-        for kind in ("algorithms", "schedules", "channels", "models")
+        for kind in ("algorithms", "datasets", "schedules", "channels", "models")
         for e in catalogue(kind).values()
         for paper in e.papers
     ]
@@ -30,7 +30,7 @@ def test_every_choice_names_papers_that_there_are_and_every_paper_is_named() -> 
 @pytest.mark.parametrize("key", PAPERS)
 def test_an_entry_is_whole(key: str) -> None:
     text = PAPERS[key]
-    assert re.match(rf"@(article|inproceedings|misc){{{key},\n", text)
+    assert re.match(rf"@(article|inproceedings|misc|techreport){{{key},\n", text)
     assert text.count("{") == text.count("}") and text.endswith("\n}")
     fields = re.findall(r"^  (\w+) = ", text, re.MULTILINE)
     assert {"title", "author"} <= set(fields) and len(set(fields)) == len(fields)

@@ -1,4 +1,4 @@
-"""Attacks: what a curious server reads from the gradients and Jacobians that clients send."""
+"""Attacks by which a curious server reads examples from the gradients and Jacobians that clients send."""
 
 from fedtangent._src.attacks.closed_form import back_project, order_from_known, read_first_layer
 from fedtangent._src.attacks.leakage import Attack, Batch, Leak, from_gradients, from_jacobians

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import cache
+from fedtangent._src.storage import cache_directory
 
 ARRAYS = {"x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.array([1, 2], np.uint8)}
 
@@ -92,17 +93,17 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path):
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path / "env"))
-    assert cache.cache_directory(tmp_path / "argument") == tmp_path / "argument"
-    assert cache.cache_directory() == tmp_path / "env"
+    assert cache_directory(tmp_path / "argument") == tmp_path / "argument"
+    assert cache_directory() == tmp_path / "env"
     monkeypatch.delenv("FEDTANGENT_CACHE")
     for platform, variable in (("linux", "XDG_CACHE_HOME"), ("win32", "LOCALAPPDATA")):
         monkeypatch.setattr("sys.platform", platform)
         monkeypatch.setenv(variable, str(tmp_path / platform))
-        assert cache.cache_directory() == tmp_path / platform / "fedtangent"
+        assert cache_directory() == tmp_path / platform / "fedtangent"
         monkeypatch.delenv(variable)
-        assert cache.cache_directory() == Path.home() / ".cache" / "fedtangent"
+        assert cache_directory() == Path.home() / ".cache" / "fedtangent"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert cache.cache_directory() == Path.home() / "Library" / "Caches" / "fedtangent"
+    assert cache_directory() == Path.home() / "Library" / "Caches" / "fedtangent"
 
 
 def archive() -> bytes:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import files, load
-from fedtangent._src.data.cache import cache_directory, given_directory
+from fedtangent._src.data.cache import given_directory
+from fedtangent._src.storage import cache_directory
 
 X, Y = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32), np.arange(20) % 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from fedtangent._src.data import calibration
+from fedtangent._src import timings
 from fedtangent._src.engine import auto, memory
 from fedtangent._src.engine.clients import Mapping, parse
 
@@ -17,7 +17,7 @@ from .test_memory import CLIENTS, EXAMPLES, algorithm, data
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path))
-    monkeypatch.setattr(calibration, "_memory", {})
+    monkeypatch.setattr(timings, "_memory", {})
 
 
 class Probe:

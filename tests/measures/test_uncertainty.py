@@ -186,7 +186,7 @@ def test_intervals_and_their_coverage() -> None:
         np.testing.assert_allclose(found.low, stats.norm.interval(0.9, members.mean(axis=0), sd)[0], rtol=1e-12)
         np.testing.assert_allclose(found.high, stats.norm.interval(0.9, members.mean(axis=0), sd)[1], rtol=1e-12)
     targets = jnp.asarray([[0.0], [1.0], [2.0], [jnp.nan]])
-    ends = u.Interval(jnp.zeros((4, 1)), jnp.ones((4, 1)))
+    ends = u.Interval(jnp.full((4, 1), 0.5), jnp.zeros((4, 1)), jnp.ones((4, 1)))
     assert u.coverage(ends, targets) == 0.5
 
 
@@ -196,7 +196,7 @@ def test_an_ensemble_with_the_right_noise_covers_what_it_says() -> None:
     targets = rng.standard_normal((n, 1)) + 0.3 * rng.standard_normal((n, 1))
     members = rng.standard_normal((200, n, 1))
     right = u.coverage(u.predictive_interval(jnp.asarray(members), 0.8, 0.09), jnp.asarray(targets))
-    low, high = u.coverage_interval(right, n, 0.9999)
+    _, low, high = u.coverage_interval(right, n, 0.9999)
     assert abs(float(right) - 0.8) < 0.01 and float(high) - float(low) < 0.03
     none = u.coverage(u.predictive_interval(jnp.asarray(members), 0.5, 0.0), jnp.asarray(targets))
     assert not float(u.coverage_interval(none, n).low) <= 0.5 <= float(u.coverage_interval(none, n).high)
@@ -205,7 +205,7 @@ def test_an_ensemble_with_the_right_noise_covers_what_it_says() -> None:
 @pytest.mark.parametrize(("hits", "total"), [(0, 10), (3, 10), (10, 10), (940, 1000)])
 def test_the_interval_of_a_coverage_is_wilsons(hits: int, total: int) -> None:
     wanted = stats.binomtest(hits, total).proportion_ci(0.95, method="wilson")
-    np.testing.assert_allclose(u.coverage_interval(hits / total, total), [wanted.low, wanted.high], atol=1e-12)
+    np.testing.assert_allclose(u.coverage_interval(hits / total, total)[1:], [wanted.low, wanted.high], atol=1e-12)
     wald = hits / total - 1.96 * np.sqrt(hits / total * (1 - hits / total) / total)
     assert abs(wald - wanted.low) > 1e-4 or hits == 0
 
@@ -268,7 +268,7 @@ BAD: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "level": (u.predictive_interval, (LOGITS, 1.0), "level: got 1.0, must be above 0 and below 1"),
     "noise": (u.predictive_interval, (LOGITS, 0.9, -1.0), "noise_variance: got -1, must be at least 0"),
     "noise's shape": (u.predictive_interval, (LOGITS, 0.9, jnp.ones(3)), r"noise_variance: got shape \(3,\)"),
-    "coverage": (u.coverage, (u.Interval(LABELS, LABELS), LABELS[:2]), r"targets \(2,\), must be equal"),
+    "coverage": (u.coverage, (u.Interval(LABELS, LABELS, LABELS), LABELS[:2]), r"targets \(2,\), must be equal"),
     "level of a coverage": (u.coverage_interval, (0.5, 10, 0.0), "level: got 0.0"),
     "no points": (u.coverage_interval, (0.5, 0), "num_points: got 0"),
 }

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src import pytrees
-from fedtangent._src.data import calibration
+from fedtangent._src import pytrees, timings
 from fedtangent._src.models import build, choose_convolution, cnn, convolutional, from_flax, logistic
 
 from ..drawn import parameters
@@ -65,7 +64,7 @@ def test_clients_with_their_own_parameters_at_once():
 
 @pytest.mark.parametrize(("lax", "gemm"), [(2.0, 1.0), (1.0, 2.0)])
 def test_the_choice_is_followed(monkeypatch, lax, gemm):
-    monkeypatch.setattr(calibration, "cached", lambda question, measure, names: {"lax": lax, "gemm": gemm})
+    monkeypatch.setattr(timings, "cached", lambda question, measure, names: {"lax": lax, "gemm": gemm})
     assert choose_convolution((8, 8, 2), 4, 3) == ("gemm" if gemm < lax else "lax")
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from fedtangent._src import storage
 from fedtangent._src.output import files
 
 
@@ -52,7 +53,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
     def killed(source: object, target: object) -> None:
         raise OSError("killed between writing and renaming")
 
-    monkeypatch.setattr(files.os, "replace", killed)
+    monkeypatch.setattr(storage.os, "replace", killed)
     with pytest.raises(OSError, match="killed"):
         files.write_json(path, {"new": 2})
     assert json.loads(path.read_text()) == {"old": 1}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedtangent._src.measures.paired import half_width
+from fedtangent._src.intervals import half_width
 from fedtangent._src.measures.uncertainty import Reliability
 from fedtangent._src.output import run_plots as plots
 from fedtangent._src.output import style

@@ -24,7 +24,7 @@ _ROWS = 256  # rows of a matrix that ``symmetric`` compares at a time
 
 def number(
     name: str,
-    value: Any,
+    value: object,
     *,
     above: float | None = None,
     at_least: float | None = None,
@@ -58,19 +58,19 @@ def number(
     words = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
     if below is None and at_most is None:
         words.append("finite")
-    found = float(value)
+    real = float(array)
     within = (
-        (above is None or found > above)
-        and (at_least is None or found >= at_least)
-        and (below is None or found < below)
-        and (at_most is None or found <= at_most)
+        (above is None or real > above)
+        and (at_least is None or real >= at_least)
+        and (below is None or real < below)
+        and (at_most is None or real <= at_most)
     )
-    if not (np.isfinite(found) and within):
+    if not (np.isfinite(real) and within):
         raise ValueError(f"{name}: got {value}, must be {' and '.join(words)}")
-    return found
+    return real
 
 
-def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+def whole(name: str, value: object, least: int = 1, most: int | None = None) -> int:
     """Returns ``value`` as an ``int`` if it is a whole number (no bool) from ``least`` to ``most``.
 
     Args:
@@ -82,28 +82,29 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     Raises:
         ValueError: ``value`` is not a whole number, or is out of range.
     """
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
+    is_bool = isinstance(value, bool | np.bool_)
+    integer = int(value) if isinstance(value, numbers.Integral) and not is_bool else None
     bound = MAX_INDEX if most is None else most
-    if not is_whole or not least <= value <= bound:
-        is_large = is_whole and value > bound
+    if integer is None or not least <= integer <= bound:
+        is_large = integer is not None and integer > bound
         allowed = f"from {least} to {bound}" if most is not None or is_large else f"of at least {least}"
         raise ValueError(f"{name}: got {shown(value)}, must be a whole number {allowed}")
-    return int(value)
+    return integer
 
 
-def seed(value: Any, name: str = "seed") -> int:
+def seed(value: object, name: str = "seed") -> int:
     """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1."""
     return whole(name, value, 0, MAX_SEED)
 
 
-def instance(name: str, value: Any, of: type) -> None:
+def instance(name: str, value: object, of: type) -> None:
     """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``."""
     if not isinstance(value, of):
         article = "an" if of.__name__[0] in "AEIOU" else "a"
         raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}")
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Returns ``value`` as a ``bool``; raises ``ValueError`` if it is neither True nor False."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: got {value!r}, must be True or False")
@@ -116,47 +117,56 @@ def folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name}: got {path}, must be a folder")
 
 
-def writable(name: str, path: Path, what: str) -> Path:
+def writable(name: str, path: Path, content: str) -> Path:
     """Returns ``path`` if it is, or can become, a folder that this process can write to.
 
     Args:
         name: Name of the argument, for the error message.
         path: Path of the folder, which need not exist yet.
-        what: Use of the folder, for the error message.
+        content: Name of the files that will be written there, for the error message.
 
     Raises:
         ValueError: The folder, or the closest parent that exists, cannot be written to.
     """
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"{name}: got {path} for {what}, must be a folder that can be written to")
+        raise ValueError(f"{name}: got {path} for {content}, must be a folder that can be written to")
     return path
 
 
-def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """Returns ``value`` if it is one of the ``allowed`` names; raises ``ValueError`` with all of them if it is not."""
+def choice(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Returns ``value`` if it is one of the ``allowed`` names.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The value that the user passed.
+        allowed: The allowed names.
+
+    Raises:
+        ValueError: ``value`` is not one of them; the message lists them all.
+    """
     names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(names)}{nearest(value, names)}")
     return value
 
 
-def nearest(value: Any, names: Iterable[str]) -> str:
+def nearest(value: object, names: Iterable[str]) -> str:
     """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar."""
     close = difflib.get_close_matches(value, list(names), 1) if isinstance(value, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def dtype(value: Any, *allowed: str) -> np.dtype[Any]:
+def dtype(value: object, *allowed: str) -> np.dtype:
     """Returns ``value`` as a NumPy dtype; raises ``ValueError`` if its name is not one of ``allowed``."""
     try:
-        found = np.dtype(value).name
+        name: object = np.dtype(value).name  # type: ignore[call-overload]
     except TypeError:
-        found = value
-    return np.dtype(choice("dtype", found, allowed))
+        name = value
+    return np.dtype(choice("dtype", name, allowed))
 
 
-def real_array(name: str, value: Any) -> np.ndarray:
+def real_array(name: str, value: object) -> np.ndarray:
     """Returns ``value``, real numbers of any shape, as a float64 array.
 
     Args:
@@ -176,7 +186,12 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def finite(name: str, array: np.ndarray) -> None:
-    """Raises ``ValueError`` if ``array`` holds NaN or infinity; the message names the first such entry."""
+    """Raises ``ValueError`` if an array holds NaN or infinity; the message names the first such entry.
+
+    Args:
+        name: Name of the argument, for the error message.
+        array: Numbers of any shape.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.sum(array)
     if not np.isfinite(total):  # one pass; a sum that overflows is looked at entry by entry too
@@ -187,7 +202,7 @@ def finite(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got {array[where]} at entry {where} of shape {array.shape}, must be finite")
 
 
-def square(name: str, matrix: Any) -> np.ndarray:
+def square(name: str, matrix: object) -> np.ndarray:
     """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square."""
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
@@ -195,7 +210,7 @@ def square(name: str, matrix: Any) -> np.ndarray:
     return array
 
 
-def symmetric(name: str, matrix: Any) -> np.ndarray:
+def symmetric(name: str, matrix: object) -> np.ndarray:
     """Returns ``matrix`` as float64 [n, n] if it is square, not empty, finite, and symmetric up to rounding.
 
     Args:
@@ -215,7 +230,7 @@ def symmetric(name: str, matrix: Any) -> np.ndarray:
     return array
 
 
-def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.ndarray:
+def class_labels(name: str, labels: object, num_classes: int | None = None) -> np.ndarray:
     """Returns class labels as a non-empty array [n] in the integer dtype of ``labels``.
 
     Args:
@@ -238,6 +253,6 @@ def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.n
     return array
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns the ``repr`` of ``value`` in one line, cut to 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"

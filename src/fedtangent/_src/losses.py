@@ -7,14 +7,15 @@ targets each loss takes: numbers, classes or signs.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Num
 
 from fedtangent._src.checks import choice
-from fedtangent._src.types import AnyArray, Array, Loss
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Loss
 
 LEAST_MARGIN = -60.0
 """Margin below which ``exponential`` continues as a straight line.
@@ -23,13 +24,20 @@ At this margin the loss is e^60 = 1.1e26. That leaves twelve decades of float32 
 and for the factors that multiply a gradient.
 """
 SUM = "_sum"
+FAR = 100.0  # a run has diverged if its training loss is over this many times the first one
+NOT_FINITE = "numbers are not finite"
 
 
 def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) -> Float[Array, ""]:
-    """Returns the mean of ``per_example`` [B] over the examples in ``mask`` [B], a scalar; 0 if the mask has none."""
+    """Returns the mean over the examples in a mask, a scalar; 0 if the mask is empty.
+
+    Args:
+        per_example: A number for each example, [B].
+        mask: Whether a row is a real example, [B] bool.
+    """
     weight = mask.astype(per_example.dtype)
-    kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
-    return jnp.sum(kept) / jnp.maximum(jnp.sum(weight), 1)
+    masked = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
+    return jnp.sum(masked) / jnp.maximum(jnp.sum(weight), 1)
 
 
 def squared_error(
@@ -190,7 +198,7 @@ def words(name: str | Loss) -> str:
     return str(getattr(name, "__name__", "the user's own loss") if callable(name) else name).replace("_", " ")
 
 
-def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
+def check_targets(name: str | Loss, values: AnyArray, argument: str = "targets") -> None:
     """Raises ``ValueError`` if targets are bools, or if they are not -1 and 1 for a loss that takes signs.
 
     Traced values pass, and so do targets of a user's own loss.
@@ -198,15 +206,29 @@ def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
     Args:
         name: Name of the loss, or the user's loss function.
         values: The targets.
-        what: Name of the targets in the error message.
+        argument: Name of the targets in the error message.
     """
     if callable(name):
         return
     if getattr(values, "dtype", None) == jnp.bool_:
-        raise ValueError(f"{what}: got True and False, must be numbers")
+        raise ValueError(f"{argument}: got True and False, must be numbers")
     if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
         return
     flat = jnp.ravel(jnp.asarray(values))
     wrong = jnp.abs(flat) != 1
     if bool(jnp.any(wrong)):
-        raise ValueError(f"{what}: got {flat[jnp.argmax(wrong)]:g}, must be -1 or 1 for the loss {name!r}")
+        raise ValueError(f"{argument}: got {flat[jnp.argmax(wrong)]:g}, must be -1 or 1 for the loss {name!r}")
+
+
+def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] = ()) -> str:
+    """Returns how a run has diverged, ``NOT_FINITE`` or another text; "" for a run that has not diverged.
+
+    Args:
+        numbers: The last metrics or outputs of the run.
+        losses: Training losses, from the first to the last evaluation.
+    """
+    if not all(np.isfinite(number).all() for number in numbers):
+        return NOT_FINITE
+    if len(losses) and losses[-1] > FAR * losses[0]:
+        return f"the training loss is over {FAR:.0f} times the first one"
+    return ""

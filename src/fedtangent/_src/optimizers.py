@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedtangent._src import pytrees
 from fedtangent._src.checks import number, whole
 from fedtangent._src.types import Array, PyTree
 
+Value = TypeVar("Value")  # of a schedule: a rate or an optimiser
 Rate: TypeAlias = float | Array | Callable[[Array], Array]
 Optimizer: TypeAlias = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
@@ -87,7 +88,7 @@ def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
     return in_round(rate, round_) if callable(rate) else rate
 
 
-def in_round(schedule: Callable[[Array], Any], round_: ArrayLike) -> Any:
+def in_round(schedule: Callable[[Array], Value], round_: ArrayLike) -> Value:
     """Returns the value of a schedule in a round.
 
     With 64-bit types the round is int64, so that optax computes a rate in float64: in float32 its last digit would
@@ -127,7 +128,13 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
 
 
 def at_round(optimizer: Optimizer, round_: Array | np.integer | int) -> optax.GradientTransformation:
-    """Returns the optimiser of round ``round_``; the shapes of its state must be the same in every round."""
+    """Returns the optimiser of a round.
+
+    Args:
+        optimizer: An optax optimiser, or a function from the round to one whose state has the same shapes in every
+            round.
+        round_: Number of the round.
+    """
     return optimizer if isinstance(optimizer, optax.GradientTransformation) else in_round(optimizer, round_)
 
 
@@ -181,10 +188,10 @@ def _scaled(factor: float, gradients: list[PyTree]) -> list[PyTree]:
     return [pytrees.scale(factor, g) for g in gradients]
 
 
-def _differ(found: np.ndarray, expected: np.ndarray) -> bool:
+def _differ(actual: np.ndarray, expected: np.ndarray) -> bool:
     """Returns whether two displacements differ, relative to the larger one; not-finite numbers count as different."""
-    size = max(np.abs(found).max(), np.abs(expected).max(), 1e-30)
-    return not np.abs(found - expected).max() <= _TOLERANCE * size
+    size = max(np.abs(actual).max(), np.abs(expected).max(), 1e-30)
+    return not np.abs(actual - expected).max() <= _TOLERANCE * size
 
 
 def check_linear(name: str, optimizer: Optimizer) -> None:

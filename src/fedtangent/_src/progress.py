@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
@@ -60,43 +60,43 @@ class Lines(Bar):
         super().close()
 
 
-def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:
+def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:
     """Returns a progress bar on standard error.
 
     Args:
         total: Number of units of work.
-        what: Name of the work, shown before the bar.
+        task: Name of the work, shown before the bar.
         unit: Name of a unit.
         done: Units that are done already.
         shown: Whether to show the bar; None: only if no other bar exists, and once the work has taken some seconds.
     """
-    quiet, shown = shown is None, not len(Bar._instances) if shown is None else shown
-    given = {"total": total, "initial": done, "desc": what, "unit": unit, "leave": False, "disable": not shown}
-    given["smoothing"] = 0  # the mean rate since the first update
+    is_hidden = len(Bar._instances) > 0 if shown is None else not shown
+    settings = {"total": total, "initial": done, "desc": task, "unit": unit, "leave": False, "disable": is_hidden}
+    settings["smoothing"] = 0  # the mean rate since the first update
     if sys.stderr.isatty():
-        return Bar(**given, **({"mininterval": QUIET, "delay": 1e-9} if quiet else {}))
+        return Bar(**settings, **({"mininterval": QUIET, "delay": 1e-9} if shown is None else {}))
     form = "{desc}: {unit} {n_fmt} of {total_fmt}{postfix}, {remaining} left"
-    return Lines(**given, bar_format=form, mininterval=SECONDS, miniters=1, delay=1e-9)
+    return Lines(**settings, bar_format=form, mininterval=SECONDS, miniters=1, delay=1e-9)
 
 
-def headline(metrics: Mapping[str, Any]) -> str:
+def headline(metrics: Mapping[str, object]) -> str:
     """Returns one metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if it was measured.
 
     The text is empty if no metric is a number.
     """
-    split = next((name for name in SPLITS if isinstance(metrics.get(name), Mapping)), "")
-    found = metrics[split] if split else metrics
-    numbers = {name: value for name, value in found.items() if is_number(value)}
+    splits = {name: values for name in SPLITS if isinstance(values := metrics.get(name), Mapping)}
+    split = next(iter(splits), "")
+    numbers = {name: value for name, value in splits.get(split, metrics).items() if is_number(value)}
     if not numbers:
         return ""
     name = "accuracy" if "accuracy" in numbers else next(iter(numbers))
     return f"{split} {name.replace('_', ' ')} {float(numbers[name]):.4g}".strip()
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Returns whether a metric is a single number."""
     return (
         not isinstance(value, list | tuple | dict)
-        and np.ndim(value) == 0
+        and getattr(value, "ndim", 0) == 0
         and np.issubdtype(np.asarray(value).dtype, np.number)
     )

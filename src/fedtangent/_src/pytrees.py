@@ -72,7 +72,7 @@ def size(a: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(a))
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: PyTree) -> bool:
     """Returns whether an array or shape holds typed PRNG keys (``jax.random.key``)."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -87,31 +87,34 @@ def num_bytes(a: PyTree) -> int:
     return sum(math.prod(leaf.shape) * item_bytes(leaf.dtype) for leaf in jax.tree.leaves(a))
 
 
-def each_model(name: str, given: PyTree, like: PyTree) -> PyTree:
-    """Returns copies of the parameters ``given``, with the structure and shapes of ``like``, leaves [K, ...].
+def by_path(tree: PyTree) -> dict[str, PyTree]:
+    """Returns the leaves of a pytree of arrays or shapes by their paths, such as ``"['layer']['weight']"``."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def each_model(name: str, params: PyTree, like: PyTree) -> PyTree:
+    """Returns copies of parameters with the structure and shapes of ``like``, leaves [K, ...].
 
     Args:
         name: Name of the argument, for the error message.
-        given: Parameters of one model, used for all K models; or of every model, with a leading axis K in each leaf.
+        params: Parameters of one model, used for all K models; or of every model, with a leading axis K in each leaf.
         like: Arrays or shapes of the parameters of K models.
 
     Raises:
         ValueError: A leaf is missing, superfluous, or of another shape or dtype; the message names the first such leaf.
     """
-
-    def by_path(tree: PyTree) -> dict[str, Any]:
-        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-    wanted, leaves = by_path(like), by_path(given)
+    expected, leaves = by_path(like), by_path(params)
     leaves = {path: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for path, leaf in leaves.items()}
-    is_one = any(path in leaves and leaves[path].ndim == leaf.ndim - 1 for path, leaf in wanted.items())
-    for path in (*wanted, *leaves):
-        leaf, shape = leaves.get(path), wanted[path].shape[is_one:] if path in wanted else None
-        if leaf is None or shape is None or leaf.shape != shape or leaf.dtype != wanted[path].dtype:
+    is_one = any(path in leaves and leaves[path].ndim == leaf.ndim - 1 for path, leaf in expected.items())
+    for path in (*expected, *leaves):
+        leaf, shape = leaves.get(path), expected[path].shape[is_one:] if path in expected else None
+        if leaf is None or shape is None or leaf.shape != shape or leaf.dtype != expected[path].dtype:
             got = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
-            one = "nothing" if shape is None else f"{wanted[path].dtype} {wanted[path].shape[1:]}"
-            models = next(iter(wanted.values())).shape[0]
-            each = f", or that of each of {models} models, a leading axis of {models} in every leaf"
-            raise ValueError(f"{name}: got {got} at {path or 'the root'}, must be {one}{'' if shape is None else each}")
-    arrays = [jnp.broadcast_to(jnp.array(leaves[path]), leaf.shape) for path, leaf in wanted.items()]
+            one = "nothing" if shape is None else f"{expected[path].dtype} {expected[path].shape[1:]}"
+            models = next(iter(expected.values())).shape[0]
+            several = f", or that of each of {models} models, a leading axis of {models} in every leaf"
+            raise ValueError(
+                f"{name}: got {got} at {path or 'the root'}, must be {one}{'' if shape is None else several}"
+            )
+    arrays = [jnp.broadcast_to(jnp.array(leaves[path]), leaf.shape) for path, leaf in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), arrays)

@@ -166,8 +166,8 @@ def _apart(one: PyTree, other: PyTree) -> float:
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):
-        found = max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0) / max(size, 1e-300)
-    return found if math.isfinite(found) else math.inf
+        apart = max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0) / max(size, 1e-300)
+    return apart if math.isfinite(apart) else math.inf
 
 
 def _law(name: str, measured: float, allowed: float) -> Law:

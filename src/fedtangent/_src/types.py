@@ -26,13 +26,24 @@ from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
 EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument and result are of one kind
-ArrayLike = jax.typing.ArrayLike | Sequence[Any]
-"""Numbers in any form that ``numpy.asarray`` reads: an array, a number, or a nested sequence of them."""
+Function = TypeVar("Function")
 PyTree = Any
 Key = jax.Array
 
 
-def described(parts: Mapping[str, Any]) -> str:
+@runtime_checkable
+class SupportsArray(Protocol):
+    """An object that NumPy converts to an array, such as a column of a pandas table."""
+
+    def __array__(self) -> np.ndarray:
+        """Returns the array."""
+
+
+ArrayLike = jax.typing.ArrayLike | SupportsArray | Sequence[Any]
+"""Numbers in any form that ``numpy.asarray`` reads: an array, a number, or a nested sequence of them."""
+
+
+def described(parts: Mapping[str, object]) -> str:
     """Returns the dtype and shape of each array by name, as text such as ``x float32 (60, 3), ..``.
 
     Values that are no arrays are shown by their ``repr``.
@@ -154,18 +165,6 @@ class Kernel(Protocol):
 
 
 @runtime_checkable
-class AtWidth(Protocol):
-    """A function that builds the same network with another width."""
-
-    def __call__(self, width: int, /) -> Model:
-        """Returns the network with as many hidden layers as before, each ``width`` units wide.
-
-        Args:
-            width: Units of every hidden layer, at least 1.
-        """
-
-
-@runtime_checkable
 class Descend(Protocol):
     """A function that takes several full-batch gradient steps at once."""
 
@@ -215,7 +214,8 @@ class Model(NamedTuple):
         output_size: Number of outputs C.
         structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
             have a method ``descend``. None if the layout is unknown.
-        at_width: Builds the same network with another width; None if the kernel does not depend on a width.
+        at_width: Builds the same network with hidden layers of another width, at least 1; None if the kernel does not
+            depend on a width.
         is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
         loss: Name of the loss that the network is usually trained with if targets are classes.
         reads_tokens: Whether an example consists of whole numbers that stand for symbols (True) or of real numbers
@@ -228,7 +228,7 @@ class Model(NamedTuple):
     kernel: Kernel | None
     output_size: int
     structure: Any = None
-    at_width: AtWidth | None = None
+    at_width: Callable[[int], Model] | None = None
     is_linear: bool = False
     loss: str = "squared_error"
     reads_tokens: bool | None = None
@@ -317,23 +317,10 @@ class ServerUpdate(Protocol):
 
 
 @runtime_checkable
-class Unheard(Protocol):
-    """A function that updates the server's state of a model for which no message arrived."""
-
-    def __call__(self, server_state: PyTree, info: RoundInfo, /) -> PyTree:
-        """Returns the server's new state.
-
-        Args:
-            server_state: State of the server.
-            info: The round.
-        """
-
-
-@runtime_checkable
 class MapModels(Protocol):
     """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
 
-    def __call__(self, function: Any, /) -> Any:
+    def __call__(self, function: Function, /) -> Function:
         """Returns the mapped function, whose arguments and results have a leading axis K.
 
         Args:
@@ -378,7 +365,7 @@ class Server(NamedTuple):
         broadcast: Makes the tree that clients receive from the server's state.
         params: Returns the model's parameters, for predictions, from the server's state.
         update: Updates the server's state with the aggregate of the messages.
-        unheard: Updates the server's state of a model for which no message arrived; None to keep the state.
+        unheard: Updates the server's state of a model for which no message arrived in a round; None to keep the state.
         map_models: Maps the update over the K models: all at once, or ``sequentially`` for servers that need much
             memory.
     """
@@ -387,7 +374,7 @@ class Server(NamedTuple):
     broadcast: OfParameters
     params: OfParameters
     update: ServerUpdate
-    unheard: Unheard | None = None
+    unheard: Callable[[PyTree, RoundInfo], PyTree] | None = None
     map_models: MapModels = jax.vmap
 
 
@@ -408,18 +395,6 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
 
 
 @runtime_checkable
-class ScheduleInit(Protocol):
-    """A function that draws the first state of a schedule."""
-
-    def __call__(self, key: Key, /) -> PyTree:
-        """Returns the schedule's first state.
-
-        Args:
-            key: Key of the schedule.
-        """
-
-
-@runtime_checkable
 class Sample(Protocol):
     """A function that draws the cohort of a round."""
 
@@ -433,18 +408,6 @@ class Sample(Protocol):
         """
 
 
-@runtime_checkable
-class Contacted(Protocol):
-    """A function that counts the clients that received a model, including clients whose answer does not count."""
-
-    def __call__(self, schedule_state: PyTree, /) -> Int32[Array, ""]:
-        """Returns the number of clients, [] int32.
-
-        Args:
-            schedule_state: State after the round's cohort was drawn.
-        """
-
-
 class Schedule(NamedTuple):
     """A rule that says which client trains which model in which round.
 
@@ -452,73 +415,22 @@ class Schedule(NamedTuple):
         num_models: Models K.
         num_clients: Clients N.
         num_slots: Slots S of a round's cohort.
-        init: Draws the first state.
+        init: Draws the first state from a key.
         sample: Draws a round's cohort.
-        contacted: Counts the clients that received a model in a round; None to count the filled slots.
+        contacted: Counts, from the state after the cohort was drawn, the clients that received a model, including
+            clients whose answer does not count; None to count the filled slots.
     """
 
     num_models: int
     num_clients: int
     num_slots: int
-    init: ScheduleInit
+    init: Callable[[Key], PyTree]
     sample: Sample
-    contacted: Contacted | None = None
+    contacted: Callable[[PyTree], Int32[Array, ""]] | None = None
 
     def __repr__(self) -> str:
         """Returns the schedule's numbers of models, clients and slots."""
         return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
-
-
-@runtime_checkable
-class AggregateInit(Protocol):
-    """A function that makes the accumulator of a round."""
-
-    def __call__(self, message: PyTree, num_models: int, /) -> PyTree:
-        """Returns an empty accumulator.
-
-        Args:
-            message: Shapes of one message.
-            num_models: Models K.
-        """
-
-
-@runtime_checkable
-class AggregateAdd(Protocol):
-    """A function that adds a batch of messages to the accumulator."""
-
-    def __call__(self, accumulator: PyTree, slots: Slots, messages: PyTree, /) -> PyTree:
-        """Returns the accumulator with the messages added.
-
-        Args:
-            accumulator: Accumulator of the messages so far.
-            slots: Models and weights of the messages, [B] each.
-            messages: Messages with a leading axis B.
-        """
-
-
-@runtime_checkable
-class AggregateFinish(Protocol):
-    """A function that turns the accumulator into the aggregate."""
-
-    def __call__(self, accumulator: PyTree, /) -> PyTree:
-        """Returns the aggregate of each model, with a leading axis K.
-
-        Args:
-            accumulator: Accumulator of all messages of the round.
-        """
-
-
-@runtime_checkable
-class AggregateMerge(Protocol):
-    """A function that merges the accumulators of several devices."""
-
-    def __call__(self, accumulator: PyTree, axis: str, /) -> PyTree:
-        """Returns the accumulator of all devices, on each of them.
-
-        Args:
-            accumulator: The accumulator of one device.
-            axis: Name of the mesh's axis.
-        """
 
 
 class Aggregate(NamedTuple):
@@ -528,16 +440,17 @@ class Aggregate(NamedTuple):
     more than one message.
 
     Attributes:
-        init: Makes an empty accumulator.
-        add: Adds a batch of messages.
-        finish: Returns the aggregate of each model.
-        merge: Merges the accumulators of several devices.
+        init: Makes an empty accumulator from the shapes of one message and the number of models K.
+        add: ``(accumulator, slots, messages) -> accumulator``: adds B messages, with their models and weights.
+        finish: Turns the accumulator of all messages into the aggregate of each model, with a leading axis K.
+        merge: ``(accumulator, axis) -> accumulator``: merges the accumulators of the devices along an axis of the mesh,
+            on each of them.
     """
 
-    init: AggregateInit
-    add: AggregateAdd
-    finish: AggregateFinish
-    merge: AggregateMerge
+    init: Callable[[PyTree, int], PyTree]
+    add: Callable[[PyTree, Slots, PyTree], PyTree]
+    finish: Callable[[PyTree], PyTree]
+    merge: Callable[[PyTree, str], PyTree]
 
 
 class Cost(NamedTuple):
@@ -620,13 +533,19 @@ class MapClients(Protocol):
     """A function that maps the training of one client over the slots of a round."""
 
     def __call__(
-        self, train: Any, held: PyTree, aggregate: Aggregate, accumulator: PyTree, slots: Slots, /
+        self,
+        train: Callable[[PyTree, Slots], tuple[Slots, PyTree, PyTree]],
+        shared: PyTree,
+        aggregate: Aggregate,
+        accumulator: PyTree,
+        slots: Slots,
+        /,
     ) -> tuple[PyTree, PyTree]:
         """Returns the accumulator with all messages added, and the infos of every slot [S].
 
         Args:
-            train: ``(held, slot) -> (slot, message, info)``, the training of one slot.
-            held: Tree that every slot reads, such as the data.
+            train: ``(shared, slot) -> (slot, message, info)``, the training of one slot.
+            shared: Tree that every slot reads, such as the data.
             aggregate: Reduction that adds up the messages.
             accumulator: An empty accumulator.
             slots: The round's slots, [S] each.
@@ -658,10 +577,10 @@ class Training(NamedTuple):
     """
 
     model: Model
-    learning_rate: Any
+    learning_rate: float | Array | Callable[[Array], Array] | None
     optimizer: Any
     work: Any
-    loss: Any
+    loss: str | Loss
 
 
 NO_RULE = (
@@ -732,32 +651,6 @@ class Step(Protocol):
 
 
 @runtime_checkable
-class Predict(Protocol):
-    """A function that predicts with the global models."""
-
-    def __call__(self, state: PyTree, x: Shaped[AnyArray, "n ..."], /) -> Prediction:
-        """Returns the ensemble's prediction at ``x``.
-
-        Args:
-            state: State of the run.
-            x: Inputs [n, ...].
-        """
-
-
-@runtime_checkable
-class Traffic(Protocol):
-    """A function that counts the bytes of a round."""
-
-    def __call__(self, data: FederatedData, engine: Engine, /) -> Cost:
-        """Returns the bytes of a message and of a broadcast.
-
-        Args:
-            data: Training examples of all clients.
-            engine: Mapping of clients onto devices.
-        """
-
-
-@runtime_checkable
 class PersonalPrediction(Protocol):
     """A function that predicts for one client, with the client's state or the global models."""
 
@@ -788,8 +681,8 @@ class Algorithm(NamedTuple):
         name: Name of the algorithm in tables and figures.
         init: Makes the first state of a run.
         step: Computes a round.
-        predict: Predicts with the global models.
-        cost: Returns the bytes of a message and of a broadcast.
+        predict: Predicts with the global models: ``(state, x [n, ...]) -> Prediction``.
+        cost: Returns the bytes of a message and of a broadcast, for the clients' data and their mapping onto devices.
         schedule: Which client trains which model in which round.
         personal: Predicts for one client; None if every client predicts with the global models.
         params: Returns the parameters [K, ...] of the networks that predict, from a state; None if the algorithm
@@ -800,8 +693,8 @@ class Algorithm(NamedTuple):
     name: str
     init: AlgorithmInit
     step: Step
-    predict: Predict
-    cost: Traffic
+    predict: Callable[[PyTree, Shaped[AnyArray, "n ..."]], Prediction]
+    cost: Callable[[FederatedData, Engine], Cost]
     schedule: Schedule
     personal: PersonalPrediction | None = None
     params: OfParameters | None = None
@@ -863,10 +756,10 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
         inner = algorithm.cost(data, engine)
         return inner if ledger is None else ledger(inner, data)
 
-    made = algorithm.composition
-    if made.rebuild is not None:
-        made = made._replace(rebuild=lambda model: wrapped(algorithm.on(model), name, ledger))
-    return algorithm._replace(name=name, cost=cost, composition=made)
+    composition = algorithm.composition
+    if composition.rebuild is not None:
+        composition = composition._replace(rebuild=lambda model: wrapped(algorithm.on(model), name, ledger))
+    return algorithm._replace(name=name, cost=cost, composition=composition)
 
 
 class Gaussian(NamedTuple):

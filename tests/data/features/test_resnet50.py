@@ -255,7 +255,7 @@ def test_tensors_are_read_in_their_own_dtype(tmp_path: Path) -> None:
     held = {"a": RNG.normal(size=(2, 3)).astype(np.float32), "b": np.array(-7), "c": np.zeros((0, 4), np.float32)}
     content = file_bytes(held)
     (tmp_path / "file").write_bytes(content)
-    found = safetensors.read(tmp_path / "file", hashlib.sha256(content).hexdigest()).tensors
+    found = safetensors.read(tmp_path / "file", hashlib.sha256(content).hexdigest())
     assert list(found) == ["a", "b", "c"]
     for name, array in held.items():
         assert found[name].dtype == array.dtype and found[name].shape == array.shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     Raises:
         ValueError: The network is not dense or has no biases in its first layer, or shapes do not fit.
     """
-    structure: Any = model.structure
+    structure = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
         raise ValueError(f"model: got {model.name}, must have a dense first layer with biases, to be read off")
     flat = ravel_pytree(params)[0]
@@ -45,22 +44,22 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Float[Array, "m input_size"]:
+def _read(scale: float, fill: float, params: PyTree, messages: Observed) -> Float[Array, "m input_size"]:
     flat, unravel = ravel_pytree(params)
-    values, kept = (part.reshape(len(part), -1, flat.size) for part in seen)
+    values, sent = (part.reshape(len(part), -1, flat.size) for part in messages)
 
     def pieces(row: Array) -> tuple[Array, Array]:
         weight, bias = unravel(row.astype(flat.dtype))[0]
         return weight, bias
 
-    def one(values: Array, kept: Array) -> Array:
+    def one(values: Array, sent: Array) -> Array:
         weight, bias = jax.vmap(pieces)(values)  # [C, input, hidden], [C, 1, hidden]
-        both = jnp.multiply(*jax.vmap(pieces)(kept))
+        both = jnp.multiply(*jax.vmap(pieces)(sent))
         squared = jnp.einsum("cih,ch->i", both, bias[:, 0] ** 2)
         read = scale * jnp.einsum("cih,ch->i", weight * both, bias[:, 0])
         return jnp.where(squared > 0, read / jnp.where(squared > 0, squared, 1), fill)
 
-    return jax.lax.map(lambda pair: one(*pair), (values, kept))
+    return jax.lax.map(lambda pair: one(*pair), (values, sent))
 
 
 def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C P"]) -> Int[np.ndarray, "P"]:

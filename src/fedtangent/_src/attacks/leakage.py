@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,16 +161,15 @@ def from_gradients(
     if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
         raise ValueError(f"seen: got {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
     _check_shape(model, params, shape)
-    labels, wanted = batch.labels, (len(seen.values), batch.size, model.output_size)
-    if labels is not None and labels.shape != wanted:
-        raise ValueError(f"labels: got {labels.shape}, must be {wanted}")
+    labels, shape_of_labels = batch.labels, (len(seen.values), batch.size, model.output_size)
+    if labels is not None and labels.shape != shape_of_labels:
+        raise ValueError(f"labels: got {labels.shape}, must be {shape_of_labels}")
     pixels, logits = jax.random.split(key)
     count = len(seen.values) * attack.num_restarts
     x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale
-    guess = jax.random.normal(logits, (count, *wanted[1:]), flat.dtype) if labels is None else None
+    guess = jax.random.normal(logits, (count, *shape_of_labels[1:]), flat.dtype) if labels is None else None
     sight = seen.values, _weight(seen, attack), labels
-    found = _search(model, batch.loss, _limits(attack), params, sight, (x, guess))
-    leak = _best_of(found, len(seen.values))
+    leak = _best_of(_search(model, batch.loss, _limits(attack), params, sight, (x, guess)), len(seen.values))
     return leak._replace(labels=_targets(batch.loss, leak.labels, labels))
 
 
@@ -181,13 +180,13 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
         raise ValueError(f"shape: got {shape}, must be of examples that {model.name} takes: {error}") from error
 
 
-def _relative(found: Array, wanted: Array, weight: Array) -> Float[Array, ""]:
-    """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``wanted``."""
-    return jnp.sum(weight * (found - wanted) ** 2) / jnp.maximum(jnp.sum(weight * wanted**2), jnp.finfo(found).tiny)
+def _relative(guess: Array, message: Array, weight: Array) -> Float[Array, ""]:
+    """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``message``."""
+    return jnp.sum(weight * (guess - message) ** 2) / jnp.maximum(jnp.sum(weight * message**2), jnp.finfo(guess).tiny)
 
 
-def _weight(seen: Observed, attack: Attack) -> Array:
-    return (seen.kept | (attack.compare == "all")).astype(seen.values.dtype)
+def _weight(messages: Observed, attack: Attack) -> Array:
+    return (messages.kept | (attack.compare == "all")).astype(messages.values.dtype)
 
 
 def _limits(attack: Attack) -> Attack:
@@ -201,46 +200,46 @@ def _search(
 ) -> Minimum:
     """Searches from each start in turn; starts are ordered message by message.
 
-    The messages are gradients of ``loss``, or Jacobians if ``loss`` is None.
+    The messages are gradients of ``loss``; they are Jacobians if there is no loss.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])
 
-    def of_jacobian(seen: Sight, point: tuple[Array, Array | None]) -> Array:
-        (values, weight, outputs), x = seen, point[0][None]
-        found = jax.jacrev(lambda w: model.apply(unravel(w), x)[0])(flat)
-        apart = _relative(found, values, weight)
+    def of_jacobian(message: Sight, point: tuple[Array, Array | None]) -> Array:
+        (values, weight, outputs), x = message, point[0][None]
+        jacobian = jax.jacrev(lambda w: model.apply(unravel(w), x)[0])(flat)
+        apart = _relative(jacobian, values, weight)
         if outputs is None:
             return apart
         return apart + _relative(model.apply(params, x)[0], outputs, jnp.ones_like(outputs))
 
-    def of_gradient(seen: Sight, point: tuple[Array, Array | None]) -> Array:
-        values, weight, known = seen
-        y, mask = _targets(str(loss), point[1], known), jnp.ones(len(point[0]), bool)
-        found = jax.grad(lambda w: get_loss(str(loss))(model.apply(unravel(w), point[0]), y, mask))(flat)
-        return _relative(found, values, weight)
+    def of_gradient(message: Sight, point: tuple[Array, Array | None]) -> Array:
+        values, weight, labels = message
+        y, mask = _targets(str(loss), point[1], labels), jnp.ones(len(point[0]), bool)
+        gradient = jax.grad(lambda w: get_loss(str(loss))(model.apply(unravel(w), point[0]), y, mask))(flat)
+        return _relative(gradient, values, weight)
 
     def search(part: tuple[Array, PyTree]) -> Minimum:
         number, start = part
-        seen = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
-        return minimise(partial(of_jacobian if loss is None else of_gradient, seen), start, attack)
+        message = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
+        return minimise(partial(of_jacobian if loss is None else of_gradient, message), start, attack)
 
     return jax.lax.map(search, (jnp.arange(len(starts[0])), starts))
 
 
-def _best_of(found: Minimum, messages: int) -> Leak:
+def _best_of(minima: Minimum, messages: int) -> Leak:
     """Selects the restart with the smallest mismatch for each message."""
-    rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), found)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), minima)
     best = jnp.argmin(rows.value, axis=1)
     point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
     x, guess = point
     return Leak(x, guess, value, history, steps, jnp.isfinite(value))
 
 
-def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
-    """Returns the labels in the form that the loss takes: the known ones, or else the guess."""
-    if known is not None:
-        return known
+def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
+    """Returns the known labels; without them the guess, in the form that the loss takes."""
+    if labels is not None:
+        return labels
     assert guess is not None
     return jax.nn.softmax(guess) if loss == "cross_entropy" else guess
 
@@ -267,12 +266,12 @@ def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, att
     first = jnp.where(jnp.isfinite(value), value, jnp.inf)
     history = jnp.full((num_steps + 1,), first)
 
-    def goes_on(carry: Any) -> Array:
+    def goes_on(carry: PyTree) -> Array:
         _, _, (_, best), _, step, idle = carry
         return (step < num_steps) & (best > attack.tolerance) & (idle < patience)
 
-    def advance(carry: Any) -> Any:
-        (point, value, slope), state, (kept, best), history, step, idle = carry
+    def advance(carry: PyTree) -> PyTree:
+        (point, value, slope), state, (lowest, best), history, step, idle = carry
         change, state = method.update(slope, state, point, value=value, grad=slope, value_fn=objective)
         point = optax.apply_updates(point, change)
         if line_search:  # which has evaluated the point that it chose
@@ -280,11 +279,11 @@ def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, att
         else:
             value, slope = jax.value_and_grad(objective)(point)
         better = value < best  # false for what is not a number
-        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, kept)
+        lowest = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, lowest)
         best, idle = jnp.where(better, value, best), jnp.where(better, 0, idle + 1)
-        return (point, value, slope), state, (kept, best), history.at[step + 1].set(best), step + 1, idle
+        return (point, value, slope), state, (lowest, best), history.at[step + 1].set(best), step + 1, idle
 
     zero = jnp.zeros((), jnp.int32)
     carry = (start, value, slope), method.init(start), (start, first), history, zero, zero
-    _, _, (kept, best), history, steps, _ = jax.lax.while_loop(goes_on, advance, carry)
-    return Minimum(kept, best, jnp.where(jnp.arange(num_steps + 1) > steps, best, history), steps)
+    _, _, (lowest, best), history, steps, _ = jax.lax.while_loop(goes_on, advance, carry)
+    return Minimum(lowest, best, jnp.where(jnp.arange(num_steps + 1) > steps, best, history), steps)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Float, Float64, Num, Shaped
 
 from fedtangent._src.checks import choice, number, real_array, whole
@@ -23,7 +23,7 @@ def lenet(
     input_shape: Sequence[int] = (28, 28, 1),
     output_size: int = 10,
     activation: str = "sigmoid",
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> Model:
     """Builds the LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
 
@@ -53,7 +53,7 @@ def lenet(
         sizes.append(((sizes[-1][0] - 1) // stride + 1, (sizes[-1][1] - 1) // stride + 1))
     fan_in = sizes[-1][0] * sizes[-1][1] * FILTERS
     channels = (shape[2], *[FILTERS] * len(STRIDES))
-    kernels = [(WINDOW, WINDOW, i, o) for i, o in itertools.pairwise(channels)]
+    kernels = [(WINDOW, WINDOW, *pair) for pair in itertools.pairwise(channels)]
     shapes: list[tuple[int, ...]] = [*kernels, (fan_in, int(output_size))]
 
     def init(key: Key) -> PyTree:
@@ -61,7 +61,7 @@ def lenet(
             return jax.random.uniform(key, shape, dtype, -WEIGHT_RANGE, WEIGHT_RANGE)
 
         keys = jax.random.split(key, 2 * len(shapes))
-        return [(draw(keys[2 * i], s), draw(keys[2 * i + 1], s[-1:])) for i, s in enumerate(shapes)]
+        return [(draw(keys[2 * i], shape), draw(keys[2 * i + 1], shape[-1:])) for i, shape in enumerate(shapes)]
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         h = jnp.asarray(x.reshape((len(x), *shape)).astype(params[0][0].dtype))

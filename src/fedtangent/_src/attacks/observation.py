@@ -1,4 +1,4 @@
-"""What the server sees of a client's examples: gradients and Jacobians, whole, sparsified or shuffled."""
+"""The messages from which a server could read examples: gradients and Jacobians, whole, sparsified or shuffled."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def jacobians(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Obs
 
     Parameters are in the order of ``jax.flatten_util.ravel_pytree``. A client of NTK-FL sends this message (Yue et al.,
     2022, section 4.1); for training there is no need to materialise it.
+
+    Args:
+        model: The clients' network.
+        params: Its parameters.
+        x: Inputs [n, ...].
     """
     values = _jacobians(model, params, jnp.asarray(x))
     return Observed(values, jnp.ones(values.shape, bool))
@@ -82,18 +87,24 @@ def sparsify(seen: Observed, sparsity: float) -> Observed:
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
     CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, with all that equal the least of them in magnitude. If
-    fewer entries are nonzero, nothing is lost and all count as kept. Raises ``ValueError`` for a sparsity outside [0,
-    1).
+    fewer entries are nonzero, nothing is lost and all count as kept.
+
+    Args:
+        seen: The messages.
+        sparsity: Share of the entries that become zero, in [0, 1).
+
+    Raises:
+        ValueError: The sparsity is outside [0, 1).
     """
     check_sparsity(sparsity)
     return _sparsified(float(sparsity), seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _sparsified(sparsity: float, seen: Observed) -> Observed:
-    at = thresholds(seen.values, sparsity).reshape((-1,) + (1,) * (seen.values.ndim - 1))
-    kept = (jnp.abs(seen.values) >= at) & seen.kept
-    return Observed(jnp.where(kept, seen.values, 0), kept)
+def _sparsified(sparsity: float, messages: Observed) -> Observed:
+    values, at = messages.values, thresholds(messages.values, sparsity)
+    sent = (jnp.abs(values) >= at.reshape((-1,) + (1,) * (values.ndim - 1))) & messages.kept
+    return Observed(jnp.where(sent, values, 0), sent)
 
 
 def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
@@ -104,6 +115,10 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
     ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: each row is
     reconstructed as before, and only its owner is hidden; the derivatives by the last layer's biases reveal the order
     of the outputs.
+
+    Args:
+        seen: Messages of m examples.
+        order: Permutation of the examples, [m].
     """
     return jax.tree.map(lambda leaf: leaf[order], seen)
 
@@ -115,5 +130,9 @@ def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
     infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but the update is
     permuted, and must be put back by someone who knows the order. It hides the places of an image's pixels, until a
     client reveals examples to the server: ``order_from_known``.
+
+    Args:
+        seen: Messages of P weights.
+        order: Permutation of the weights, [P].
     """
     return jax.tree.map(lambda leaf: leaf[..., order], seen)

@@ -25,6 +25,7 @@ from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.entries import catalogue, choose, option
+from fedtangent._src.losses import divergence
 from fedtangent._src.measures.uncertainty import metric_of
 from fedtangent._src.output.comparison_plots import draw_all
 from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
@@ -157,7 +158,7 @@ def _diverged(results: list[Comparison]) -> list[str]:
         f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
         for result in results
         for seen in (*result.simulated, *result.ntk_fl)
-        if not np.isfinite(seen.train[-1]).all() or not np.isfinite(seen.test[-1]).all()
+        if divergence([seen.train[-1], seen.test[-1]])
     ]
 
 

@@ -12,12 +12,12 @@ import tyro
 from fedtangent._src.checks import choice, folder
 from fedtangent._src.data import load
 from fedtangent._src.data.cache import Checked, check, given_directory
-from fedtangent._src.data.files import digest
 from fedtangent._src.data.published import Published, checksums, located
 from fedtangent._src.data.stored import StoredOptions, obtain, stored_in
 from fedtangent._src.entries import catalogue, choose, option
 from fedtangent._src.output.files import Ended, ended
 from fedtangent._src.output.tables import TextTable, console
+from fedtangent._src.storage import sha256_of_file
 
 ACTIONS = ("prepare", "verify")
 VERDICTS = ("right", "not published", "missing", "WRONG")  # on a checksum
@@ -110,7 +110,7 @@ def _of_folder(job: DataJob, directory: Path) -> list[Checked]:
         return [*found, *(Checked(directory / name, None, None) for name in missing)]
     place = Path(load(job.options.name, directory).info.read_from)
     kinds = ("*.npz", "*.bin", "*/*.json", "by_play_and_character/*.txt")
-    return [Checked(path, None, digest(path)) for kind in kinds for path in sorted(place.glob(kind))]
+    return [Checked(path, None, sha256_of_file(path)) for kind in kinds for path in sorted(place.glob(kind))]
 
 
 def _bytes(number: int) -> str:

@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.cli.trained import FAR
 from fedtangent._src.comparison.followed import check_analytic, followed_rule
 from fedtangent._src.comparison.forecast import (
     Curve,
@@ -33,7 +31,7 @@ from fedtangent._src.comparison.forecast import (
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Description, in_common
 from fedtangent._src.engine.loop import Evaluation
-from fedtangent._src.losses import mean_form, words
+from fedtangent._src.losses import divergence, mean_form, words
 from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import TextTable, clock, console, number
 from fedtangent._src.types import wrapped
@@ -136,10 +134,8 @@ def _diverged(found: Sequence[Forecast]) -> list[str]:
 
 
 def _is_far(curve: Curve, loss: str) -> bool:
-    """Tells whether a curve diverges, as ``trained.status`` does: not finite, or too large a training loss."""
-    losses = curve.mean("train", loss)
-    ends = [values[:, -1] for values in curve.values.values()]
-    return bool(losses[-1] > FAR * losses[0]) or not all(np.isfinite(end).all() for end in ends)
+    """Tells whether a curve diverges."""
+    return bool(divergence([values[:, -1] for values in curve.values.values()], curve.mean("train", loss)))
 
 
 def _metrics(found: Forecast) -> list[Metric]:

@@ -14,9 +14,10 @@ import fedtangent
 from fedtangent._src.cli import commands
 from fedtangent._src.cli.arguments import Option, words
 from fedtangent._src.engine.description import DECIDING
-from fedtangent._src.output.files import Ended, output_folder, write_atomically, write_config, write_result
+from fedtangent._src.output.files import Ended, output_folder, write_config, write_result
 from fedtangent._src.output.report import ReportedRun, page, read_run, runs_below
 from fedtangent._src.output.tables import TextTable, console, counted
+from fedtangent._src.storage import write_atomically
 
 
 @dataclass(frozen=True)

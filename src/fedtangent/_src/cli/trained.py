@@ -8,7 +8,8 @@ import numpy as np
 
 from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent._src.engine.history import FINISHED, Measurement, Run
-from fedtangent._src.measures.paired import half_width
+from fedtangent._src.intervals import half_width
+from fedtangent._src.losses import NOT_FINITE, divergence
 from fedtangent._src.output.files import Ended, ended
 from fedtangent._src.output.tables import TextTable, number
 
@@ -16,7 +17,6 @@ SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name
     "kernel": ("drift", "commutator_relative"),
     "laziness": LAZINESS,
 }
-FAR = 100.0  # times the first training loss: the run has diverged
 LOWER = "lower the learning rate"
 
 
@@ -31,17 +31,15 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 def status(run: Run) -> str:
     """Returns the status of a run, which also diverges by its last metrics: not finite, or far too large a loss."""
-    first, last = _training_losses(run)
-    measured = run.history.evaluations[-1].metrics
-    # a condition number may be infinite, and so may what is predicted
-    finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split not in SHOWN)
     if run.status != FINISHED:
         return run.status
-    if not finite:
-        return f"diverged by round {run.history.evaluations[-1].round}"
-    if last > FAR * first:
-        return f"diverged: the training loss is over {FAR:.0f} times the first one"
-    return FINISHED
+    last = run.history.evaluations[-1]
+    # a condition number may be infinite, and so may the measures of laziness
+    metrics = [list(values.values()) for split, values in last.metrics.items() if split not in SHOWN]
+    reason = divergence(metrics, _training_losses(run))
+    if reason == NOT_FINITE:
+        return f"diverged by round {last.round}"
+    return f"diverged: {reason}" if reason else FINISHED
 
 
 def _training_losses(run: Run) -> tuple[float, float]:

@@ -40,49 +40,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from scipy.stats import t as student
 
-LEVEL = 1e-4
+from fedtangent._src.intervals import Interval
 
-
-class Interval(NamedTuple):
-    """An estimate; the truth is in [low, high] except in a share ``LEVEL`` of the cases."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def about(cls, value: float, radius: float) -> Interval:
-        """Builds an interval that is symmetric about ``value``."""
-        return cls(value, value - radius, value + radius)
-
-    @property
-    def length(self) -> float:
-        """The length of the interval."""
-        return self.high - self.low
-
-    def within(self, low: float, high: float) -> bool | None:
-        """Tests whether the truth is in [low, high]: True, False, or None if the interval is partly inside.
-
-        An estimate that is NaN, as after divergence, is not inside.
-        """
-        if np.isnan(self).any():
-            return False
-        if low <= self.low and self.high <= high:
-            return True
-        if self.high < low or self.low > high:
-            return False
-        return None
-
-    def outside(self, low: float, high: float) -> bool | None:
-        """Tests whether the truth is outside [low, high], as for a wrong theory; None if the interval is partly inside.
-
-        An estimate that is NaN proves nothing: None too.
-        """
-        inside = self.within(low, high)
-        return None if inside is None or np.isnan(self).any() else not inside
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
 
 class Pair(NamedTuple):

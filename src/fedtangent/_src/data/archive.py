@@ -14,23 +14,32 @@ from fedtangent._src.data import files
 
 def find(directory: Path, stem: str) -> Path | None:
     """Finds the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; returns None without one."""
-    own = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
-    places = files.places(directory, stem)
-    return next((path for place in places for name in own for path in sorted(place.glob(name))), None)
+    patterns = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
+    folders = files.places(directory, stem)
+    return next((path for folder in folders for name in patterns for path in sorted(folder.glob(name))), None)
 
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads the arrays of an archive; raises ``ValueError`` if an array named in ``needed`` is missing."""
-    held = files.arrays(name, path)
-    require(name, path, held, needed)
-    return held
+    """Reads the arrays of an archive.
+
+    Args:
+        name: Name of the data set in error messages.
+        path: Path of the archive.
+        needed: Names of the arrays that must be in it.
+
+    Raises:
+        ValueError: The archive cannot be read, or one of these arrays is missing.
+    """
+    arrays = files.arrays(name, path)
+    require(name, path, arrays, needed)
+    return arrays
 
 
-def require(name: str, path: Path, held: Collection[str], needed: Sequence[str]) -> None:
-    """Raises ``ValueError`` unless all names of ``needed`` are in ``held``, the names in the archive."""
-    missing = [key for key in needed if key not in held]
+def require(name: str, path: Path, present: Collection[str], needed: Sequence[str]) -> None:
+    """Raises ``ValueError`` unless all names of ``needed`` are among ``present``, the names in the archive."""
+    missing = [key for key in needed if key not in present]
     if missing:
-        raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
+        raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(present) or 'nothing'}")
 
 
 def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: int = 1) -> Int32[np.ndarray, "count"]:
@@ -47,7 +56,7 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
     """
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise ValueError(f"{name}: got {offsets.dtype} {offsets.shape}, must be whole numbers [N + 1], N >= 1")
-    sizes: np.ndarray = np.diff(offsets.astype(np.int64))  # those without a sign would wrap around where they fall
+    sizes: np.ndarray = np.diff(offsets.astype(np.int64))  # unsigned numbers would wrap around where they fall
     if offsets[0] != 0 or offsets[-1] != count:
         raise ValueError(f"{name}: got {offsets[0]} to {offsets[-1]}, must be from 0 to {count}, the examples")
     if (sizes < least).any():
@@ -57,21 +66,21 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
 
 
 def images(
-    name: str, path: Path, held: dict[str, np.ndarray], split: str, size: tuple[int, ...]
+    name: str, path: Path, arrays: dict[str, np.ndarray], split: str, size: tuple[int, ...]
 ) -> tuple[Shaped[np.ndarray, "n ..."], Shaped[np.ndarray, "n"]]:
     """Returns images uint8 [n, *size] and labels [n] of the split "train" or "test".
 
     Args:
         name: Name of the data set in error messages.
         path: Path of the archive, for error messages.
-        held: Arrays of the archive.
+        arrays: Arrays of the archive.
         split: "train" or "test".
         size: Shape of an image.
 
     Raises:
         ValueError: Images or labels have another shape or type, or the split is empty.
     """
-    x, y = held[f"{split}_images"], held.get(f"{split}_labels", np.zeros(0, int))
+    x, y = arrays[f"{split}_images"], arrays.get(f"{split}_labels", np.zeros(0, int))
     if x.dtype != np.uint8 or x.shape[1:] != size or y.shape != x.shape[:1] or len(y) == 0:
         raise ValueError(
             f"{name}: got {x.dtype} {x.shape} and {y.shape} in {path}, {split} images and labels must be "

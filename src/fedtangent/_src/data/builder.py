@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.download.download_manager import DownloadManager, NonMatchingChecksumError
 from tensorflow_datasets.core.download.resource import get_dl_fname, is_locally_cached, write_info_file
 from tensorflow_datasets.core.download.util import DownloadError
 
 from fedtangent._src.data import download
 from fedtangent._src.data.published import Arrays, Published
+from fedtangent._src.papers import PAPERS
 from fedtangent._src.progress import progress_of
+from fedtangent._src.storage import sha256
 
 SPLITS = ("train", "test")
 VERSION = "1.0.0"
 NAME = "fedtangent_published"  # the builder's folder
+
+Row: TypeAlias = dict[str, np.ndarray]  # an example: its parts by name
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
@@ -46,12 +49,8 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
     @property
     def url_infos(self) -> dict[str, UrlInfo]:
         """Size and checksum of each address for TFDS's download manager to verify."""
-        return {
-            self.published.url + f.filename: UrlInfo(
-                size=tfds.core.utils.Size(f.size), checksum=f.sha256, filename=f.filename
-            )
-            for f in self.published.files.values()
-        }
+        url, size = self.published.url, tfds.core.utils.Size
+        return {url + f.filename: UrlInfo(size(f.size), f.sha256, f.filename) for f in self.published.files.values()}
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
@@ -59,13 +58,13 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
             description=self.published.description,
             homepage=self.published.homepage,
             license=self.published.licence,
-            citation=self.published.citation,
+            citation=PAPERS[self.published.paper],
             disable_shuffling=True,
             features=tfds.features.FeaturesDict(_features(self.published)),
             metadata=tfds.core.MetadataDict(),
         )
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+    def _split_generators(self, dl_manager: DownloadManager) -> dict[str, Iterator[tuple[int, Row]]]:
         place = self.published.stem or self.published.name
         # In the folder of the data set's name, where TFDS's own builder of that data set keeps its downloads, too.
         folder = Path(dl_manager.download_dir) / place
@@ -79,14 +78,14 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
             resources[role] = tfds.download.Resource(url=url, relative_download_dir=place)
         paths = dl_manager.download(resources)
         arrays = self.published.read(self.published, {role: Path(path) for role, path in paths.items()})
-        self.info.metadata["sha256"] = {name: _digest(array) for name, array in arrays.items()}
+        self.info.metadata["sha256"] = {name: sha256(array) for name, array in arrays.items()}
         return {split: _examples(self.published, arrays, split) for split in SPLITS}
 
     def _generate_examples(self) -> None:
         """Does nothing: ``_split_generators`` returns the examples of each split."""
 
 
-def _features(published: Published) -> dict[str, Any]:
+def _features(published: Published) -> dict[str, tfds.features.Tensor]:
     """Returns the features of an example, stored as raw bytes with their dtypes; a number is a tensor of shape ()."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
@@ -94,17 +93,17 @@ def _features(published: Published) -> dict[str, Any]:
     }
 
 
-def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tuple[int, Row]]:
     """Yields each example of a split, with its index in the original order as the key."""
     columns = {name: _rows(arrays, f"{name}_{split}", shape) for name, (shape, _) in published.example}
     total = min(len(column) for column in columns.values())
-    with progress_of(total, f"{published.name}: writing {split}", "example") as shown:
+    with progress_of(total, f"{published.name}: writing {split}", "example") as bar:
         for i, row in enumerate(zip(*columns.values(), strict=True)):
             yield i, dict(zip(columns, row, strict=True))
-            shown.update()
+            bar.update()
 
 
-def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> Any:
+def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> np.ndarray | list[np.ndarray]:
     """Returns the examples of one array; texts of any length (shape None) are stored together and cut at offsets."""
     if None not in shape:
         return arrays[name]
@@ -115,12 +114,12 @@ def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> Any:
 def _read(builder: FedtangentPublished, split: str) -> Arrays:
     """Reads the arrays of a split from its records."""
     source, arrays = builder.as_data_source(split=split), {}
-    rows: dict[str, list[Any]] = {name: [] for name, _ in builder.published.example}
-    with progress_of(len(source), f"{builder.published.name}: reading {split}", "example") as shown:
+    rows: dict[str, list[np.ndarray]] = {name: [] for name, _ in builder.published.example}
+    with progress_of(len(source), f"{builder.published.name}: reading {split}", "example") as bar:
         for example in source:
-            for name, found in rows.items():
-                found.append(example[name])
-            shown.update()
+            for name, column in rows.items():
+                column.append(example[name])
+            bar.update()
     for name, (shape, dtype) in builder.published.example:
         if None in shape:
             arrays[f"{name}_{split}"] = np.concatenate(rows[name])
@@ -154,9 +153,9 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
             raise ValueError(_unwritable(published, data_dir, error)) from error
         raise ValueError(download.unavailable(published, error)) from error
     arrays = {name: array for split in SPLITS for name, array in _read(builder, split).items()}
-    noted = builder.info.metadata["sha256"]
+    digests = builder.info.metadata["sha256"]
     for name, array in arrays.items():
-        if _digest(array) != noted.get(name):
+        if sha256(array) != digests.get(name):
             raise ValueError(
                 f"{published.name}: {name} in {builder.data_dir} is not what was read from the published files; "
                 f"remove that folder and it is made again"
@@ -172,13 +171,13 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
     """Removes, after a failure inside the context, the empty folders that TFDS has created."""
-    own = published.stem or published.name
-    below = f"downloads/{own}", "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
-    made = [folder for folder in (*(place / name for name in below), place) if not folder.exists()]
+    downloads = f"downloads/{published.stem or published.name}"
+    names = downloads, "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
+    absent = [folder for folder in (*(place / name for name in names), place) if not folder.exists()]
     try:
         yield
     except BaseException:
-        for folder in made:
+        for folder in absent:
             with contextlib.suppress(OSError):  # not empty: it holds a partial download, which is resumed
                 folder.rmdir()
         raise
@@ -196,7 +195,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
-import shutil
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,29 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent._src.data import files
+from fedtangent._src.storage import expanded, replacing, sha256, sha256_of_file
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 
 
-def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder."""
-    if directory is not None:
-        return files.expanded("cache_dir", directory)
-    if os.environ.get("FEDTANGENT_CACHE"):
-        return files.expanded("FEDTANGENT_CACHE", os.environ["FEDTANGENT_CACHE"])
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "fedtangent"
-    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedtangent"
-
-
 def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | None:
     """Returns the user's folder with original files: ``directory``, else $FEDTANGENT_DATA, else None."""
     if directory is not None:
-        return files.expanded("data_dir", directory)
-    given = os.environ.get("FEDTANGENT_DATA")
-    return files.expanded("FEDTANGENT_DATA", given) if given else None
+        return expanded("data_dir", directory)
+    variable = os.environ.get("FEDTANGENT_DATA")
+    return expanded("FEDTANGENT_DATA", variable) if variable else None
 
 
 def read(folder: Path) -> dict[str, np.ndarray] | None:
@@ -49,8 +34,7 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
     """
     if not folder.exists():
         return None
-    listed = _manifest(folder)
-    return {name: _array(folder, name, digest) for name, digest in listed.items()}
+    return {name: _array(folder / f"{name}.npy", digest) for name, digest in _manifest(folder).items()}
 
 
 class Checked(NamedTuple):
@@ -68,33 +52,35 @@ def check(folder: Path) -> list[Checked]:
 
 
 def _digest(path: Path) -> str | None:
-    try:
-        return files.digest(path)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return sha256_of_file(path)
+    return None
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes a cache folder atomically, all files at once; keeps a folder that another process wrote first.
 
-    Raises ``ValueError`` if the folder cannot be written.
+    Args:
+        folder: The folder.
+        arrays: Its arrays by name.
+
+    Raises:
+        ValueError: The folder cannot be written.
     """
-    work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        work.mkdir(parents=True)
-        digests = {}
-        for name, array in arrays.items():
-            buffer = io.BytesIO()
-            np.save(buffer, array, allow_pickle=False)
-            (work / f"{name}.npy").write_bytes(buffer.getbuffer())
-            digests[name] = hashlib.sha256(buffer.getbuffer()).hexdigest()
-        (work / MANIFEST).write_text(json.dumps({"format": FORMAT, "sha256": digests}, indent=1, sort_keys=True) + "\n")
-        work.rename(folder)
+        with replacing(folder) as work:
+            work.mkdir(parents=True)
+            digests = {}
+            for name, array in arrays.items():
+                buffer = io.BytesIO()
+                np.save(buffer, array, allow_pickle=False)
+                (work / f"{name}.npy").write_bytes(buffer.getbuffer())
+                digests[name] = sha256(buffer.getvalue())
+            manifest = {"format": FORMAT, "sha256": digests}
+            (work / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"cache folder {folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _manifest(folder: Path) -> dict[str, str]:
@@ -108,13 +94,12 @@ def _manifest(folder: Path) -> dict[str, str]:
     return digests
 
 
-def _array(folder: Path, name: str, digest: str) -> np.ndarray:
-    path = folder / f"{name}.npy"
+def _array(path: Path, expected: str) -> np.ndarray:
     with _advised(path):
         raw = files.content("cached file", path)
-        actual = hashlib.sha256(raw).hexdigest()
-        if actual != digest:
-            raise ValueError(f"cached file: {path} is corrupted: its sha256 is {actual}, expected {digest}")
+        actual = sha256(raw)
+        if actual != expected:
+            raise ValueError(f"cached file: {path} is corrupted: its sha256 is {actual}, expected {expected}")
         with files.reading("cached file", path):
             return files.array_of(raw)
 

@@ -1,9 +1,9 @@
-"""What a data set and its entry are, and helpers that several files of ``data.sources`` use."""
+"""The records of a data set and of its entry, and helpers that several files of ``data.sources`` use."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int, Num, UInt8
@@ -11,6 +11,9 @@ from jaxtyping import Float32, Float64, Int, Num, UInt8
 from fedtangent._src import checks
 from fedtangent._src.entries import Entry
 from fedtangent._src.types import ArrayLike, described
+
+if TYPE_CHECKING:
+    from fedtangent._src.data.published import Published
 
 IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
@@ -40,8 +43,8 @@ class Dataset(NamedTuple):
     def __repr__(self) -> str:
         """Summarises the data set: kind, classes, shapes of the arrays and origin."""
         arrays = described({name: part for name, part in self._asdict().items() if isinstance(part, np.ndarray)})
-        what = f"{self.num_classes} classes" if self.num_classes else "regression"
-        return f"Dataset({self.name!r}, {self.kind}, {what}; {arrays}; read from {self.info.read_from})"
+        task = f"{self.num_classes} classes" if self.num_classes else "regression"
+        return f"Dataset({self.name!r}, {self.kind}, {task}; {arrays}; read from {self.info.read_from})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -63,8 +66,8 @@ class DatasetEntry(Entry):
     partition: str = "dirichlet"
     """Name of its default partition; "by_user" where it has users."""
     is_regression: bool = False
-    published: Any = None
-    """The original files (``published.Published``), for a data set that is downloaded."""
+    published: Published | None = None
+    """The original files, for a data set that is downloaded."""
 
     @property
     def told(self) -> str:
@@ -87,10 +90,16 @@ class ImageOptions:
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns the first ``count`` rows of each array (all if None); raises ``ValueError`` if there are fewer."""
+    """Returns the first ``count`` rows of each array; raises ``ValueError`` if there are fewer.
+
+    Args:
+        name: Name of ``count`` in error messages.
+        count: Number of rows; None for all.
+        arrays: Arrays of one length.
+    """
     if count is not None:
         count = checks.whole(name, count, 1, len(arrays[0]))
-    return [a[:count] for a in arrays]
+    return [array[:count] for array in arrays]
 
 
 def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
@@ -107,7 +116,13 @@ def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
 
 
 def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:
-    """Raises ``ValueError`` for finite numbers that are infinite in float32."""
+    """Raises ``ValueError`` for finite numbers that are infinite in float32.
+
+    Args:
+        name: Name of the array, for the error message.
+        array: The numbers.
+        allowed: Advice at the end of the error message.
+    """
     most = float(np.finfo(np.float32).max)
     if array.size and array.dtype.itemsize > 4 and max(float(array.max()), -float(array.min())) > most:
         raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
@@ -146,6 +161,11 @@ def classification_targets(labels: ArrayLike, num_classes: int, centred: bool = 
 def sign_targets(labels: ArrayLike, num_classes: int) -> Float64[np.ndarray, "n C"]:
     """Computes targets [n, C] float64 for losses of margins: 1 for an example's class and -1 for the others.
 
-    Raises ``ValueError`` as ``classification_targets`` does.
+    Args:
+        labels: Class labels [n].
+        num_classes: Number of classes C.
+
+    Raises:
+        ValueError: The labels are not a 1-D integer array, or out of range.
     """
     return 2 * classification_targets(labels, num_classes) - 1

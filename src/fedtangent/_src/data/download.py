@@ -11,9 +11,9 @@ import urllib.error
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from fedtangent._src.data.files import digest
 from fedtangent._src.data.published import Published
 from fedtangent._src.progress import progress_of
+from fedtangent._src.storage import sha256_of_file
 
 CHUNK = 2**20
 TRIES = 5  # connections, where one breaks
@@ -39,7 +39,7 @@ def fetch(published: Published, role: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _received(url, part, file.size)
-        actual = digest(part)
+        actual = sha256_of_file(part)
         if actual != file.sha256:
             part.unlink()
             raise ValueError(
@@ -55,12 +55,17 @@ def fetch(published: Published, role: str, path: Path) -> None:
 
 
 def unavailable(published: Published, error: Exception) -> str:
-    """Returns the error message for files that cannot be downloaded."""
+    """Returns the error message for files that cannot be downloaded.
+
+    Args:
+        published: The data set.
+        error: The error that the download raised.
+    """
     reason = " ".join(str(error).split())[:300]
     names = [file.filename for file in published.files.values()]
-    shown = ", ".join(names) if len(names) <= 6 else f"{names[0]} and {len(names) - 1} more"
+    listed = ", ".join(names) if len(names) <= 6 else f"{names[0]} and {len(names) - 1} more"
     return (
-        f"{published.name}: cannot be prepared from {published.url} ({type(error).__name__}: {reason}); put {shown} "
+        f"{published.name}: cannot be prepared from {published.url} ({type(error).__name__}: {reason}); put {listed} "
         f"into a folder and name it by data_dir or FEDTANGENT_DATA"
     )
 
@@ -112,10 +117,10 @@ def _receive(url: str, part: Path, size: int) -> bool:
         if shutil.disk_usage(part.parent).free < total - begun:
             raise OSError(errno.ENOSPC, f"{total - begun} bytes are needed")
         megabytes = (-(-total // CHUNK), url.rpartition("/")[2], "MB", begun // CHUNK)
-        with part.open("ab" if begun else "wb") as out, progress_of(*megabytes) as shown:
+        with part.open("ab" if begun else "wb") as out, progress_of(*megabytes) as bar:
             while block := response.read(CHUNK):
                 out.write(block)
-                shown.update(len(block) / CHUNK)
+                bar.update(len(block) / CHUNK)
     return _size(part) >= total
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,10 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int, Num, Shaped
 
 from fedtangent._src import checks, losses
-from fedtangent._src.data.dataset import (
-    IMAGE,
-    TOKENS,
-    VECTOR,
-    Dataset,
-    SourceInfo,
-    check_float32,
-    classification_targets,
-    finite_rows,
-    pixels,
-    sign_targets,
-)
+from fedtangent._src.data import dataset as datasets
+from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, SourceInfo
 from fedtangent._src.data.named import load
-from fedtangent._src.data.partition.given import by_user, of
+from fedtangent._src.data.partition.given import Clients, by_user, of
 from fedtangent._src.losses import Loss
 from fedtangent._src.types import Array, ArrayLike, FederatedData, Model, Partition
 
@@ -78,14 +68,14 @@ class Examples:
 
     def __repr__(self) -> str:
         """Summarises the data: numbers of examples, kind, and how many of them the clients hold."""
-        dataset, held = self.dataset, len(np.unique(self.clients.indices))
+        dataset, num_shared = self.dataset, len(np.unique(self.clients.indices))
         num_train, num_test = len(dataset.x_train), len(dataset.x_test)
-        what = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"
+        task = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"
         names = "" if self.classes is None else f" ({_listed(self.classes)})"
-        shared = "all" if held == num_train else f"{held}"
+        shared = "all" if num_shared == num_train else f"{num_shared}"
         return (
             f"Examples({dataset.name!r}: {num_train} to train, {shared} of them on {self.clients.num_clients} clients, "
-            f"{num_test or 'none'} to test; inputs {dataset.input_shape}, {what}{names})"
+            f"{num_test or 'none'} to test; inputs {dataset.input_shape}, {task}{names})"
         )
 
     @property
@@ -142,14 +132,14 @@ class Examples:
         if labels is not None and losses.targets_of(self.loss) == "classes":
             if self.num_outputs < 2:
                 raise ValueError(f"loss: got {self.loss}, must be squared_error for a single class")
-            targets = classification_targets(labels, self.num_outputs)
+            targets = datasets.classification_targets(labels, self.num_outputs)
         is_floating = np.issubdtype(inputs.dtype, np.floating)
         return inputs.astype(np.float64) if is_floating else inputs, np.asarray(targets, np.float64)
 
 
 def run_examples(
-    data: Dataset | str | tuple[Any, ...],
-    clients: Any,
+    data: Dataset | str | Sequence[ArrayLike],
+    clients: Clients,
     loss: str | Loss = "squared_error",
     model: Model | None = None,
     *,
@@ -162,8 +152,8 @@ def run_examples(
 
     Args:
         data: A ``Dataset``, the name of one, or arrays: (x_train, y_train) or (x_train, y_train, x_test, y_test).
-            Inputs are [n, ...]; whole numbers are tokens if the model reads tokens; else uint8 are pixels, which are
-            divided by 255, and other whole numbers are real numbers as they are.
+            Inputs are [n, ...]. Whole numbers are tokens if the model reads tokens. Otherwise uint8 are pixels, which
+            are divided by 255, and other whole numbers are converted to float32.
             Targets are class labels, whole numbers from 0 or strings [n] (numbered in sorted order); or floating
             numbers to predict, [n] for one output or [n, C].
         clients: A ``Partition``; a list of arrays, the rows of ``x_train`` that each client holds (or a mapping from
@@ -190,7 +180,7 @@ def run_examples(
     """
     dataset, classes = _read(data, data_dir, seed, bool(model is not None and model.reads_tokens))
     for split in SPLITS[: 2 if len(dataset.x_test) else 1]:
-        check_split(dataset, split, loss)
+        _check_split(dataset, split, loss)
     partition = clients_of(clients, len(dataset.x_train))
     is_arrays = not isinstance(data, str | Dataset)
     if model is not None:
@@ -198,11 +188,11 @@ def run_examples(
             dataset = dataset._replace(num_classes=max(dataset.num_classes, model.output_size))
         _check_model(model, dataset, classes)
     if is_arrays and dataset.num_classes:
-        warn_of_absent_classes(dataset.y_train, dataset.y_test, dataset.num_classes, classes)
+        _warn_of_absent_classes(dataset.y_train, dataset.y_test, dataset.num_classes, classes)
     return _on_device(dataset, classes, loss, partition)
 
 
-def clients_of(clients: Any, num_examples: int) -> Partition:
+def clients_of(clients: Clients, num_examples: int) -> Partition:
     """Returns the partition that ``clients`` describe.
 
     Args:
@@ -213,10 +203,10 @@ def clients_of(clients: Any, num_examples: int) -> Partition:
         ValueError: A list of users whose length is not n; clients that repeat an example, or hold an example beyond n;
             or no client with an example.
     """
-    if not isinstance(clients, Partition | Mapping) and _are_users(clients):
-        if len(clients) != num_examples:
+    if not isinstance(clients, Partition | Mapping) and (num_users := _num_users(clients)):
+        if num_users != num_examples:
             raise ValueError(
-                f"clients: got {len(clients)} users, must be one for each of {num_examples} training examples, or a "
+                f"clients: got {num_users} users, must be one for each of {num_examples} training examples, or a "
                 "list of arrays, the examples of each client"
             )
         return by_user(clients, "clients")
@@ -235,16 +225,18 @@ def clients_of(clients: Any, num_examples: int) -> Partition:
     return partition
 
 
-def _are_users(clients: Any) -> bool:
-    """Tells whether ``clients`` is a flat sequence of numbers or strings."""
-    if isinstance(clients, str | bytes) or not hasattr(clients, "__len__") or len(clients) == 0:
-        return False
+def _num_users(clients: object) -> int:
+    """Returns the length of a flat sequence of numbers or strings; 0 for any other value."""
+    if isinstance(clients, str | bytes) or not isinstance(clients, Sized) or len(clients) == 0:
+        return 0
     if hasattr(clients, "ndim"):
-        return int(clients.ndim) == 1 and not _is_list(np.asarray(clients)[0])
-    return not any(map(_is_list, clients))
+        is_flat = int(clients.ndim) == 1 and not _is_list(np.asarray(clients)[0])
+    else:
+        is_flat = isinstance(clients, Iterable) and not any(map(_is_list, clients))
+    return len(clients) if is_flat else 0
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, str | bytes)
 
 
@@ -252,15 +244,14 @@ def _is_list(value: Any) -> bool:
 
 
 def _read(
-    data: Any, data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
+    data: Dataset | str | Sequence[ArrayLike], data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
-        stored = {name: getattr(data, name) for name in ("x_train", "x_test")}
-        raw: dict[str, Any] = {
-            name: pixels(x) for name, x in stored.items() if x.dtype == np.uint8 and data.kind != TOKENS
-        }
-        return data._replace(**raw), None
+        if data.kind == TOKENS:
+            return data, None
+        x_train, x_test = (datasets.pixels(x) if x.dtype == np.uint8 else x for x in (data.x_train, data.x_test))
+        return data._replace(x_train=x_train, x_test=x_test), None
     if isinstance(data, str):
         return load(data, data_dir, seed), None
     if not isinstance(data, tuple | list) or len(data) not in (2, 4):
@@ -273,7 +264,12 @@ def _read(
 
 
 def _of_arrays(
-    x_train: Any, y_train: Any, x_test: Any = None, y_test: Any = None, *, as_tokens: bool
+    x_train: ArrayLike,
+    y_train: ArrayLike,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    *,
+    as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Builds the data set of arrays, and the names of its classes."""
     inputs, targets = {"x_train": _inputs("x_train", x_train, as_tokens)}, {"y_train": _targets("y_train", y_train)}
@@ -299,14 +295,14 @@ def _of_arrays(
     return Dataset("given data", x, y, **tests, num_classes=num_classes, user_train=None, info=info, kind=kind), classes
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _array(name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
 
 
-def _inputs(name: str, x: ArrayLike, as_tokens: bool) -> Num[np.ndarray, "n ..."]:
+def _inputs(name: str, x: object, as_tokens: bool) -> Num[np.ndarray, "n ..."]:
     """Checks inputs [n, ...] and converts tokens to int32, pixels (uint8) to [0, 1], and whole numbers to float32."""
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
@@ -322,10 +318,10 @@ def _inputs(name: str, x: ArrayLike, as_tokens: bool) -> Num[np.ndarray, "n ..."
         return array.astype(np.int32)
     if is_floating:
         return array
-    return pixels(array) if array.dtype == np.uint8 else array.astype(np.float32)
+    return datasets.pixels(array) if array.dtype == np.uint8 else array.astype(np.float32)
 
 
-def _targets(name: str, y: Any) -> np.ndarray:
+def _targets(name: str, y: object) -> np.ndarray:
     """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
@@ -351,14 +347,8 @@ def _called(y: np.ndarray) -> str:
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
-    """Raises ``ValueError`` unless a split's arrays go together, are finite, and suit the loss.
-
-    Args:
-        dataset: The data on the host.
-        split: "train" or "test".
-        loss: Name of the loss, or a function.
-    """
+def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
+    """Raises ``ValueError`` unless a split's arrays go together, are finite, and suit the loss."""
     (x_name, x), (y_name, y) = ((f"{axis}_{split}", getattr(dataset, f"{axis}_{split}")) for axis in "xy")
     for name, array, train in ((x_name, x, dataset.x_train), (y_name, y, dataset.y_train)):
         got, allowed = array.shape[1:], train.shape[1:]
@@ -369,8 +359,8 @@ def check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
     if len(x) != len(y):
         raise ValueError(f"{y_name}: got {len(y)} targets, must be {len(x)}, one for each row of {x_name}")
     for name, array in ((x_name, x), (y_name, y)):
-        finite_rows(name, array)
-        check_float32(name, array)
+        datasets.finite_rows(name, array)
+        datasets.check_float32(name, array)
     if dataset.num_classes:
         checks.class_labels(y_name, y, dataset.num_classes)
         losses.get_loss(loss)
@@ -397,40 +387,30 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
         if dataset.num_classes:
             names = f"0 to {dataset.num_classes - 1}" if classes is None else _listed(classes)
             is_larger = len(dataset.y_test) and dataset.y_test.max() > dataset.y_train.max()
-            what = f"class of {'y_test' if is_larger else 'y_train'} ({names})"
+            counted = f"class of {'y_test' if is_larger else 'y_train'} ({names})"
             hint = "; a single output is fitted to floating numbers, such as -1 and 1" if model.output_size == 1 else ""
         else:
-            what, hint = "column of y_train", "; class labels are whole numbers or strings [n]"
+            counted, hint = "column of y_train", "; class labels are whole numbers or strings [n]"
         raise ValueError(
             f"model: got {model.name} of {_counted(model.output_size, 'output')}, must have {dataset.num_outputs}, one "
-            f"for each {what}{hint}"
+            f"for each {counted}{hint}"
         )
     params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     dtype = jnp.int32 if dataset.x_train.dtype.kind in "iu" else jnp.float32
     try:
         jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *dataset.input_shape), dtype))
     except Exception as error:  # of whatever kind the network's library raises
-        said = " ".join((str(error) or type(error).__name__).split())
+        message = " ".join((str(error) or type(error).__name__).split())
         raise ValueError(
             f"model: got {model.name}, which cannot read examples of shape {dataset.input_shape} of {dataset.name}: "
-            f"{said:.300}"
+            f"{message:.300}"
         ) from error
 
 
-def warn_of_absent_classes(
-    y_train: Int[np.ndarray, "n"],
-    y_test: Int[np.ndarray, "m"],
-    num_classes: int,
-    classes: tuple[str, ...] | None = None,
+def _warn_of_absent_classes(
+    y_train: Int[np.ndarray, "n"], y_test: Int[np.ndarray, "m"], num_classes: int, classes: tuple[str, ...] | None
 ) -> None:
-    """Warns of classes without training examples: in one line of those with test examples, in another of the others.
-
-    Args:
-        y_train: Labels [n], from 0.
-        y_test: Labels [m], from 0; may be empty.
-        num_classes: Number of classes C.
-        classes: Names of the classes, for the text.
-    """
+    """Warns of classes without training examples: one warning for classes with test examples, one for the others."""
     trained, tested = (np.bincount(y, minlength=num_classes) > 0 for y in (y_train, y_test))
     names = np.asarray(range(num_classes) if classes is None else classes)
     if strange := names[~trained & tested].tolist():
@@ -452,7 +432,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Sequence[object]) -> str:
     """Joins the first five names, with .. for further ones."""
     return ", ".join(map(str, names[:5])) + (", .." if len(names) > 5 else "")
 
@@ -466,27 +446,19 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
     targets, labels = _targets_of(loss, dataset.y_train, num_classes)
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
     data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
-    train = split_of(dataset, "train", loss, MOST_MEASURED)
+    train = _split_of(dataset, "train", loss, MOST_MEASURED)
     if len(x) <= MOST_MEASURED:
         train = train._replace(x=x)  # held once
-    test = split_of(dataset, "test", loss) if len(dataset.x_test) else None
+    test = _split_of(dataset, "test", loss) if len(dataset.x_test) else None
     return Examples(dataset, classes, loss, clients, data, train, test)
 
 
-def split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Returns examples on the device, with targets as the loss takes them.
-
-    Args:
-        dataset: The data on the host.
-        split: "train" or "test".
-        loss: Name of the loss, or a function.
-        most: Only the first so many examples; None for all.
-    """
+def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
+    """Returns the first ``most`` examples (None: all) on the device, with targets as the loss takes them."""
     x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
     targets, labels = _targets_of(loss, y, dataset.num_classes)
-    return Split(
-        jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), None if labels is None else jnp.asarray(labels)
-    )
+    on_device = None if labels is None else jnp.asarray(labels)
+    return Split(jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), on_device)
 
 
 def inputs_on_device(x: np.ndarray) -> np.ndarray:
@@ -501,7 +473,7 @@ def _targets_of(
     if num_classes == 0:
         return np.asarray(y, np.float32), None
     if not callable(loss) and losses.targets_of(loss) == "signs":
-        targets = sign_targets(y, num_classes)
+        targets = datasets.sign_targets(y, num_classes)
     else:
-        targets = classification_targets(y, num_classes, centred=True)
+        targets = datasets.classification_targets(y, num_classes, centred=True)
     return np.asarray(targets, np.float32), np.asarray(y, np.int32)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import partition as partitions
 from fedtangent._src.data.dataset import check_float32, finite_rows
+from fedtangent._src.data.partition.given import Clients
 from fedtangent._src.types import ArrayLike, FederatedData
 
 
 def federated_data(
-    x: ArrayLike, y: ArrayLike, partition: Any, dtype: Any = None, num_classes: int | None = None
+    x: ArrayLike,
+    y: ArrayLike,
+    partition: Clients,
+    dtype: DTypeLike | None = None,
+    num_classes: int | None = None,
 ) -> FederatedData:
     """Checks examples and partition, and moves them to the device.
 
@@ -35,7 +39,7 @@ def federated_data(
         ValueError: There are no examples, x and y have different lengths, values are NaN or infinite, targets have
             another shape or kind, labels are out of range, or the partition or the dtype is invalid.
 
-    Example, three examples of two clients, the second of which holds two:
+    Example, three examples of two clients, where the second client holds two:
 
         >>> import fedtangent as ft
         >>> data = ft.data.federated_data([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [0, 1, 0], [[0], [1, 2]], num_classes=2)
@@ -59,20 +63,20 @@ def max_client_size(data: FederatedData) -> int:
     return int(np.max(np.diff(np.asarray(data.offsets))))
 
 
-def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
+def _device_dtype(dtype: DTypeLike | None, x: np.ndarray) -> np.dtype:
     """Returns the dtype of ``x`` on the device."""
     widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):
             return jnp.dtype(jnp.int32)
         return widest if x.dtype == np.float64 else jnp.dtype(jnp.float32)
-    wanted = checks.dtype(dtype, "float32", "float64", "int32")
-    if wanted == np.float64 and widest != np.float64:
+    checked = checks.dtype(dtype, "float32", "float64", "int32")
+    if checked == np.float64 and widest != np.float64:
         raise ValueError("dtype: got float64, must be float32 without fedtangent.enable_x64()")
-    return wanted
+    return checked
 
 
-def _check_inputs(x: Shaped[np.ndarray, "n ..."], dtype: Any) -> None:
+def _check_inputs(x: Shaped[np.ndarray, "n ..."], dtype: np.dtype) -> None:
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(f"x: got shape {x.shape}, must hold at least one example along its first axis")
     _check_finite("x", x, dtype)
@@ -84,7 +88,7 @@ def _check_inputs(x: Shaped[np.ndarray, "n ..."], dtype: Any) -> None:
             raise ValueError("x: got values beyond the range of int32, must be within it")
 
 
-def _check_targets(y: Shaped[np.ndarray, "n ..."], num_classes: int | None, dtype: Any) -> None:
+def _check_targets(y: Shaped[np.ndarray, "n ..."], num_classes: int | None, dtype: np.dtype) -> None:
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         if num_classes is not None:
             num_classes = checks.whole("num_classes", num_classes)
@@ -98,7 +102,7 @@ def _check_targets(y: Shaped[np.ndarray, "n ..."], num_classes: int | None, dtyp
         )
 
 
-def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
+def _check_finite(name: str, array: np.ndarray, dtype: np.dtype) -> None:
     """Raises ``ValueError`` unless ``array`` holds finite real numbers that stay finite in ``dtype``."""
     if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")

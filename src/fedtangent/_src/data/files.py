@@ -6,7 +6,6 @@ Nothing in a file is executed, no pickle is read, and a pipe is refused instead 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import math
@@ -26,7 +25,7 @@ class Header(NamedTuple):
     """Shape and dtype of an array."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
 
 
 @contextlib.contextmanager
@@ -34,29 +33,21 @@ def reading(name: str, path: Path | str) -> Iterator[None]:
     """Turns every exception inside the context into a ``ValueError`` that names the file.
 
     For damaged files, readers raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
+
+    Args:
+        name: Name of the data set or argument, for the error message.
+        path: Path of the file.
     """
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ValueError(f"{name}: {path} cannot be read: {said}") from error
-
-
-def expanded(name: str, path: str | os.PathLike[str]) -> Path:
-    """Returns the path with a leading ``~`` replaced by the home folder; raises ``ValueError`` if there is none."""
-    with reading(name, os.fspath(path)):
-        return Path(path).expanduser()
+        message = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{name}: {path} cannot be read: {message}") from error
 
 
 def places(directory: Path, stem: str) -> list[Path]:
     """Returns the folders to search for files: ``directory``, then its subfolders ``stem*`` ordered by name."""
     return [directory, *sorted(path for path in directory.glob(f"{stem}*") if path.is_dir())]
-
-
-def digest(path: Path) -> str:
-    """Computes the sha256 of a file of any size; raises ``OSError``."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content(name: str, path: Path) -> bytes:
@@ -90,12 +81,12 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
 def unpacked(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
     """Reads the arrays of an open ``.npz`` file; call it within ``reading``: bad files raise various exceptions."""
     with zipfile.ZipFile(file) as packed:
-        found = {}
+        content = {}
         for key, member in _members(packed).items():
             _header(packed, member)
-            with packed.open(member.filename) as one:
-                found[key] = _native(np.lib.format.read_array(one, allow_pickle=False))
-        return found
+            with packed.open(member.filename) as array:
+                content[key] = _native(np.lib.format.read_array(array, allow_pickle=False))
+        return content
 
 
 def array_of(raw: bytes) -> np.ndarray:
@@ -114,13 +105,13 @@ def _opened(path: Path) -> io.BufferedReader:
 
 def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Returns the files in an ``.npz`` by the names of their arrays."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    members: dict[str, zipfile.ZipInfo] = {}
     for member in packed.infolist():
         key = member.filename.removesuffix(".npy")
-        if key in found:
+        if key in members:
             raise ValueError(f"{key} is there twice")
-        found[key] = member
-    return found
+        members[key] = member
+    return members
 
 
 def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
@@ -128,7 +119,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
         return _described(file.read(MOST_HEADER), member.file_size, member.filename)
 
 
-def _described(begin: bytes, size: int, what: str) -> Header:
+def _described(begin: bytes, size: int, name: str) -> Header:
     """Reads the header of an array from the first bytes of its file of ``size`` bytes; raises ``ValueError``.
 
     The size must agree: NumPy would allocate the array that the header states before it notices that the file is short.
@@ -139,12 +130,12 @@ def _described(begin: bytes, size: int, what: str) -> Header:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file, max_header_size=MOST_HEADER)
     except Exception as error:  # NumPy's own messages on odd headers would not help a user
-        raise ValueError(f"{what} is no array as np.save writes it") from error
+        raise ValueError(f"{name} is no array as np.save writes it") from error
     if dtype.hasobject:
-        raise ValueError(f"{what} holds Python objects, must be numbers or strings")
-    held = size - file.tell()
-    if min(shape, default=0) < 0 or dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != held:
-        raise ValueError(f"{what} says that it is {dtype} {shape}, and has {held} bytes")
+        raise ValueError(f"{name} holds Python objects, must be numbers or strings")
+    num_bytes = size - file.tell()
+    if min(shape, default=0) < 0 or dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != num_bytes:
+        raise ValueError(f"{name} says that it is {dtype} {shape}, and has {num_bytes} bytes")
     return Header(shape, dtype)
 
 

@@ -14,7 +14,16 @@ IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # ``Published.examp
 
 
 def read(published: Published, role: str, path: Path) -> Shaped[np.ndarray, "..."]:
-    """Reads an original file as a uint8 array; raises ``ValueError`` unless its checksum is the published one."""
+    """Reads an original file as a uint8 array.
+
+    Args:
+        published: The data set.
+        role: Key of the file in ``published.files``.
+        path: Path of the file.
+
+    Raises:
+        ValueError: The file cannot be read, or its checksum is not the published one.
+    """
     content = contents(published, role, path)
     with reading(published.name, path):
         return parse(content)

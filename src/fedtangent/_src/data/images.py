@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
 
 from fedtangent._src import checks
-from fedtangent._src.data.dataset import Dataset, ImageOptions, SourceInfo, first, images
+from fedtangent._src.data.dataset import IMAGE, VECTOR, Dataset, ImageOptions, SourceInfo, first, images
 from fedtangent._src.data.published import Published
 from fedtangent._src.data.stored import Found, StoredOptions
 
@@ -22,14 +21,14 @@ class StoredImageOptions(StoredOptions, ImageOptions):
     """Subtract the mean of all training pixels and divide by their standard deviation (one number each)."""
 
 
-def dataset(published: Published, found: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
+def dataset(published: Published, stored: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
     """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
     Users come from ``user_train`` and ``user_test`` [n], if the arrays have them.
 
     Args:
         published: The data set's description.
-        found: Its arrays.
+        stored: Its arrays, and the folder that they were read from.
         options: Options of the data set.
         size: Shape of an image.
 
@@ -38,25 +37,29 @@ def dataset(published: Published, found: Found, options: StoredImageOptions, siz
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     standardise = checks.flag("standardise", options.standardise)
-    arrays, shape = found.arrays, ", ".join(("n", *map(str, size)))
+    arrays, shape = stored.arrays, ", ".join(("n", *map(str, size)))
     for split in ("train", "test"):
         x, y = (arrays.get(f"{axis}_{split}", np.empty(0)) for axis in "xy")
         if x.dtype != np.uint8 or x.shape[1:] != size or y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
             raise ValueError(
-                f"{published.name}: got {x.dtype} {x.shape} and {y.dtype} {y.shape} in {found.read_from}, {split} "
+                f"{published.name}: got {x.dtype} {x.shape} and {y.dtype} {y.shape} in {stored.read_from}, {split} "
                 f"images and labels must be uint8 [{shape}] and [n]"
             )
     mean, deviation = _moments(arrays["x_train"]) if standardise else (0.0, 1.0)
-    parts: dict[str, Any] = {}
-    for split, count in (("train", options.num_train), ("test", options.num_test)):
+    num_classes = published.num_classes
+
+    def of_split(split: str, count: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         x, y = first(f"num_{split}", count, arrays[f"x_{split}"], arrays[f"y_{split}"])
         users = arrays.get(f"user_{split}")
-        x, kind = images(x, options.flatten)
-        parts[f"x_{split}"] = _scaled(x, mean, deviation, dtype)
-        parts[f"y_{split}"] = checks.class_labels("labels", y, published.num_classes).astype(np.int32)
-        parts[f"user_{split}"] = None if users is None else users[: len(y)].astype(np.int32)
-    info = SourceInfo(published.homepage, published.licence, str(found.read_from))
-    return Dataset(name=published.name, num_classes=published.num_classes, info=info, kind=kind, **parts)
+        scaled = _scaled(images(x, options.flatten)[0], mean, deviation, dtype)
+        labels = checks.class_labels("labels", y, num_classes).astype(np.int32)
+        return scaled, labels, None if users is None else users[: len(y)].astype(np.int32)
+
+    x_train, y_train, user_train = of_split("train", options.num_train)
+    x_test, y_test, user_test = of_split("test", options.num_test)
+    info = SourceInfo(published.homepage, published.licence, str(stored.read_from))
+    kind = VECTOR if options.flatten else IMAGE
+    return Dataset(published.name, x_train, y_train, x_test, y_test, num_classes, user_train, info, kind, user_test)
 
 
 def _moments(pixels: Num[np.ndarray, "n ..."]) -> tuple[float, float]:
@@ -67,7 +70,7 @@ def _moments(pixels: Num[np.ndarray, "n ..."]) -> tuple[float, float]:
 
 
 def _scaled(
-    pixels: Num[np.ndarray, "*shape"], mean: float, deviation: float, dtype: np.dtype[Any]
+    pixels: Num[np.ndarray, "*shape"], mean: float, deviation: float, dtype: np.dtype
 ) -> Float[np.ndarray, "*shape"]:
     """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels."""
     if deviation == 0.0:

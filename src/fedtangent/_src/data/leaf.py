@@ -13,13 +13,7 @@ from fedtangent._src.data import files
 from fedtangent._src.data.published import Arrays
 
 SPLITS = ("train", "test")
-CITATION = """@article{caldas2018,
-  title = {{LEAF}: A Benchmark for Federated Settings},
-  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
-    Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
-  journal = {arXiv preprint arXiv:1812.01097},
-  year = {2018},
-}"""
+PAPER = "caldas2018"
 
 
 class User(NamedTuple):
@@ -32,9 +26,12 @@ class User(NamedTuple):
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Finds the folder with ``train/*.json`` and ``test/*.json``; None if there is none.
+    """Finds the folder with ``train/*.json`` and ``test/*.json``, or returns None.
 
-    It is ``directory``, a subfolder ``stem*`` of it, or ``data`` in one of these, where LEAF's scripts write.
+    Args:
+        directory: The user's data folder. Its subfolders ``stem*`` are searched too, and ``data`` in each of these
+            folders, where LEAF's scripts write.
+        stem: Beginning of a subfolder's name.
     """
     for place in files.places(directory, stem):
         for folder in (place, place / "data"):
@@ -56,23 +53,23 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
     Raises:
         ValueError: A file has another form, a user has no examples or is listed twice, or there are no users.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     for path in sorted((folder / split).glob("*.json")):
         whole = files.json_of(name, path)
         try:
-            held = [(user, whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]]
+            rows = [(user, whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]]
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{name}: {path} has not the form of LEAF's files: users and user_data with x and y"
             ) from error
-        for user, x, y in held:
+        for user, x, y in rows:
             if not (isinstance(user, str) and isinstance(x, list) and isinstance(y, list)) or len(x) != len(y) or not y:
                 raise ValueError(f"{name}: got user {user!r} in {path}, must have as many x as y, one or more")
-            if user in seen:
+            if user in names:
                 raise ValueError(f"{name}: got user {user!r} again in {path}, must be once in {split}")
-            seen.add(user)
+            names.add(user)
             yield User(user, x, y, path)
-    if not seen:
+    if not names:
         raise ValueError(f"{name}: got no user in {folder / split}, must be one or more")
 
 
@@ -87,8 +84,8 @@ def joined(
     Args:
         name: Name of the data set in error messages.
         kind: Word for a user in error messages.
-        of_split: Function from a split to its users; the training users are numbered in this order.
-        examples: Function from a user to the user's ``x`` and ``y``.
+        of_split: Reads the users of a split; the training users are numbered in this order.
+        examples: Converts a user's examples to arrays ``x`` and ``y``.
 
     Raises:
         ValueError: A test user has no training examples.
@@ -103,12 +100,12 @@ def joined(
             if user.name not in number:
                 raise ValueError(f"{name}: got {kind} {user.name!r} in {user.path}, must be among those to train")
             parts.append((*examples(user), np.full(len(user.y), number[user.name], np.int32)))
-        for axis, each in zip(("x", "y", "user"), zip(*parts, strict=True), strict=True):
-            arrays[f"{axis}_{split}"] = np.concatenate(each)
+        for axis, columns in zip(("x", "y", "user"), zip(*parts, strict=True), strict=True):
+            arrays[f"{axis}_{split}"] = np.concatenate(columns)
     return arrays
 
 
-def kept(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
+def selected(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
     """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole."""
     splits = {name: name.rpartition("_")[2] for name in arrays}
     return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
@@ -123,5 +120,5 @@ def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
         return arrays
     users = np.unique(arrays["user_train"])
     chosen = users[: checks.whole("num_users", num_users, 1, len(users))]
-    known = [split for split in SPLITS if f"user_{split}" in arrays]
-    return kept(arrays, {split: np.isin(arrays[f"user_{split}"], chosen) for split in known})
+    splits = [split for split in SPLITS if f"user_{split}" in arrays]
+    return selected(arrays, {split: np.isin(arrays[f"user_{split}"], chosen) for split in splits})

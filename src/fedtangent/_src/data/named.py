@@ -13,8 +13,8 @@ from fedtangent._src.entries import choose, given_options
 
 def chosen(name: str) -> DatasetEntry:
     """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names."""
-    found: DatasetEntry = own.entry(name) if str(name).endswith(own.SUFFIX) else choose("datasets", name)
-    return found
+    entry: DatasetEntry = own.entry(name) if str(name).endswith(own.SUFFIX) else choose("datasets", name)
+    return entry
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:

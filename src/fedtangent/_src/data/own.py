@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -14,6 +13,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import archive, files
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first, pixels
 from fedtangent._src.data.partition.drawn import generator
+from fedtangent._src.storage import expanded
 
 SUFFIX = ".npz"
 NEEDED = ("x", "y")
@@ -37,10 +37,10 @@ def entry(name: str) -> DatasetEntry:
 
     The file has ``x`` and ``y``, as for ``load``. Raises ``ValueError`` for a file that cannot be read.
     """
-    path = files.expanded("dataset", name)
-    told = files.headers("dataset", path)
-    archive.require("dataset", path, told, NEEDED)
-    (shape, dtype), (_, target) = told["x"], told["y"]
+    path = expanded("dataset", name)
+    headers = files.headers("dataset", path)
+    archive.require("dataset", path, headers, NEEDED)
+    (shape, dtype), (_, target) = headers["x"], headers["y"]
     if target.kind in "SU":
         raise ValueError(f"y: got {target} in {name}, must be numbers: np.unique(y, return_inverse=True)[1]")
     return DatasetEntry(
@@ -49,12 +49,12 @@ def entry(name: str) -> DatasetEntry:
         functools.partial(_load, name, path),
         OwnOptions,
         kind=_kind(name, shape, dtype),
-        partition="by_user" if "users" in told else "iid" if target.kind == "f" else "dirichlet",
+        partition="by_user" if "users" in headers else "iid" if target.kind == "f" else "dirichlet",
         is_regression=target.kind == "f",
     )
 
 
-def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype) -> str:
     """Returns the kind of input for a shape and dtype; raises ``ValueError`` if it is no input."""
     if len(shape) == 2 and dtype.kind == "i":
         return TOKENS
@@ -72,8 +72,8 @@ def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads the data set in the file; the kind of data follows from dtypes and shapes.
 
-    Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
-    or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
+    Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating or uint8,
+    which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
     numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or numbers [n] or [n, C],
     floating. ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test``
     and ``users_test`` are the test set; without them ``test_fraction`` of the examples is drawn at random.
@@ -81,50 +81,51 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
 
     Raises ``ValueError`` for other arrays, numbers that are not finite, test users that do not train, and pickles.
     """
-    held = archive.read("dataset", path, NEEDED)
-    unknown = held.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
+    arrays = archive.read("dataset", path, NEEDED)
+    unknown = arrays.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
     if unknown:
         raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
-    if ("x_test" in held) != ("y_test" in held) or ("users_test" in held and not {"users", "x_test"} <= held.keys()):
-        raise ValueError(f"dataset: {name} has {', '.join(held)}, must have x_test and y_test, or neither")
-    kind = _kind(name, held["x"].shape, held["x"].dtype)
+    if ("x_test" in arrays) != ("y_test" in arrays) or (
+        "users_test" in arrays and not {"users", "x_test"} <= arrays.keys()
+    ):
+        raise ValueError(f"dataset: {name} has {', '.join(arrays)}, must have x_test and y_test, or neither")
+    first_x = arrays["x"]
+    kind = _kind(name, first_x.shape, first_x.dtype)
     for end in SPLITS.values():
-        x, y = held.get(f"x{end}", held["x"]), held.get(f"y{end}", held["y"])
-        if x.shape[1:] != held["x"].shape[1:] or x.dtype != held["x"].dtype or len(x) != (len(y) if y.ndim else -1):
+        x, y = arrays.get(f"x{end}", first_x), arrays.get(f"y{end}", arrays["y"])
+        if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype or len(x) != (len(y) if y.ndim else -1):
             raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
-    _, user = _users(name, held, "", None)
-    if "x_test" not in held:
-        rows = _held_out(len(held["x"]), user, options, seed)
-        held |= {f"{key}_test": held[key][rows] for key in ("x", "y", "users") if key in held}
-        held |= {key: held[key][~rows] for key in ("x", "y", "users") if key in held}
+    _, user = _users(name, arrays, "", None)
+    if "x_test" not in arrays:
+        rows = _held_out(len(first_x), user, options, seed)
+        arrays |= {f"{key}_test": arrays[key][rows] for key in ("x", "y", "users") if key in arrays}
+        arrays |= {key: arrays[key][~rows] for key in ("x", "y", "users") if key in arrays}
     for split, end in SPLITS.items():
-        axes = [key + end for key in ("x", "y", "users") if key + end in held]
+        axes = [key + end for key in ("x", "y", "users") if key + end in arrays]
         count = getattr(options, f"num_{split}")
-        held |= dict(zip(axes, first(f"num_{split}", count, *(held[axis] for axis in axes)), strict=True))
-    names, user = _users(name, held, "", None)
-    _, tested = _users(name, held, "_test", names)
-    classes = held["y"].dtype.kind in "iu"
-    parts: dict[str, Any] = {"user_train": user, "user_test": tested}
-    for split, end in SPLITS.items():
-        parts[f"x_{split}"] = _inputs(f"{name}: x{end}", held[f"x{end}"], kind)
-        parts[f"y_{split}"] = _targets(f"{name}: y{end}", held[f"y{end}"], classes)
-    sizes = {part.shape[1:] for key, part in parts.items() if key.startswith("y_")}
+        arrays |= dict(zip(axes, first(f"num_{split}", count, *(arrays[axis] for axis in axes)), strict=True))
+    names, user = _users(name, arrays, "", None)
+    _, tested = _users(name, arrays, "_test", names)
+    classes = arrays["y"].dtype.kind in "iu"
+    x_train, x_test = (_inputs(f"{name}: x{end}", arrays[f"x{end}"], kind) for end in SPLITS.values())
+    y_train, y_test = (_targets(f"{name}: y{end}", arrays[f"y{end}"], classes) for end in SPLITS.values())
+    sizes = {y_train.shape[1:], y_test.shape[1:]}
     if len(sizes) > 1:
         raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")
-    named = [f"{axis}_{split}" for axis in ("xy" if kind == TOKENS else "y") for split in SPLITS]
-    num_classes = 1 + max(int(parts[key].max()) for key in named) if classes else 0
+    numbered = (x_train, x_test, y_train, y_test) if kind == TOKENS else (y_train, y_test)
+    num_classes = 1 + max(int(array.max()) for array in numbered) if classes else 0
     info = SourceInfo(str(path), "yours", str(path.parent))
-    return Dataset(name=name, num_classes=num_classes, info=info, kind=kind, **parts)
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user, info, kind, tested)
 
 
 def _users(
-    name: str, held: dict[str, np.ndarray], end: str, names: np.ndarray | None
+    name: str, arrays: dict[str, np.ndarray], end: str, names: np.ndarray | None
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Returns the users' names, ascending, and the index of each example's user, [n] int32; both None without users."""
-    users = held.get(f"users{end}")
+    users = arrays.get(f"users{end}")
     if users is None:
         return None, None
-    if users.ndim != 1 or len(users) != len(held[f"x{end}"]) or users.dtype.kind not in "iuU":
+    if users.ndim != 1 or len(users) != len(arrays[f"x{end}"]) or users.dtype.kind not in "iuU":
         raise ValueError(
             f"users{end}: got {users.dtype} {users.shape} in {name}, must be whole numbers or strings [n], one "
             "an example"
@@ -141,12 +142,12 @@ def _held_out(
 ) -> Bool[np.ndarray, "count"]:
     """Draws the test examples, [count] bool: a share of each user's, who keeps at least one; raises ``ValueError``."""
     share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
-    rows = np.zeros(count, bool)
-    for own in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
-        rows[rng.permutation(own)[: min(round(share * len(own)), len(own) - 1)]] = True
-    if not rows.any() or rows.all():
+    test = np.zeros(count, bool)
+    for rows in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
+        test[rng.permutation(rows)[: min(round(share * len(rows)), len(rows) - 1)]] = True
+    if not test.any() or test.all():
         raise ValueError(f"test_fraction: got {options.test_fraction} of {count} examples, must leave some to test on")
-    return rows
+    return test
 
 
 def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:

@@ -50,8 +50,16 @@ def projection_matrix(
 def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = "coordinates") -> Dataset:
     """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
-    Inputs keep their dtype; the products are computed in float64. Arguments and errors are those of
-    ``projection_matrix``.
+    Inputs keep their dtype; the products are computed in float64.
+
+    Args:
+        dataset: Data with inputs of any shape.
+        dimension: Numbers of a projected example.
+        seed: Seed of the matrix, as in ``projection_matrix``.
+        scale: Scale of the matrix, as in ``projection_matrix``.
+
+    Raises:
+        ValueError: As in ``projection_matrix``.
     """
     shape = dataset.x_train.shape[1:]
     matrix = projection_matrix(math.prod(shape), dimension, seed, scale)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent._src.data.files import digest, places, reading
+from fedtangent._src.data.files import places, reading
+from fedtangent._src.storage import sha256_of_file
 
 Arrays = dict[str, np.ndarray]
 GZIP = b"\x1f\x8b"  # the first two bytes of a gzip file
+TABLE = Path(__file__).parent / "sources" / "files.csv"
 
 
 class PublishedFile(NamedTuple):
@@ -27,41 +30,60 @@ class PublishedFile(NamedTuple):
 class Published(NamedTuple):
     """A data set and its files; a file's role is its key in ``files``.
 
-    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits, here
-    of ``train``: ``x_train`` [n, ...], ``y_train`` [n] and, where users are known, ``user_train`` [n] int32; or texts,
-    ``text_train`` uint8, one after another, with ``offsets_train`` [N + 1] int64.
+    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits. The
+    arrays of ``train`` are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known, ``user_train`` [n] int32; or
+    texts, ``text_train`` uint8, one after another, with ``offsets_train`` [N + 1] int64.
     """
 
     name: str
     url: str  # ends in "/"
     files: Mapping[str, PublishedFile]
-    read: Callable[[Any, Mapping[str, Path]], Arrays]
+    read: Callable[[Published, Mapping[str, Path]], Arrays]
     example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # its parts: name, shape and dtype
     num_classes: int
     description: str
     homepage: str
     licence: str
-    citation: str  # BibTeX
+    paper: str  # key of ``papers.PAPERS``
     stem: str = ""  # prefix of the subfolders that its files are looked for in; by default its name
 
 
-def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
-    """Finds the files of ``published`` in ``directory`` or its subfolders ``stem*``, and the names of missing files.
+def files_of(dataset: str) -> dict[str, PublishedFile]:
+    """Reads the original files of a data set, by role, from the table ``sources/files.csv``."""
+    with TABLE.open(encoding="utf-8", newline="") as table:
+        rows = [row for row in csv.DictReader(table) if row["dataset"] == dataset]
+    return {
+        row["role"]: PublishedFile(row["filename"], int(row["size"]), row["sha256"], row["sha256_unpacked"])
+        for row in rows
+    }
 
-    Files are returned by role. A file that may also be unpacked is found without ``.gz`` too. Raises ``ValueError`` if
-    ``directory`` is no directory.
+
+def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
+    """Finds the files of ``published`` in ``directory`` or its subfolders ``stem*``.
+
+    A file that may also be unpacked is found without ``.gz`` too.
+
+    Args:
+        published: The data set.
+        directory: The user's data folder.
+
+    Returns:
+        The path of each file by its role, and the names of the missing files.
+
+    Raises:
+        ValueError: ``directory`` is no directory.
     """
     if not directory.is_dir():
         raise ValueError(f"{published.name}: data directory {directory} is not a directory")
     folders = (directory / published.name, *places(directory, published.stem or published.name))
-    found: dict[str, Path] = {}
+    by_role: dict[str, Path] = {}
     for role, file in published.files.items():
         names = [file.filename, *([file.filename.removesuffix(".gz")] if file.sha256_unpacked else [])]
         paths = [folder / name for folder in folders for name in names]
         existing = [path for path in paths if path.is_file()]
         if existing:
-            found[role] = existing[0]
-    return found, [file.filename for role, file in published.files.items() if role not in found]
+            by_role[role] = existing[0]
+    return by_role, [file.filename for role, file in published.files.items() if role not in by_role]
 
 
 def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
@@ -71,7 +93,7 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
         published: The data set.
         directory: The folder.
         missing: Names of the missing files.
-        instead: Another form of the data that was searched for too; "" if there is none.
+        instead: Another form of the data that was searched for too, or "".
     """
     names = missing if len(missing) <= 6 else [*missing[:5], f"{len(missing) - 5} more"]
     packed = ", with and without .gz" if any(file.sha256_unpacked for file in published.files.values()) else ""
@@ -85,11 +107,17 @@ def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
     """Returns the published and the actual sha256 of a file; raises ``ValueError`` if it cannot be read."""
     file = published.files[role]
     with reading(published.name, path):
-        return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
+        return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, sha256_of_file(path)
 
 
 def verify(published: Published, role: str, path: Path) -> None:
-    """Raises ``ValueError`` unless the file at ``path`` has the published checksum."""
+    """Raises ``ValueError`` unless the file at ``path`` has the published checksum.
+
+    Args:
+        published: The data set.
+        role: Key of the file in ``published.files``.
+        path: Path of the file.
+    """
     expected, actual = checksums(published, role, path)
     if actual != expected:
         raise ValueError(
@@ -108,8 +136,12 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 def contents(published: Published, role: str, path: Path) -> bytes:
     """Returns the content of a published file as bytes, after its checksum is verified.
 
-    A gzip file is unpacked if its entry has ``sha256_unpacked``, that is, if the file may also be given unpacked. Any
-    other file is returned as it is.
+    A gzip file is unpacked if its entry has ``sha256_unpacked``, that is, if the file may also be given unpacked.
+
+    Args:
+        published: The data set.
+        role: Key of the file in ``published.files``.
+        path: Path of the file.
 
     Raises:
         ValueError: The file cannot be read, or its checksum is not the published one.

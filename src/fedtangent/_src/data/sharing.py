@@ -35,15 +35,15 @@ def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") 
     rng = generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
-    each, extra = divmod(size, len(pool))
-    wanted = np.full(len(pool), each) + (rng.permutation(len(pool)) < extra)
-    if (wanted > pool).any():
-        at = int(np.argmax(wanted > pool))
+    base, extra = divmod(size, len(pool))
+    counts = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
+    if (counts > pool).any():
+        at = int(np.argmax(counts > pool))
         raise ValueError(
-            f"{name}: got {size} examples, must be fewer: {wanted[at]} of them are of a class that has {pool[at]}"
+            f"{name}: got {size} examples, must be fewer: {counts[at]} of them are of a class that has {pool[at]}"
         )
-    drawn = [rng.choice(np.flatnonzero(kind == c), k, replace=False) for c, k in enumerate(wanted)]
-    return np.sort(np.concatenate(drawn)).astype(np.int32)
+    rows = [rng.choice(np.flatnonzero(kind == c), count, replace=False) for c, count in enumerate(counts)]
+    return np.sort(np.concatenate(rows)).astype(np.int32)
 
 
 def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str = "shared") -> int:
@@ -86,14 +86,14 @@ def with_shared(
     Raises:
         ValueError: As ``number_given``.
     """
-    each, rng = number_given(shared, fraction), generator(seed)
+    count, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
-    chosen = np.asarray(shared)
+    global_set = np.asarray(shared)
     parts = []
     for i in range(partition.num_clients):
-        given = chosen if each == len(chosen) else rng.choice(chosen, each, replace=False)
-        own = partition.client(i)
-        parts.append(np.concatenate([own, given[~np.isin(given, own)]]) if len(own) else own)
+        share = global_set if count == len(global_set) else rng.choice(global_set, count, replace=False)
+        private = partition.client(i)
+        parts.append(np.concatenate([private, share[~np.isin(share, private)]]) if len(private) else private)
     return assemble(parts)
 
 
@@ -108,28 +108,34 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
     Raises:
         ValueError: As ``number_given``, or a client would lose all its examples.
     """
-    given = number_given(examples, 1.0, name)
+    count = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
-    parts = [own[~np.isin(own, np.asarray(examples))] for own in map(partition.client, range(partition.num_clients))]
-    for i, own in enumerate(parts):
-        if len(own) == 0 < len(partition.client(i)):
-            all_of = f"all {len(partition.client(i))} of client {i}"
-            raise ValueError(f"{name}: got {given} examples, {all_of} among them, must leave it one")
+    clients = [partition.client(i) for i in range(partition.num_clients)]
+    parts = [rows[~np.isin(rows, np.asarray(examples))] for rows in clients]
+    for i, (before, after) in enumerate(zip(clients, parts, strict=True)):
+        if len(after) == 0 < len(before):
+            raise ValueError(
+                f"{name}: got {count} examples, all {len(before)} of client {i} among them, must leave it one"
+            )
     return assemble(parts)
 
 
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
     """Splits each client's examples at random into two partitions, (train, test).
 
-    Each client gives ``fraction``, in (0, 1), of its examples to the test set, rounded, but keeps at least one to train
-    on.
+    Each client keeps at least one example to train on.
+
+    Args:
+        partition: The partition.
+        fraction: Share of each client's examples, in (0, 1), that goes to the test set, rounded.
+        seed: Seed of the draw.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)
     rng, train, test = generator(seed), [], []
-    for own in map(partition.client, range(partition.num_clients)):
-        order = rng.permutation(own)
-        given = min(round(fraction * len(own)), max(len(own) - 1, 0))
-        train.append(order[given:])
-        test.append(order[:given])
+    for rows in map(partition.client, range(partition.num_clients)):
+        order = rng.permutation(rows)
+        count = min(round(fraction * len(rows)), max(len(rows) - 1, 0))
+        train.append(order[count:])
+        test.append(order[:count])
     return assemble(train), assemble(test)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtangent._src.data import cache, files
+from fedtangent._src.data import cache
 from fedtangent._src.data.published import Arrays, Published, lacking, located
 from fedtangent._src.entries import option
+from fedtangent._src.storage import cache_directory, expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,7 @@ def obtain(
         published: The data set.
         options: Folders of the cache and of TensorFlow Datasets.
         data_dir: Folder with original files.
-        otherwise: Function that reads another form of the data from a data folder without the published files, or
-            returns None.
+        otherwise: Reads another form of the data from a data folder without the published files, or returns None.
         instead: Name of that form in error messages.
 
     Raises:
@@ -58,10 +58,10 @@ def obtain(
         paths, missing = located(published, directory)
         if not missing:
             return Found(published.read(published, paths), directory)
-        found = otherwise(directory)
-        if found is None:
+        other = otherwise(directory)
+        if other is None:
             raise lacking(published, directory, missing, instead)
-        return found
+        return other
     folder = stored_in(published, options)
     arrays = cache.read(folder)
     if arrays is None:
@@ -71,13 +71,18 @@ def obtain(
 
 def stored_in(published: Published, options: StoredOptions) -> Path:
     """Returns the folder of ``published`` in the cache."""
-    return cache.cache_directory(options.cache_dir) / published.name
+    return cache_directory(options.cache_dir) / published.name
 
 
 def prepare(published: Published, options: StoredOptions) -> Arrays:
     """Downloads and prepares the data through TensorFlow Datasets, and writes them to the cache folder.
 
-    Raises ``ValueError`` if TensorFlow Datasets is not installed, or if the data cannot be downloaded or written.
+    Args:
+        published: The data set.
+        options: Folders of the cache and of TensorFlow Datasets.
+
+    Raises:
+        ValueError: TensorFlow Datasets is not installed, or the data cannot be downloaded or written.
     """
     folder = stored_in(published, options)
     try:
@@ -87,8 +92,7 @@ def prepare(published: Published, options: StoredOptions) -> Arrays:
             f"{published.name}: neither data_dir nor FEDTANGENT_DATA is set, {folder} does not exist, and to download "
             f"it tensorflow-datasets and array_record are needed, which cannot be imported ({error})"
         ) from error
-    arrays = builder.prepare(
-        published, None if options.tfds_dir is None else files.expanded("tfds_dir", options.tfds_dir)
-    )
+    tfds_dir = None if options.tfds_dir is None else expanded("tfds_dir", options.tfds_dir)
+    arrays = builder.prepare(published, tfds_dir)
     cache.write(folder, arrays)
     return arrays

@@ -11,14 +11,24 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 
 
 def encoded(text: UInt8[np.ndarray, "L"], characters: str = CHARACTERS) -> UInt8[np.ndarray, "L"]:
-    """Computes the index in ``characters`` of each byte of ``text`` [L], uint8 [L]; for unknown bytes, the space's."""
+    """Computes the index in ``characters`` of each byte, uint8 [L]; an unknown byte gets the index of the space.
+
+    Args:
+        text: Bytes [L].
+        characters: The characters, each one byte.
+    """
     table = np.full(256, characters.index(" "), np.uint8)
     table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
     return table[text]
 
 
 def windows(codes: Num[np.ndarray, "L"], stride: int) -> tuple[Num[np.ndarray, "n 80"], Num[np.ndarray, "n"]]:
-    """Cuts windows [n, 80] of ``codes`` [L], one every ``stride`` characters; returns also the next characters [n]."""
+    """Returns windows [n, 80] of a text, and the character that follows each window, [n].
+
+    Args:
+        codes: The text, one number for each character, [L].
+        stride: Characters from the start of a window to the start of the next one.
+    """
     if len(codes) <= WINDOW:
         return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)
     both = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]

@@ -12,13 +12,14 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedtangent._src.data.files import reading
 from fedtangent._src.data.published import Published, verify
 
+FeatureValue: TypeAlias = bytes | np.ndarray
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
@@ -26,7 +27,7 @@ class Row(NamedTuple):
     """An example: its client, and its features by name: bytes, or arrays of float32 or int64."""
 
     client: str
-    features: dict[str, Any]
+    features: dict[str, FeatureValue]
 
 
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
@@ -57,15 +58,15 @@ def rows(published: Published, path: Path, split: str, features: Mapping[str, st
                 shutil.copyfileobj(packed, unpacked, 2**20)
             with contextlib.closing(sqlite3.connect(database)) as connection:
                 for client, serialised in connection.execute(query, (split,)):
-                    held = tf_example_pb2.Example.FromString(serialised).features.feature
-                    yield Row(str(client), {name: _value(held, name, kind) for name, kind in features.items()})
+                    stored = tf_example_pb2.Example.FromString(serialised).features.feature
+                    yield Row(str(client), {name: _value(stored, name, kind) for name, kind in features.items()})
                     count += 1
     if count == 0:
         raise ValueError(f"{published.name}: {path} has no examples of {split!r}")
 
 
-def _value(held: Mapping[str, Any], name: str, kind: str) -> Any:
-    values = getattr(held[name], kind).value if name in held else ()
+def _value(stored: Mapping[str, object], name: str, kind: str) -> FeatureValue:
+    values = getattr(stored[name], kind).value if name in stored else ()
     if not values:
         raise ValueError(f"an example has no {name} of kind {kind}")
     if kind == "bytes_list":

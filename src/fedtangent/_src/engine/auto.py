@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from fedtangent._src.data.calibration import cached
 from fedtangent._src.engine import memory
 from fedtangent._src.engine.clients import Mapping, default_mapping, engine_for, parse
 from fedtangent._src.engine.loop import state_shapes
+from fedtangent._src.storage import sha256
+from fedtangent._src.timings import cached
 from fedtangent._src.types import Algorithm, FederatedData, PyTree
 
 # For a run that the default mapping finishes sooner, measuring others does not pay: each has to be compiled.
@@ -62,10 +62,8 @@ def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str
     """
     engine = engine_for(data, parse("scan"))
     traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
-    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
-    for constant in traced.consts:
-        digest.update(np.ascontiguousarray(np.asarray(constant)).tobytes())
-    return digest.hexdigest()
+    text = re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))  # without this process's addresses
+    return sha256(text, *map(np.asarray, traced.consts))
 
 
 def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:

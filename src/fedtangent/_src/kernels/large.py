@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from jaxtyping import Float, Float32, Float64, Int, Shaped
 
 from fedtangent._src.checks import finite, real_array, writable
 from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, spaced
+from fedtangent._src.storage import sha256, sha256_of_file
 from fedtangent._src.types import Array, ArrayLike, Kernel
 
 TILE = 2048  # examples on a side of what is computed at once
@@ -253,7 +253,7 @@ def _in_file(
             _fill(out, kernel_fn, x, slice(0, len(x)), tick)
             out.flush()
             del out
-            path = folder / f"{name}-{_digest(part)}.npy"
+            path = folder / f"{name}-{sha256_of_file(part)}.npy"
             os.replace(part, path)
     return np.load(path, mmap_mode="r")
 
@@ -271,16 +271,10 @@ def _found(folder: Path, key: str) -> Path | None:
 @functools.lru_cache(maxsize=8)
 def _digest_of(path: Path, size: int, changed: int) -> str:
     """Returns the digest of a file, cached until its size or its time of change differs."""
-    return _digest(path)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of_file(path)
 
 
 def _key(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> str:
     """Returns a hash that identifies a kernel: from the examples and the kernel between ``PROBED`` of them."""
     probe = x[spaced(len(x), PROBED)]
-    parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    return sha256(str(x.shape), x, _square(kernel_fn, probe))[:16]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,16 @@ POINTS_A_CALL, AT_ONCE = 512, 8  # between two updates of a progress bar, and ev
 class Loss(Protocol):
     """A function that computes the loss of a model."""
 
-    def __call__(self, params: PyTree, /, *arguments: Any, **options: Any) -> Float[Array, ""]:
+    def __call__(self, params: PyTree, /, *arguments: PyTree) -> Float[Array, ""]:
         """Returns the loss, a scalar [].
 
         Args:
             params: Parameters of the model.
             arguments: Pytrees of arrays that the loss needs, such as the data.
-            options: Unused.
         """
+
+
+Arguments: TypeAlias = tuple[PyTree, ...]  # of a loss, after the parameters
 
 
 class Plane(NamedTuple):
@@ -83,7 +85,13 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
 
 
 def point(plane: Plane, a: float | Float[Array, ""], b: float | Float[Array, ""]) -> PyTree:
-    """Returns the parameters ``origin + a first + b second``; may be traced."""
+    """Returns the parameters ``origin + a first + b second``.
+
+    Args:
+        plane: The plane.
+        a: Coordinate along the first direction; may be traced.
+        b: Coordinate along the second direction; may be traced.
+    """
     return pytrees.add(plane.origin, pytrees.add(pytrees.scale(a, plane.first), pytrees.scale(b, plane.second)))
 
 
@@ -92,8 +100,15 @@ def grid(
 ) -> tuple[Float64[np.ndarray, "num_points"], Float64[np.ndarray, "num_points"]]:
     """Computes the coordinates [num_points] along each direction of a square around the three models.
 
-    The square has the centre of the models' bounding box, and exceeds its larger side by ``margin`` times that side at
-    each end. Raises ``ValueError`` for fewer than 2 points or a negative margin.
+    The square has the centre of the models' bounding box.
+
+    Args:
+        plane: The plane.
+        num_points: Number of points along each direction, at least 2.
+        margin: Excess of the square over the box at each end, as a share of the box's larger side.
+
+    Raises:
+        ValueError: There are fewer than 2 points, or the margin is negative.
     """
     whole("num_points", num_points, 2)
     number("margin", margin, at_least=0)
@@ -104,7 +119,7 @@ def grid(
 
 
 def surface(
-    loss: Loss, plane: Plane, a: ArrayLike, b: ArrayLike, arguments: tuple[Any, ...] = (), progress: bool = False
+    loss: Loss, plane: Plane, a: ArrayLike, b: ArrayLike, arguments: Arguments = (), progress: bool = False
 ) -> Float[np.ndarray, "B A"]:
     """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
 
@@ -129,12 +144,19 @@ def surface(
 
 
 def segment(
-    loss: Loss, start: PyTree, end: PyTree, shares: ArrayLike, arguments: tuple[Any, ...] = ()
+    loss: Loss, start: PyTree, end: PyTree, shares: ArrayLike, arguments: Arguments = ()
 ) -> Float[np.ndarray, "q"]:
-    """Evaluates ``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]; returns [q].
+    """Evaluates ``loss(start + s (end - start), *arguments)`` for every share s of the way, [q].
 
-    Other arguments are as in ``surface``. Raises ``ValueError`` for ends of different structure or shapes, and for
-    shares that are not a vector.
+    Args:
+        loss: Function of parameters and ``arguments``, as in ``surface``.
+        start: Parameters at share 0.
+        end: Parameters at share 1.
+        shares: Shares [q].
+        arguments: Pytrees of arrays that the loss needs, such as the data.
+
+    Raises:
+        ValueError: The ends differ in structure or shapes, or the shares are not a vector.
     """
     if _form(start) != _form(end):
         raise ValueError("end: got another structure or other shapes, must be those of start")
@@ -187,7 +209,7 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
 
 @partial(jax.jit, static_argnames="loss")
-def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: tuple[Any, ...]) -> Float[Array, "q"]:
+def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Arguments) -> Float[Array, "q"]:
     """Evaluates the loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
     origin, directions = basis
 
@@ -201,18 +223,18 @@ def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: tu
 
 
 def _evaluate(
-    loss: Loss, basis: PyTree, points: Float64[np.ndarray, "q d"], arguments: tuple[Any, ...], progress: bool = False
+    loss: Loss, basis: PyTree, points: Float64[np.ndarray, "q d"], arguments: Arguments, progress: bool = False
 ) -> Float[np.ndarray, "q"]:
     """Applies ``_chunk`` to all points [q, d] in calls of one shape, so that it is compiled once."""
     size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
-    found = []
+    losses = []
     with progress_of(len(points), "loss surface", "point", shown=progress) as bar:
         for start in range(0, len(padded), size):
             part = jnp.asarray(padded[start : start + size])
-            found.append(np.asarray(_chunk(loss, basis, part, arguments)))
+            losses.append(np.asarray(_chunk(loss, basis, part, arguments)))
             bar.update(min(size, len(points) - start))
-    return np.concatenate(found)[: len(points)]
+    return np.concatenate(losses)[: len(points)]
 
 
 def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], float]:
@@ -231,7 +253,7 @@ def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], floa
     return rows, max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
 
 
-def _form(model: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+def _form(model: PyTree) -> tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]:
     """Returns structure and shapes."""
     return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 

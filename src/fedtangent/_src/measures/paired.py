@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 
 from fedtangent._src.checks import choice, number, whole
+from fedtangent._src.intervals import half_width
 
 if TYPE_CHECKING:  # a run measures its metrics, so that the engine stands above this package
     from fedtangent._src.engine.sweeps import Config, Sweep
@@ -59,21 +60,6 @@ def differences(
     base = values[:, matching[0]]
     others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
     return [_difference(config, mine - base, confidence) for config, mine in others]
-
-
-def half_width(values: Float[np.ndarray, "n *shape"], confidence: float = 0.95) -> Float[np.ndarray, "*shape"]:
-    """Computes half of the width of Student's interval for the mean over the first axis: [...] for values [n, ...].
-
-    Raises ``ValueError`` for fewer than two values.
-    """
-    from scipy.stats import t
-
-    n = len(values)
-    if n < 2:
-        raise ValueError(f"values: got {n}, must be two or more")
-    with np.errstate(invalid="ignore"):  # of values that are not finite
-        error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
-    return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)
 
 
 def _values(sweep: Sweep, metric: str, evaluation: int) -> Float64[np.ndarray, "seeds configs"]:

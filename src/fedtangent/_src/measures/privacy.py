@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedtangent._src.checks import choice, number, whole
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 LEAST_NOISE, MOST_NOISE = 1e-100, 1e8  # beyond them dp-accounting says 0, or fails: its squares under- or overflow
 SAMPLINGS = ("without_replacement", "poisson")
@@ -76,7 +79,7 @@ def epsilon(
         noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
         one = dp_accounting.SampledWithoutReplacementDpEvent(int(num_clients), int(clients_per_round), noise)
 
-    def total(event: Any) -> float:
+    def total(event: DpEvent) -> float:
         accountant = rdp.RdpAccountant(neighboring_relation=relation)
         return float(accountant.compose(event, int(num_rounds)).get_epsilon(float(delta)))
 

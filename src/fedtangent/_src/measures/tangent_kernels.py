@@ -1,4 +1,4 @@
-"""What a tangent kernel says of a network and of its clients: drift, alignment, spectrum, Gram operators.
+"""Measures of tangent kernels: drift, alignment with the targets, spectrum, Gram operators of the clients.
 
 Pure functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, an ``evaluate`` for
 ``simulate`` that measures every model's kernel along training. For a matrix that is not finite (a run that diverged)
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Float64, Int, Shaped
 
-from fedtangent._src import checks
+from fedtangent._src import checks, pytrees
 from fedtangent._src.checks import finite, real_array, square, whole
 from fedtangent._src.data.dataset import classification_targets
 from fedtangent._src.kernels.empirical import empirical_ntk
@@ -157,11 +157,11 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
     """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
 
     FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
-    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is that of Lemma 9.3, here over all clients with examples. Both vanish
-    if the clients hold the same examples. They are positive for different examples of one distribution; compare with a
-    random partition of the same sizes.
+    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is the variance of Lemma 9.3, here over all clients with examples. Both
+    vanish if the clients hold the same examples. They are positive for different examples of one distribution; compare
+    with a random partition of the same sizes.
 
-    Norms are those of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
+    Norms are norms of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
     symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
     Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly separates clients of one
     distribution from clients of different ones: columns of clients without a common example are disjoint.)
@@ -185,14 +185,14 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
     rows = _rows_of(clients, len(kernel))
     first, second = np.triu_indices(len(rows), 1)
     if len(first) > max_pairs:
-        drawn = np.sort(np.random.default_rng(checks.seed(seed)).choice(len(first), max_pairs, replace=False))
-        first, second = first[drawn], second[drawn]
+        pairs = np.sort(np.random.default_rng(checks.seed(seed)).choice(len(first), max_pairs, replace=False))
+        first, second = first[pairs], second[pairs]
     if not np.isfinite(kernel).all():
         unknown = np.full(len(first), np.nan)
         return GramOperators(unknown, unknown, float("nan"), float("nan"))
-    norms = np.array([np.linalg.norm(kernel[np.ix_(own, own)]) / len(own) for own in rows])
-    found = [_commutator(kernel, rows[i], rows[j]) for i, j in zip(first, second, strict=True)]
-    commutators = np.sqrt(np.maximum(np.array(found), 0.0))
+    norms = np.array([np.linalg.norm(kernel[np.ix_(client, client)]) / len(client) for client in rows])
+    squares = [_commutator(kernel, rows[i], rows[j]) for i, j in zip(first, second, strict=True)]
+    commutators = np.sqrt(np.maximum(np.array(squares), 0.0))
     relative = commutators / (np.sqrt(2) * norms[first] * norms[second])
     return GramOperators(commutators, relative, *_variance(kernel, rows))
 
@@ -200,17 +200,17 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
 def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b: Int[np.ndarray, "n_b"]) -> float:
     """Computes the squared norm of ``[Pi_a, Pi_b]`` on functions."""
     cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
-    found = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
-    return float(found) / (len(a) * len(b)) ** 2
+    square = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
+    return float(square) / (len(a) * len(b)) ** 2
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
     """Computes ``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
-    for own in rows:
-        count[own] += 1 / total
-        within[np.ix_(own, own)] += kernel[np.ix_(own, own)] / (len(own) * total)
+    for client in rows:
+        count[client] += 1 / total
+        within[np.ix_(client, client)] += kernel[np.ix_(client, client)] / (len(client) * total)
     mean_squared = kernel @ (count[:, None] * kernel * count[None, :])
     matrix = kernel @ within - mean_squared
     norms = [np.sqrt(max(float(np.sum(m * m.T)), 0.0)) for m in (matrix, mean_squared)]  # of J M J' from Theta M
@@ -223,13 +223,15 @@ def _operator_norm(symmetric: Float64[np.ndarray, "n n"]) -> float:
 
 def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
     """Returns the rows of every client that holds rows."""
-    rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
+    rows = [client for client in map(clients.client, range(clients.num_clients)) if len(client)]
     if not rows:
         raise ValueError("clients: got a partition without examples, must hold at least one")
-    for own in rows:
-        if own.min() < 0 or own.max() >= n:
-            raise ValueError(f"clients: got rows {own.min()} to {own.max()}, must lie in 0..{n - 1}, those of theta")
-        if len(np.unique(own)) < len(own):
+    for client in rows:
+        if client.min() < 0 or client.max() >= n:
+            raise ValueError(
+                f"clients: got rows {client.min()} to {client.max()}, must lie in 0..{n - 1}, those of theta"
+            )
+        if len(np.unique(client)) < len(client):
             raise ValueError("clients: got a client that holds a row twice, must hold each once")
     return rows
 
@@ -256,17 +258,17 @@ class KernelDiagnostics:
     """
 
     watched: Watched
-    kernels_of: Callable[[PyTree, Shaped[Array, "m ..."]], Float[Array, "K m m"]]  # parameters [K, ...], x -> [K, m, m]
+    kernels_of: Callable[[PyTree, Shaped[Array, "m ..."]], Float[Array, "K m m"]]  # of all models, at ``watched.x``
     parameters: OfParameters  # of a state
     initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """Computes the metrics named in ``METRICS`` for a state of the run."""
-        each = [self.measure(theta, k) for k, theta in enumerate(self.kernels(state))]
-        found = {name: float(np.mean([values[name] for values in each])) for name in METRICS}
-        if len(each) > 1:
-            found |= {f"{name}_model_{k}": values[name] for name in METRICS for k, values in enumerate(each)}
-        return found
+        of_models = [self._measured(theta, k) for k, theta in enumerate(self.kernels(state))]
+        metrics = {name: float(np.mean([values[name] for values in of_models])) for name in METRICS}
+        if len(of_models) > 1:
+            metrics |= {f"{name}_model_{k}": values[name] for name in METRICS for k, values in enumerate(of_models)}
+        return metrics
 
     def kernels(self, state: PyTree) -> Float64[np.ndarray, "K m m"]:
         """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
@@ -276,26 +278,28 @@ class KernelDiagnostics:
         """Computes the relative drift of every model's kernel in the Frobenius norm, [K]."""
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
-    def measure(self, theta: Float64[np.ndarray, "m m"], model: int) -> dict[str, float]:
-        """Computes the metrics of a kernel [m, m] of the model with number ``model``."""
-        found, targets = spectrum(theta), self.watched.targets
-        gram = gram_operators(theta, self.watched.clients)
+    def _measured(self, theta: Float64[np.ndarray, "m m"], model: int) -> dict[str, float]:
+        eigen, gram = spectrum(theta), gram_operators(theta, self.watched.clients)
+        largest, smallest = (float(eigen.eigenvalues[i]) for i in (0, -1))
+        aligned = [alignment(theta, self.watched.targets, centred) for centred in (False, True)]
         values = (
-            *(*drift(theta, self.initial[model]), alignment(theta, targets), alignment(theta, targets, centred=True)),
-            *(
-                found.effective_rank,
-                found.trace_over_largest,
-                float(found.eigenvalues[0]),
-                float(found.eigenvalues[-1]),
-            ),
-            *(found.condition_number, gram.mean, gram.relative_mean, gram.variance, gram.relative_variance),
+            *(*drift(theta, self.initial[model]), *aligned, eigen.effective_rank, eigen.trace_over_largest),
+            *(largest, smallest, eigen.condition_number),
+            *(gram.mean, gram.relative_mean, gram.variance, gram.relative_variance),
         )
         return dict(zip(METRICS, values, strict=True))
 
     def of_seed(
         self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
     ) -> KernelDiagnostics:
-        """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew."""
+        """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew.
+
+        Args:
+            algorithm: The algorithm for which these diagnostics were built.
+            num_clients: Number of clients N.
+            seed: Seed or key of the other run.
+            start: Initial models of the run, as for ``simulate``.
+        """
         return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
 
 
@@ -327,7 +331,7 @@ def kernel_diagnostics(
         data: The clients' data.
         seed: Seed of the run.
         num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
-            operators of clients are those of their drawn examples.
+            operators of a client belong to its drawn examples.
         examples_seed: Seed of the drawn examples.
         start: Initial models of the run, as for ``simulate``.
 
@@ -345,8 +349,7 @@ def kernel_diagnostics(
         return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
 
     fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros((0, 0, 0)))
-    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, start)
-    return found
+    return fresh.of_seed(algorithm, data.num_clients, seed, start)
 
 
 def stratified(data: FederatedData, output_size: int, num_examples: int, seed: int) -> Watched:
@@ -364,12 +367,12 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
     rng = np.random.default_rng(checks.seed(seed))
     indices, offsets = np.asarray(data.indices), np.asarray(data.offsets)
     owned = [np.unique(indices[a:b]) for a, b in itertools.pairwise(offsets)]
-    quota = _quotas(np.array([len(own) for own in owned]), num_examples, rng)
-    drawn = [rng.choice(own, take, replace=False) for own, take in zip(owned, quota, strict=True)]
-    rows = np.unique(np.concatenate(drawn))
-    held = [np.flatnonzero(np.isin(rows, own)) for own in owned]
-    ends = np.cumsum([0, *map(len, held)])
-    clients = Partition(np.concatenate(held).astype(np.int32), ends.astype(np.int32))
+    quota = _quotas(np.array(list(map(len, owned))), num_examples, rng)
+    sample = [rng.choice(client, count, replace=False) for client, count in zip(owned, quota, strict=True)]
+    rows = np.unique(np.concatenate(sample))
+    parts = [np.flatnonzero(np.isin(rows, client)) for client in owned]
+    ends = np.cumsum([0, *map(len, parts)])
+    clients = Partition(np.concatenate(parts).astype(np.int32), ends.astype(np.int32))
     y = np.asarray(data.y[rows])
     targets = classification_targets(y, output_size, centred=True) if np.issubdtype(y.dtype, np.integer) else y
     return Watched(rows, data.x[rows], np.asarray(targets, np.float64), clients)
@@ -417,12 +420,8 @@ def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_ex
     params = algorithm.params
     if params is None:
         raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, one kernel for each")
-    given = jax.eval_shape(lambda: params(algorithm.init(0, num_clients)))
-    own = jax.eval_shape(model.init, jax.random.key(0))
-    shapes, stacked = (
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (own, given)
-    )
-    if shapes != {path: shape[1:] for path, shape in stacked.items()}:
+    stacked = pytrees.by_path(jax.eval_shape(lambda: params(algorithm.init(0, num_clients))))
+    single = pytrees.by_path(jax.eval_shape(model.init, jax.random.key(0)))
+    if {path: leaf.shape for path, leaf in single.items()} != {path: a.shape[1:] for path, a in stacked.items()}:
         raise ValueError(f"model: got {model.name}, must have the parameters of the networks of {algorithm.name}")
     return params

@@ -1,4 +1,4 @@
-"""What an ensemble knows and how well it says so: entropies, calibration, intervals, and all of them in one row.
+"""Uncertainty of ensembles and its calibration: entropies, intervals, and all metrics of a prediction in one row.
 
 Pure functions, which may be jitted and run in float32 or float64. ``members`` are the outputs of the K models of an
 ensemble, [K, n, C]: logits for classification (the logarithms of probabilities are logits too), values for regression.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxtyping import Float, Int, Num
 from scipy.special import ndtri
 
 from fedtangent._src.checks import class_labels, number, real_array, whole
+from fedtangent._src.intervals import Interval
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Prediction
 
@@ -42,13 +43,6 @@ class Reliability(NamedTuple):
     examples: Float[Array, "B"]  # how many, floating
     confidence: Float[Array, "B"]  # mean confidence
     accuracy: Float[Array, "B"]  # share of correct predictions
-
-
-class Interval(NamedTuple):
-    """Lower and upper ends, of equal shape."""
-
-    low: Float[Array, "..."]
-    high: Float[Array, "..."]
 
 
 def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
@@ -81,20 +75,30 @@ def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which equals it and loses no
     digits if the members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
     """
-    each = jax.nn.log_softmax(_checked_members(members), axis=-1)
+    log_p = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
-    divergence = jnp.sum(_weighed(each, each) - _weighed(each, mean[None]), axis=-1)
+    divergence = jnp.sum(_weighed(log_p, log_p) - _weighed(log_p, mean[None]), axis=-1)
     return jnp.maximum(jnp.mean(divergence, axis=0), 0)
 
 
 def negative_log_likelihood(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [], from logits [K, n, C] and labels [n]."""
+    """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [].
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+    """
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
 
 
 def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
+    """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2 (Brier, 1950).
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+    """
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
     truth = jax.nn.one_hot(labels, probability.shape[-1], dtype=probability.dtype)
@@ -102,7 +106,12 @@ def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -
 
 
 def accuracy(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes the share of examples whose most probable class is their label, []; logits [K, n, C], labels [n]."""
+    """Computes the share of examples whose most probable class is their label, [].
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+    """
     return jnp.mean(_confidence(members, labels)[1])
 
 
@@ -138,10 +147,18 @@ def calibration_error(bins: Reliability) -> Float[Array, ""]:
 def expected_calibration_error(
     members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15
 ) -> Float[Array, ""]:
-    """Computes the expected calibration error (ECE), [], from 0 to 1; arguments are those of ``reliability``.
+    """Computes the expected calibration error (ECE), [], from 0 to 1 (Guo et al., 2017, equation 3).
 
-    Guo et al. (2017), equation 3. With n examples a perfectly calibrated ensemble has a positive ECE, of the order of
-    ``sqrt(B / n)``: compare ECEs at equal n and B. Raises ``ValueError`` for fewer than one bin.
+    With n examples a perfectly calibrated ensemble has a positive ECE, of the order of ``sqrt(B / n)``: compare ECEs at
+    equal n and B.
+
+    Args:
+        members: Logits [K, n, C].
+        labels: Labels [n].
+        num_bins: Number of bins B.
+
+    Raises:
+        ValueError: ``num_bins`` is below 1.
     """
     return calibration_error(reliability(members, labels, num_bins))
 
@@ -162,11 +179,19 @@ def predictive_interval(
     """
     variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
     mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
-    return Interval(mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half)
 
 
 def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array, ""]:
-    """Computes the share of targets in their intervals, ends included, []; raises ``ValueError`` if shapes differ."""
+    """Computes the share of targets in their intervals, ends included, [].
+
+    Args:
+        interval: An interval for each target.
+        targets: Numbers of any shape.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
     if not interval.low.shape == interval.high.shape == targets.shape:
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
         raise ValueError(f"interval: got shapes {shapes}, must be equal")
@@ -189,13 +214,13 @@ def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) ->
         ValueError: There is less than one point, or the level is outside (0, 1).
     """
     whole("num_points", num_points)
-    s = jnp.asarray(share)
-    s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(jnp.zeros(()).dtype)
-    z = _normal_quantile(level, s.dtype)
-    centre = s + z**2 / (2 * num_points)
-    half = z * jnp.sqrt(s * (1 - s) / num_points + (z / (2 * num_points)) ** 2)
+    ratio = jnp.asarray(share)
+    ratio = ratio if jnp.issubdtype(ratio.dtype, jnp.floating) else ratio.astype(jnp.zeros(()).dtype)
+    z = _normal_quantile(level, ratio.dtype)
+    centre = ratio + z**2 / (2 * num_points)
+    half = z * jnp.sqrt(ratio * (1 - ratio) / num_points + (z / (2 * num_points)) ** 2)
     scale = 1 + z**2 / num_points
-    return Interval((centre - half) / scale, (centre + half) / scale)
+    return Interval(ratio, (centre - half) / scale, (centre + half) / scale)
 
 
 def measure(
@@ -212,15 +237,15 @@ def measure(
         loss: Name of a loss, or a function. The function is called with the labels, or in regression with the targets.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
-    known = None if labels is None else class_labels("labels", labels, members.shape[-1])
+    checked = None if labels is None else class_labels("labels", labels, members.shape[-1])
     takes_labels = callable(loss) and labels is not None
-    scores, classes = _scores(members, mean, np.asarray(labels if takes_labels else targets), known, loss)
-    found = {name: float(value) for name, value in scores.items()}
-    if known is not None:  # on the host, where a share is divided exactly
-        right = {"accuracy": np.asarray(classes) == known, "accuracy_of_members": members.argmax(axis=-1) == known}
+    scores, classes = _scores(members, mean, np.asarray(labels if takes_labels else targets), checked, loss)
+    metrics = {name: float(value) for name, value in scores.items()}
+    if checked is not None:  # on the host, where a share is divided exactly
+        right = {"accuracy": np.asarray(classes) == checked, "accuracy_of_members": members.argmax(axis=-1) == checked}
         finite = bool(np.isfinite(members).all())
-        found |= {name: float(np.mean(share)) if finite else np.nan for name, share in right.items()}
-    return {name: found[name] for name in METRICS if name in found}
+        metrics |= {name: float(np.mean(share)) if finite else np.nan for name, share in right.items()}
+    return {name: metrics[name] for name in METRICS if name in metrics}
 
 
 def metric_of(loss: str | Loss) -> str:
@@ -241,23 +266,23 @@ def _scores(
     loss: str | Loss,
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
     """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
-    several, found = members.shape[0] > 1, dict[str, Array]()
+    several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:
         mean = log_probability(members)
-        found["nll"] = negative_log_likelihood(members, labels)
-        found["ece"] = expected_calibration_error(members, labels)
-        found["brier"] = brier_score(members, labels)
-        found["predictive_entropy"] = jnp.mean(predictive_entropy(members))
+        scores["nll"] = negative_log_likelihood(members, labels)
+        scores["ece"] = expected_calibration_error(members, labels)
+        scores["brier"] = brier_score(members, labels)
+        scores["predictive_entropy"] = jnp.mean(predictive_entropy(members))
         if several:
-            found["mutual_information"] = jnp.mean(mutual_information(members))
+            scores["mutual_information"] = jnp.mean(mutual_information(members))
     elif metric == "loss":
-        found["loss"] = get_loss(mean_form(loss))(mean, targets, jnp.ones(len(mean), bool))
+        scores["loss"] = get_loss(mean_form(loss))(mean, targets, jnp.ones(len(mean), bool))
     else:
-        found["mse"] = jnp.mean((mean - targets) ** 2)
+        scores["mse"] = jnp.mean((mean - targets) ** 2)
     if several:
-        found["knowledge_variance"] = jnp.mean(knowledge_variance(members))
-    return found, mean.argmax(axis=-1)
+        scores["knowledge_variance"] = jnp.mean(knowledge_variance(members))
+    return scores, mean.argmax(axis=-1)
 
 
 def _weighed(log_p: Float[Array, "*shape"], log_q: Float[Array, "*other"]) -> Float[Array, "*shape"]:
@@ -284,11 +309,11 @@ def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
 
 def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "n C"]:
     """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or negative values."""
-    known = not isinstance(variance, jax.core.Tracer)
-    value = jnp.asarray(real_array("noise_variance", variance) if known else variance, dtype)
+    is_traced = isinstance(variance, jax.core.Tracer)
+    value = jnp.asarray(variance if is_traced else real_array("noise_variance", variance), dtype)
     if value.shape not in ((), shape):
         raise ValueError(f"noise_variance: got shape {value.shape}, must be a number or {shape}")
-    if known and not bool(jnp.all(value >= 0)):
+    if not is_traced and not bool(jnp.all(value >= 0)):
         raise ValueError(f"noise_variance: got {float(jnp.min(value)):g}, must be at least 0 everywhere")
     return jnp.broadcast_to(value, shape)
 
@@ -303,7 +328,7 @@ def _checked_members(members: Float[AnyArray, "K n C"]) -> Float[AnyArray, "K n 
     return members
 
 
-def _check_array(name: str, value: Any) -> None:
+def _check_array(name: str, value: object) -> None:
     if not isinstance(value, jax.Array | np.ndarray):
         raise ValueError(f"{name}: got {value!r:.60}, must be an array")
 

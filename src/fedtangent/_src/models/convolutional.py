@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedtangent._src import timings
 from fedtangent._src.checks import choice, whole
-from fedtangent._src.data import calibration
 from fedtangent._src.entries import option
 from fedtangent._src.models.entry import MOST_UNITS
 from fedtangent._src.models.gemm import Convolution, gemm_convolution
@@ -97,7 +97,7 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
     """
     settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
     asked, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
-    seconds = calibration.cached(asked, measure, CONVOLUTIONS)
+    seconds = timings.cached(asked, measure, CONVOLUTIONS)
     return min(CONVOLUTIONS, key=lambda name: seconds[name])
 
 

@@ -8,8 +8,6 @@ import dataclasses
 import io
 import json
 import math
-import os
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,10 +18,10 @@ import numpy as np
 from fedtangent._src.data.files import json_of
 from fedtangent._src.engine.history import FINISHED
 from fedtangent._src.engine.processes import environment
+from fedtangent._src.storage import PART, write_atomically
 
 # All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
 WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
-PART = ".part"  # the end of the names of files that are being written
 
 
 class Metric(NamedTuple):
@@ -144,16 +142,6 @@ def clear(folder: Path, whole: bool = True) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path`` so that readers, and a kill, find either the old file or the complete new one."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")  # no other writer's
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtangent._src.measures.paired import half_width
+from fedtangent._src.intervals import half_width
 from fedtangent._src.measures.uncertainty import Reliability, coverage_interval
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.style import (

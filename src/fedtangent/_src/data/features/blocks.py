@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float32, Num
 
 from fedtangent._src import checks
-from fedtangent._src.data import cache, files
+from fedtangent._src.data import cache
 from fedtangent._src.data.dataset import IMAGE, VECTOR, Dataset
-from fedtangent._src.types import Array
+from fedtangent._src.storage import expanded, sha256
+from fedtangent._src.types import Array, ArrayLike
 
 BLOCK = 1000  # images whose features are kept together
 BATCH = 50  # images that are computed together
-Tick = Callable[[int, int], None]  # is told how many images are done, and of how many
+Tick = Callable[[int, int], None]  # called with the number of finished images and the number of all images
 
 
 class Features(NamedTuple):
     """Features of images, and a description of how they were computed."""
 
-    values: np.ndarray  # [n, F] float32
-    made_by: str  # describes how they were made, in full: equal texts mean equal features of the same images
+    values: Float32[np.ndarray, "n F"]
+    made_by: str  # full description: equal texts mean equal features of the same images
 
 
 def in_blocks(
-    images: Any, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
+    images: ArrayLike, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """Computes the features ``compute(batch)`` [b, h, w, c] -> [b, F] float32 of all images in blocks of 1000.
+    """Computes the features of all images in blocks of 1000.
 
     Each block is kept in ``folder`` under a digest of its images and of ``made_by``. So interrupted work continues at
     the block where it stopped, and the first blocks of a data set serve for a larger part of it too.
@@ -39,7 +39,7 @@ def in_blocks(
     Args:
         images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
         made_by: Full description of the features: equal texts mean equal features of the same images.
-        compute: Function from a batch of images to features.
+        compute: Function from a batch of images [b, h, w, c] to features [b, F] float32.
         folder: Folder in which features are kept; None keeps nothing.
         tick: Called with the number of finished images and the number of all images.
 
@@ -47,23 +47,24 @@ def in_blocks(
         ValueError: Images have another form, the folder cannot be written to, or kept features were altered.
     """
     x = checked_images(images)
-    place = None if folder is None else checks.writable("folder", files.expanded("folder", folder), "features")
+    place = None if folder is None else checks.writable("folder", expanded("folder", folder), "features")
     blocks = []
     for start in range(0, len(x), BLOCK):
-        block = _unit(x[start : start + BLOCK])
-        kept = None if place is None else place / f"features-{_digest(made_by, block)}"
-        found = None if kept is None else cache.read(kept)
-        if found is None:
-            found = {"features": _computed(block, compute, functools.partial(_further, tick, start, len(x)))}
-            if kept is not None:
-                cache.write(kept, found)
+        raw = x[start : start + BLOCK]
+        block = (raw / np.float32(255) if raw.dtype == np.uint8 else raw).astype(np.float32)
+        digest = sha256(f"{made_by}\0{block.shape}\0", block)[:32]
+        stored = None if place is None else cache.read(place / f"features-{digest}")
+        if stored is None:
+            stored = {"features": _computed(block, compute, start, len(x), tick)}
+            if place is not None:
+                cache.write(place / f"features-{digest}", stored)
         else:
             tick(start + len(block), len(x))
-        blocks.append(found["features"])
+        blocks.append(stored["features"])
     return Features(np.concatenate(blocks), made_by)
 
 
-def checked_images(images: Any) -> np.ndarray:
+def checked_images(images: ArrayLike) -> Num[np.ndarray, "n h w c"]:
     """Returns ``images`` as an array [n, h, w, c]; raises ``ValueError`` unless uint8, or floating within [0, 1]."""
     x = np.asarray(images)
     if x.ndim != 4 or x.size == 0 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
@@ -95,37 +96,25 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
     train, test = features(dataset.x_train), features(dataset.x_test)
     if train.made_by != test.made_by:
         raise ValueError(f"features: got {train.made_by} and {test.made_by}, must be the same of train and test")
-    x_train, x_test, said = train.values, test.values, train.made_by
+    x_train, x_test, description = train.values, test.values, train.made_by
     if checks.flag("standardise", standardise):
         mean, deviation = x_train.mean(axis=0, dtype=np.float64), x_train.std(axis=0, dtype=np.float64)
         deviation[deviation == 0] = 1.0
         x_train, x_test = (((x - mean) / deviation).astype(np.float32) for x in (x_train, x_test))
-        said += ", standardised"
-    info = dataset.info._replace(source=f"{dataset.info.source}; {said}")
+        description += ", standardised"
+    info = dataset.info._replace(source=f"{dataset.info.source}; {description}")
     return dataset._replace(x_train=x_train, x_test=x_test, info=info, kind=VECTOR)
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
-    return (x / np.float32(255) if x.dtype == np.uint8 else x).astype(np.float32)
-
-
-def _computed(x: np.ndarray, compute: Callable[[np.ndarray], Array], done: Callable[[int], None]) -> np.ndarray:
+def _computed(
+    x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
+) -> Float32[np.ndarray, "n F"]:
     """Computes the features of one block; the last batch is padded, so that all have one size and one program."""
-    found = []
+    features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):
             batch = x[start : start + BATCH]
-            filled = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.float32)])
-            found.append(np.asarray(compute(filled))[: len(batch)])
-            done(start + len(batch))
-    return np.concatenate(found)
-
-
-def _further(tick: Tick, start: int, total: int, done: int) -> None:
-    tick(start + done, total)
-
-
-def _digest(made_by: str, x: np.ndarray) -> str:
-    told = hashlib.sha256(f"{made_by}\0{x.shape}\0".encode())
-    told.update(np.ascontiguousarray(x).data)
-    return told.hexdigest()[:32]
+            padded = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.float32)])
+            features.append(np.asarray(compute(padded))[: len(batch)])
+            tick(first + start + len(batch), total)
+    return np.concatenate(features)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +12,14 @@ from jax import lax
 
 from fedtangent._src import checks
 from fedtangent._src.data.features.blocks import Features, Tick, checked_images, in_blocks
-from fedtangent._src.types import Array
+from fedtangent._src.types import Array, ArrayLike
 
 SMOOTHING = 1e-3  # added to the variance of a patch: flat ones, with only noise, stay small
 VERSION = 1  # of the computation: another one where its results change
 
 
 def random_convolution(
-    images: Any,
+    images: ArrayLike,
     num_features: int = 1024,
     seed: int = 0,
     filter_size: int = 5,
@@ -34,7 +33,7 @@ def random_convolution(
     (p - mean p) / sqrt(var p + 1e-3)``, of D numbers. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus its
     mean, and b of N(0, 1), from ``seed``; a patch responds by ``max(0, w'z / sqrt(D) - b)``. The responses are averaged
     over the cells of a ``grid`` x ``grid``, whose sizes differ by one if they do not divide evenly. Feature ``(row *
-    grid + column) * filters + j`` is that of filter j in that cell. Nothing depends on other images.
+    grid + column) * filters + j`` is the average of filter j in that cell. Nothing depends on other images.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
@@ -59,8 +58,8 @@ def random_convolution(
         of_filters, of_biases = jax.random.split(jax.random.key(seed))
         filters = jax.random.normal(of_filters, (filter_size, filter_size, x.shape[-1], num_features // grid**2))
         biases = jax.random.normal(of_biases, filters.shape[-1:])
-    told = f"seed {seed}, {filter_size} x {filter_size} patches, {grid} x {grid} cells, version {VERSION}"
-    made_by = f"{num_features} features of random convolutions, {told}"
+    settings = f"seed {seed}, {filter_size} x {filter_size} patches, {grid} x {grid} cells, version {VERSION}"
+    made_by = f"{num_features} features of random convolutions, {settings}"
     return in_blocks(x, made_by, functools.partial(_responses, filters, biases, grid), folder, tick)
 
 

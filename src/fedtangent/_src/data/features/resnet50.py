@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from fedtangent._src import checks
-from fedtangent._src.data import files
 from fedtangent._src.data.features import safetensors
 from fedtangent._src.data.features.blocks import Features, Tick, checked_images, in_blocks
-from fedtangent._src.types import Array
+from fedtangent._src.storage import expanded
+from fedtangent._src.types import Array, ArrayLike
 
 # torchvision's weights IMAGENET1K_V1 (BSD-3-Clause) as timm publishes them, 102,469,840 bytes.
 URL = "https://huggingface.co/timm/resnet50.tv_in1k/resolve/main/model.safetensors"
@@ -25,11 +24,12 @@ DEPTHS = (3, 4, 6, 3)  # blocks of the four layers
 EXPANSION = 4  # outputs of a block, for each of its inner channels
 EPSILON = 1e-5  # of batch normalisation
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as the weights were trained
+LAYOUT, PRECISION = ("NHWC", "OIHW", "NHWC"), lax.Precision.HIGHEST
 VERSION = 1  # of the computation: another one where its results change
 
 
 def resnet50_features(
-    images: Any,
+    images: ArrayLike,
     weights: Path | str,
     sha256: str = SHA256,
     size: int = 224,
@@ -38,7 +38,7 @@ def resnet50_features(
 ) -> Features:
     """Computes the inputs of ResNet-50's last linear layer: [n, 2048] float32.
 
-    The network is that of He et al. (2016) in torchvision's version: the stride of a block is that of its 3 x 3
+    The network is ResNet-50 (He et al., 2016) in torchvision's version: a block has its stride in its 3 x 3
     convolution; batch normalisation uses the stored mean and variance, epsilon 1e-5; zero padding, 3 for the first
     convolution and 1 for the 3 x 3 ones; a 3 x 3 maximum of stride 2 after the first; the mean over all places last.
     Images are resized to ``size`` x ``size`` bilinearly, as by Pillow but without its rounding, and each colour is
@@ -62,23 +62,22 @@ def resnet50_features(
     x = checked_images(images)
     if x.shape[-1] != 3:
         raise ValueError(f"images: got {x.shape[-1]} channels, must be 3: red, green and blue")
-    path = files.expanded("weights", weights)
+    path = expanded("weights", weights)
     if not path.is_file():
         raise ValueError(f"weights: got {path}, must be a file, such as the one at {URL}")
-    held = safetensors.read(path, sha256)
-    network = {name: jnp.asarray(value) for name, value in _checked(path, held.tensors).items()}
-    made_by = f"ResNet-50 features at {size} x {size}, version {VERSION}, weights of sha256 {held.sha256}"
+    network = {name: jnp.asarray(value) for name, value in _checked(path, safetensors.read(path, sha256)).items()}
+    made_by = f"ResNet-50 features at {size} x {size}, version {VERSION}, weights of sha256 {sha256}"
     return in_blocks(x, made_by, functools.partial(_forward, network, size), folder, tick)
 
 
 def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the network's tensors, without the last layer, by name; ``width`` is the first channels."""
-    found: dict[str, tuple[int, ...]] = {}
+    by_name: dict[str, tuple[int, ...]] = {}
 
     def layer(convolution: str, normalisation: str, shape: tuple[int, ...]) -> None:
-        found[f"{convolution}.weight"] = shape
+        by_name[f"{convolution}.weight"] = shape
         for kind in ("weight", "bias", "running_mean", "running_var"):
-            found[f"{normalisation}.{kind}"] = shape[:1]
+            by_name[f"{normalisation}.{kind}"] = shape[:1]
 
     layer("conv1", "bn1", (width, 3, 7, 7))
     before = width
@@ -92,19 +91,17 @@ def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
             if block == 0:
                 layer(f"{name}.downsample.0", f"{name}.downsample.1", (EXPANSION * inner, before, 1, 1))
             before = EXPANSION * inner
-    return found
+    return by_name
 
 
 def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Checks the network's tensors and returns them as float32; the width is that of the file."""
+    """Checks the network's tensors and returns them as float32; the file's first tensor sets the width."""
     width = next((len(a) for name, a in tensors.items() if name == "conv1.weight" and a.ndim == 4), 64)
-    found = {}
     for name, shape in shapes(width).items():
         if name not in tensors or tensors[name].shape != shape or tensors[name].dtype.kind != "f":
             got = f"{tensors[name].dtype} {tensors[name].shape}" if name in tensors else "none"
             raise ValueError(f"weights: got {got} as {name} in {path}, must be floating {shape}, as in torchvision's")
-        found[name] = tensors[name].astype(np.float32)
-    return found
+    return {name: tensors[name].astype(np.float32) for name in shapes(width)}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -119,10 +116,8 @@ def _forward(network: dict[str, Array], size: int, images: Array) -> Array:
     def convolved(x: Array, name: str, stride: int = 1) -> Array:
         kernel = network[f"{name}.weight"]
         around = (kernel.shape[-1] // 2,) * 2
-        return lax.conv_general_dilated(
-            x, kernel, (stride, stride), (around, around),
-            dimension_numbers=("NHWC", "OIHW", "NHWC"), precision=lax.Precision.HIGHEST,
-        )  # fmt: skip
+        strides, padding = (stride, stride), (around, around)
+        return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=LAYOUT, precision=PRECISION)
 
     def block(x: Array, name: str, stride: int) -> Array:
         y = jax.nn.relu(normalised(convolved(x, f"{name}.conv1"), f"{name}.bn1"))
@@ -132,7 +127,7 @@ def _forward(network: dict[str, Array], size: int, images: Array) -> Array:
             x = normalised(convolved(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
         return jax.nn.relu(x + y)
 
-    x = jax.image.resize(images, (len(images), size, size, 3), "bilinear", precision=lax.Precision.HIGHEST)
+    x = jax.image.resize(images, (len(images), size, size, 3), "bilinear", precision=PRECISION)
     mean, deviation = (jnp.asarray(colours, x.dtype)[None, None, None] for colours in (MEAN, DEVIATION))
     x = jax.nn.relu(normalised(convolved((x - mean) / deviation, "conv1", 2), "bn1"))
     x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))

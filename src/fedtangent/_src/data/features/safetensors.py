@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent._src.data import files
+from fedtangent._src.storage import expanded
+from fedtangent._src.storage import sha256 as sha256_of
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-    "F16": np.dtype("<f2"),
-    "I64": np.dtype("<i8"),
-}
+CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8"}  # NumPy's dtypes, little-endian
+DTYPES = {name: np.dtype(code) for name, code in CODES.items()}
 
 
-class Weights(NamedTuple):
-    """Tensors of a file of weights, and its sha256."""
-
-    tensors: dict[str, np.ndarray]
-    sha256: str
-
-
-def read(path: Path | str, sha256: str) -> Weights:
+def read(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
     """Reads the tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
 
     The format (github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header,
@@ -42,9 +31,9 @@ def read(path: Path | str, sha256: str) -> Weights:
         ValueError: The file cannot be read, has another checksum, is cut short or too long, or has another format. The
             message names the file.
     """
-    path = files.expanded("weights", path)
+    path = expanded("weights", path)
     raw = files.content("weights", path)
-    actual = hashlib.sha256(raw).hexdigest()
+    actual = sha256_of(raw)
     if actual != sha256:
         raise ValueError(f"weights: got {path} of {len(raw)} bytes with sha256 {actual}, must be the file of {sha256}")
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -53,10 +42,10 @@ def read(path: Path | str, sha256: str) -> Weights:
             raise ValueError(f"a header of {start - 8} bytes in a file of {len(raw)}")
         header = json.loads(raw[8:start])
         header.pop("__metadata__", None)
-        tensors = {name: _tensor(raw, start, **told) for name, told in header.items()}
+        tensors = {name: _tensor(raw, start, **fields) for name, fields in header.items()}
         if start + sum(a.nbytes for a in tensors.values()) != len(raw):
             raise ValueError(f"a header that does not describe all of its {len(raw)} bytes")
-    return Weights(tensors, actual)
+    return tensors
 
 
 def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fedtangent._src import checks
-from fedtangent._src.data.partition.drawn import ClientsOptions, assemble, checked_clients, generator, of_labels
+from fedtangent._src.data.partition.drawn import ClientsOptions, assemble, checked_clients, generator, labels_of
 from fedtangent._src.entries import Entry
 from fedtangent._src.types import ArrayLike, Partition
 
@@ -39,7 +39,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
         )
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     deal = rng.permutation(num_shards).reshape(num_clients, per_client)
-    return assemble([np.concatenate([pieces[s] for s in row]) for row in deal])
+    return assemble([np.concatenate([pieces[shard] for shard in row]) for row in deal])
 
 
 def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
@@ -97,8 +97,8 @@ def _deal_classes(
         forced = np.flatnonzero(slots == num_clients - turn)
         weights = np.where(slots == num_clients - turn, 0, slots)
         free = per_client - len(forced)
-        drawn = rng.choice(len(slots), free, replace=False, p=weights / weights.sum()) if free else forced[:0]
-        for c in np.concatenate([forced, drawn]):
+        others = rng.choice(len(slots), free, replace=False, p=weights / weights.sum()) if free else forced[:0]
+        for c in np.concatenate([forced, others]):
             slots[c] -= 1
             holders[c].append(int(client))
     return holders
@@ -129,24 +129,12 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
     _, kind = np.unique(labels, return_inverse=True)
     counts = _majority_counts(np.bincount(kind), num_clients, share)
     pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(counts.shape[1])]
-    pieces = [np.split(pool, np.cumsum(own)) for pool, own in zip(pools, counts.T, strict=True)]
+    pieces = [np.split(pool, np.cumsum(sizes)) for pool, sizes in zip(pools, counts.T, strict=True)]
     return assemble([np.concatenate([piece[i] for piece in pieces]) for i in range(num_clients)])
 
 
 def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
-    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients.
-
-    Args:
-        pool: Number of examples of each class, [C].
-        num_clients: Number N of clients, which all get equally many examples.
-        share: Share of a client's main class.
-
-    Returns:
-        Numbers of examples [N, C].
-
-    Raises:
-        ValueError: There is only one class, or classes are too small for one example per client.
-    """
+    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients."""
     others = len(pool) - 1
     if others == 0:
         raise ValueError("labels: got one class, must be of two or more")
@@ -190,13 +178,22 @@ class MajorityOptions(ClientsOptions):
 
 ENTRIES = (
     Entry(
-        "shards", "sorted by label, --shards-per-client shards each", of_labels(shards), ShardsOptions, ("mcmahan2017",)
+        "shards",
+        "sorted by label, --shards-per-client shards each",
+        lambda options, dataset, seed: shards(labels_of(dataset), seed=seed, **vars(options)),
+        ShardsOptions,
+        ("mcmahan2017",),
     ),
-    Entry("classes", "exactly --classes-per-client classes a client", of_labels(classes), ClassesOptions),
+    Entry(
+        "classes",
+        "exactly --classes-per-client classes a client",
+        lambda options, dataset, seed: classes(labels_of(dataset), seed=seed, **vars(options)),
+        ClassesOptions,
+    ),
     Entry(
         "majority",
         "a client has --share of its data from one class",
-        of_labels(majority),
+        lambda options, dataset, seed: majority(labels_of(dataset), seed=seed, **vars(options)),
         MajorityOptions,
         ("localgd",),
     ),

@@ -1,4 +1,4 @@
-"""What partitions that are drawn share: the seed's generator, the checks, and the options of the clients.
+"""Helpers of the partitions that are drawn: the seed's generator, the checks, and the options of the clients.
 
 Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every
 platform.
@@ -7,8 +7,7 @@ platform.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,12 +64,8 @@ def apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"
     return whole
 
 
-def of_labels(function: Callable[..., Partition]) -> Callable[[Any, Dataset, int], Partition]:
-    """Returns the ``build`` of an entry whose options are the arguments of a partitioner by labels."""
-    return lambda options, dataset, seed: function(_labels(dataset), seed=seed, **vars(options))
-
-
-def _labels(dataset: Dataset) -> Any:
+def labels_of(dataset: Dataset) -> Int[np.ndarray, "n"]:
+    """Returns the training labels [n]; raises ``ValueError`` for a data set without classes."""
     if dataset.num_classes == 0:
         raise ValueError(f"partition: got one by class labels, must be another: the data set {dataset.name} has none")
     return dataset.y_train

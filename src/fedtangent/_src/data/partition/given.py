@@ -1,9 +1,9 @@
-"""Partitions that are given, not drawn: by the users of the data set, or as lists; and what is well formed."""
+"""Partitions that are not drawn: by the users of the data set, or as lists of examples; and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,10 +11,13 @@ from fedtangent._src import checks
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.partition.drawn import assemble
 from fedtangent._src.entries import Entry
-from fedtangent._src.types import Partition
+from fedtangent._src.types import ArrayLike, Partition
+
+Clients: TypeAlias = Partition | Mapping[Hashable, ArrayLike] | ArrayLike
+"""The examples of each client: a ``Partition``, a sequence of index arrays, or a mapping from names to such arrays."""
 
 
-def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
+def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
     """Builds one client for each distinct user (writer, speaker, device), in ascending order of their ids.
 
     Args:
@@ -51,7 +54,7 @@ def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
     return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
 
 
-def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
+def of(clients: Clients, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
     """Builds the partition in which each client holds the examples that ``clients`` lists for it, in that order.
 
     Args:
@@ -69,14 +72,14 @@ def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partitio
     return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
 
 
-def _array(given: Any) -> np.ndarray:
+def _array(value: object) -> np.ndarray:
     """Converts a value to an array; to an object array of shape () if NumPy cannot, as for rows of unequal lengths."""
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except ValueError:
-        one = np.empty((), object)
-        one[()] = given
-        return one
+        scalar = np.empty((), object)
+        scalar[()] = value
+        return scalar
 
 
 def consecutive(sizes: Sequence[int]) -> Partition:
@@ -84,18 +87,19 @@ def consecutive(sizes: Sequence[int]) -> Partition:
     return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
 
 
-def _of_lists(clients: Any, name: str) -> Partition:
-    is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
-    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
-    if not named:
+def _of_lists(clients: Mapping[Hashable, ArrayLike] | ArrayLike, name: str) -> Partition:
+    by_client: Mapping[Hashable, ArrayLike] = clients if isinstance(clients, Mapping) else {}
+    if isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes):
+        by_client = dict(enumerate(clients))
+    if not by_client:
         raise ValueError(f"{name}: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more")
-    parts = {}
-    for client, rows in named.items():
+    parts = []
+    for client, rows in by_client.items():
         array = _array(rows)
-        parts[client] = array if array.size else np.zeros(0, np.int32)
-        if parts[client].ndim != 1 or not np.issubdtype(parts[client].dtype, np.integer):
+        parts.append(array if array.size else np.zeros(0, np.int32))
+        if parts[-1].ndim != 1 or not np.issubdtype(parts[-1].dtype, np.integer):
             raise ValueError(f"{name}: got {checks.shown(rows)} for client {client!r}, must be a list of whole numbers")
-    return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
+    return Partition(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
@@ -133,18 +137,18 @@ def validate(partition: Partition, num_examples: int, exact: bool = False, name:
         at = int(np.argmax(wrong))
         client = int(np.searchsorted(offsets, at, side="right")) - 1
         raise ValueError(f"{name}: got {indices[at]} for client {client}, must be from 0 to {num_examples - 1}")
-    if exact and ((held := np.bincount(indices, minlength=num_examples)) != 1).any():
-        at = int(np.argmax(held != 1))
+    if exact and ((counts := np.bincount(indices, minlength=num_examples)) != 1).any():
+        at = int(np.argmax(counts != 1))
         raise ValueError(
-            f"{name}: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
+            f"{name}: got example {at} {counts[at]} times ({int((counts != 1).sum())} such), must give each of "
             f"{num_examples} examples to exactly one client"
         )
 
 
-def _users(dataset: Dataset) -> Any:
+def _build(options: object, dataset: Dataset, seed: int) -> Partition:
     if dataset.user_train is None:
         raise ValueError(f"partition: got 'by_user', must be another: the data set {dataset.name} has no users")
-    return dataset.user_train
+    return by_user(dataset.user_train)
 
 
-ENTRIES = (Entry("by_user", "one client for each natural user", lambda _, dataset, seed: by_user(_users(dataset))),)
+ENTRIES = (Entry("by_user", "one client for each natural user", _build),)

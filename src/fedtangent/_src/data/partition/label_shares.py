@@ -8,15 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedtangent._src import checks
-from fedtangent._src.data.partition.drawn import (
-    ALPHA,
-    SkewOptions,
-    apportion,
-    assemble,
-    checked_clients,
-    generator,
-    of_labels,
-)
+from fedtangent._src.data.partition import drawn
 from fedtangent._src.entries import Entry
 from fedtangent._src.types import ArrayLike, Partition
 
@@ -65,17 +57,17 @@ def dirichlet(
         (8, [25, 25, 25, 25, 25, 25, 25, 25])
     """
     labels = checks.class_labels("labels", labels)
-    checks.number("alpha", alpha, **ALPHA)
+    checks.number("alpha", alpha, **drawn.ALPHA)
     checks.choice("dirichlet_method", dirichlet_method, METHODS)
-    num_clients, rng = checked_clients(num_clients, len(labels)), generator(seed)
+    num_clients, rng = drawn.checked_clients(num_clients, len(labels)), drawn.generator(seed)
     min_client_size = checks.whole("min_client_size", min_client_size, 0, len(labels) // num_clients)
     _, kind = np.unique(labels, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(kind.max() + 1)]
     if dirichlet_method == "per_class":
-        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_client_size))
+        return drawn.assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_client_size))
     shares = np.bincount(kind) / len(labels)
     concentration = alpha * shares * (len(pools) if dirichlet_method == "per_client" else 1)
-    return assemble(_split_clients(rng, pools, num_clients, concentration))
+    return drawn.assemble(_split_clients(rng, pools, num_clients, concentration))
 
 
 def _split_clients(
@@ -104,11 +96,11 @@ def _draw_counts(
     """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
-        left = pool - counts
-        weights = np.where(left > 0, shares, 0.0)
+        available = pool - counts
+        weights = np.where(available > 0, shares, 0.0)
         if weights.sum() <= 0:
-            weights = left.astype(np.float64)
-        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
+            weights = available.astype(np.float64)
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), available)
     return counts
 
 
@@ -118,9 +110,9 @@ def _split_classes(
     """Divides each class among all clients in its own Dirichlet shares."""
     pieces = []
     for pool in pools:
-        sizes = apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
+        sizes = drawn.apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
         pieces.append(np.split(pool, np.cumsum(sizes)[:-1]))
-    return [np.concatenate(own) for own in zip(*pieces, strict=True)]
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 def _fill_up(
@@ -137,11 +129,18 @@ def _fill_up(
 
 
 @dataclasses.dataclass(frozen=True)
-class DirichletOptions(SkewOptions):
+class DirichletOptions(drawn.SkewOptions):
     """Options of dirichlet."""
 
     dirichlet_method: str = "per_client"
     """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
 
 
-ENTRIES = (Entry("dirichlet", "label shares from Dirichlet(--alpha)", of_labels(dirichlet), DirichletOptions),)
+ENTRIES = (
+    Entry(
+        "dirichlet",
+        "label shares from Dirichlet(--alpha)",
+        lambda options, dataset, seed: dirichlet(drawn.labels_of(dataset), seed=seed, **vars(options)),
+        DirichletOptions,
+    ),
+)

@@ -23,10 +23,15 @@ class Heterogeneity(NamedTuple):
 
 
 def heterogeneity(partition: Partition, labels: ArrayLike) -> Heterogeneity:
-    """Computes statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
+    """Computes how much the label distributions of the clients differ.
 
-    Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that the
-    table [N, C] would exceed 2**26 entries.
+    Args:
+        partition: Division of the examples among N clients.
+        labels: Class labels [n], from 0 to C - 1.
+
+    Raises:
+        ValueError: The partition is malformed or has no example, or labels are out of range, or so large that the table
+            [N, C] would exceed 2**26 entries.
     """
     labels = checks.class_labels("labels", labels)
     validate(partition, len(labels))
@@ -42,7 +47,7 @@ def heterogeneity(partition: Partition, labels: ArrayLike) -> Heterogeneity:
     cell = owner * num_classes + labels[partition.indices].astype(np.int64)
     counts = np.bincount(cell, minlength=partition.num_clients * num_classes).reshape(-1, num_classes)
     share = counts / np.maximum(sizes, 1)[:, None]
-    held = share[sizes > 0]
+    occupied = share[sizes > 0]  # clients that hold examples
     overall = counts.sum(axis=0) / counts.sum()
-    variation = float(np.abs(held - overall).sum(axis=1).mean() / 2)
-    return Heterogeneity(share, variation, float(held.max(axis=1).mean()))
+    variation = float(np.abs(occupied - overall).sum(axis=1).mean() / 2)
+    return Heterogeneity(share, variation, float(occupied.max(axis=1).mean()))

@@ -15,7 +15,7 @@ from fedtangent._src.data import archive
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent._src.data.files import content, reading
 from fedtangent._src.data.images import StoredImageOptions, dataset
-from fedtangent._src.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent._src.data.published import Arrays, Published, contents, files_of
 from fedtangent._src.data.stored import Found, obtain
 
 SIZE = (32, 32, 3)
@@ -34,13 +34,13 @@ def _load(published: Published, options: StoredImageOptions, data_dir: Path | No
 
     They are read from the original binary version, in the order of its files: the published archive, or the folder that
     it unpacks to. CIFAR-10 can also be a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and
-    ``train_labels`` [n], and optionally the same for ``test``; without these the last fifth of the images is the test
-    set.
+    ``train_labels`` [n], and optionally the same for ``test``. If there are no test images, the last fifth of the
+    images is the test set.
     """
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
-    found = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
-    return dataset(published, found, options, SIZE)
+    stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
+    return dataset(published, stored, options, SIZE)
 
 
 def _otherwise(name: str, directory: Path) -> Found | None:
@@ -55,11 +55,11 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 def _part(name: str, path: Path) -> Arrays:
     """Reads images and labels of both splits from the user's archive, which ``_load`` describes."""
-    held = archive.read(name, path, ("train_images", "train_labels"))
-    x, y = archive.images(name, path, held, "train", SIZE)
-    kept = len(y) if "test_images" in held else len(y) - len(y) // 5
-    test = archive.images(name, path, held, "test", SIZE) if "test_images" in held else (x[kept:], y[kept:])
-    return {"x_train": x[:kept], "y_train": y[:kept], "x_test": test[0], "y_test": test[1]}
+    arrays = archive.read(name, path, ("train_images", "train_labels"))
+    x, y = archive.images(name, path, arrays, "train", SIZE)
+    count = len(y) if "test_images" in arrays else len(y) - len(y) // 5
+    test = archive.images(name, path, arrays, "test", SIZE) if "test_images" in arrays else (x[count:], y[count:])
+    return {"x_train": x[:count], "y_train": y[:count], "x_test": test[0], "y_test": test[1]}
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
@@ -78,7 +78,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
     arrays: Arrays = {}
     for split, names in FILES[name].items():
         parts = [_parsed(name, path / file, files[file], split) for file in names]
-        arrays[f"x_{split}"], arrays[f"y_{split}"] = (np.concatenate(each) for each in zip(*parts, strict=True))
+        arrays[f"x_{split}"], arrays[f"y_{split}"] = map(np.concatenate, zip(*parts, strict=True))
     return arrays
 
 
@@ -95,42 +95,23 @@ def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarr
     return records[:, LABELS[name] :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _published(name: str, file: PublishedFile, num_classes: int, description: str) -> Published:
+def _published(name: str, num_classes: int, things: str) -> Published:
     return Published(
         name=name,
         url="https://www.cs.toronto.edu/~kriz/",
-        files={"archive": file},
+        files=files_of(name),
         read=_read,
         example=(("x", (SIZE, "uint8")), ("y", ((), "uint8"))),
         num_classes=num_classes,
-        description=description,
+        description=f"photographs of {things}, 32 x 32 in colour",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="none stated (Krizhevsky, 2009)",
-        citation="""@techreport{krizhevsky2009,
-  title = {Learning Multiple Layers of Features from Tiny Images},
-  author = {Krizhevsky, Alex},
-  institution = {University of Toronto},
-  year = {2009},
-}""",
+        paper="krizhevsky2009",
     )
 
 
-CIFAR10 = _published(
-    "cifar10",
-    PublishedFile(
-        "cifar-10-binary.tar.gz", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-    ),
-    10,
-    "photographs of ten things, 32 x 32 in colour",
-)
-CIFAR100 = _published(
-    "cifar100",
-    PublishedFile(
-        "cifar-100-binary.tar.gz", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
-    ),
-    100,
-    "photographs of a hundred things, 32 x 32 in colour",
-)
+CIFAR10 = _published("cifar10", 10, "ten things")
+CIFAR100 = _published("cifar100", 100, "a hundred things")
 
 ENTRIES = tuple(
     DatasetEntry(
@@ -138,7 +119,7 @@ ENTRIES = tuple(
         published.description,
         functools.partial(_load, published),
         StoredImageOptions,
-        (published.citation,),
+        (published.paper,),
         kind=IMAGE,
         published=published,
     )

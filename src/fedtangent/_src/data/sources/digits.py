@@ -43,10 +43,10 @@ def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: flo
     """Draws the indices of a training and a test set, both in random order, dividing every class in one proportion."""
     train, test = [], []
     for c in np.unique(labels):
-        own = rng.permutation(np.flatnonzero(labels == c))
-        cut = min(max(round(test_fraction * len(own)), 1), len(own) - 1)
-        test.append(own[:cut])
-        train.append(own[cut:])
+        examples = rng.permutation(np.flatnonzero(labels == c))
+        cut = min(max(round(test_fraction * len(examples)), 1), len(examples) - 1)
+        test.append(examples[:cut])
+        train.append(examples[cut:])
     return rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
 
 

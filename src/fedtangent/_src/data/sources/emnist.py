@@ -15,7 +15,7 @@ from fedtangent._src.data import idx
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent._src.data.files import reading
 from fedtangent._src.data.images import StoredImageOptions, dataset
-from fedtangent._src.data.published import Arrays, Published, PublishedFile, verify
+from fedtangent._src.data.published import Arrays, Published, files_of, verify
 from fedtangent._src.data.stored import obtain
 
 NUM_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
@@ -33,8 +33,8 @@ class EmnistOptions(StoredImageOptions):
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
 
-    The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are those of the
-    files, except that those of ``letters``, 1 to 26 there, start from 0.
+    The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are the
+    numbers in the files, except that the labels of ``letters``, 1 to 26 there, start from 0.
     """
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)
@@ -61,43 +61,25 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
             raise ValueError(f"{published.name}: got {x.shape} and {y.shape} in {path}, must be [n, 28, 28] and [n]")
         arrays[f"x_{split}"] = np.ascontiguousarray(x.transpose(0, 2, 1))
         labels = y.astype(np.int64) - FIRST_LABEL.get(part, 0)
-        arrays[f"y_{split}"] = checks.class_labels(f"{published.name}: labels", labels, published.num_classes).astype(
-            np.uint8
-        )
+        checks.class_labels(f"{published.name}: labels", labels, published.num_classes)
+        arrays[f"y_{split}"] = labels.astype(np.uint8)
     return arrays
 
 
 EMNIST = Published(
     name="emnist_balanced",
     url="https://biometrics.nist.gov/cs_links/EMNIST/",
-    files={
-        "archive": PublishedFile(
-            "gzip.zip", 561753746, "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
-        )
-    },
+    files=files_of("emnist"),
     read=_read,
     example=idx.IMAGES,
     num_classes=NUM_CLASSES["balanced"],
     description="handwritten digits and letters, 28 x 28 grey",
     homepage="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     licence="none stated (NIST)",
-    citation="""@inproceedings{cohen2017,
-  title = {{EMNIST}: Extending {MNIST} to Handwritten Letters},
-  author = {Cohen, Gregory and Afshar, Saeed and Tapson, Jonathan and van Schaik, Andr{\\'e}},
-  booktitle = {International Joint Conference on Neural Networks},
-  year = {2017},
-}""",
+    paper="cohen2017",
     stem="emnist",
 )
 
 ENTRIES = (
-    DatasetEntry(
-        "emnist",
-        EMNIST.description,
-        _load,
-        EmnistOptions,
-        (EMNIST.citation,),
-        kind=IMAGE,
-        published=EMNIST,
-    ),
+    DatasetEntry("emnist", EMNIST.description, _load, EmnistOptions, (EMNIST.paper,), kind=IMAGE, published=EMNIST),
 )

@@ -14,7 +14,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import archive, leaf, tff
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent._src.data.images import StoredImageOptions, dataset
-from fedtangent._src.data.published import Arrays, Published, PublishedFile
+from fedtangent._src.data.published import Arrays, Published, files_of
 from fedtangent._src.data.stored import Found, obtain
 
 NAME, SIZE = "femnist", (28, 28)
@@ -39,18 +39,18 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     is paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose
     offsets may be left out. Test examples of writers without training examples are dropped.
     """
-    found = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
-    arrays = found.arrays
+    stored = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
+    arrays = stored.arrays
     if num_classes < CHARACTERS:
-        arrays = leaf.kept(arrays, {split: arrays[f"y_{split}"] < num_classes for split in leaf.SPLITS})
+        arrays = leaf.selected(arrays, {split: arrays[f"y_{split}"] < num_classes for split in leaf.SPLITS})
     arrays = leaf.first_users(arrays, options.num_users)
     if "user_test" in arrays:  # a writer may have no digit to train on
-        arrays = leaf.kept(arrays, {"test": np.isin(arrays["user_test"], arrays["user_train"])})
+        arrays = leaf.selected(arrays, {"test": np.isin(arrays["user_test"], arrays["user_train"])})
     for split in leaf.SPLITS:
         if len(arrays[f"y_{split}"]) == 0:
-            raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {found.read_from}, must be one")
+            raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {stored.read_from}, must be one")
     described = FEMNIST._replace(name=name, num_classes=num_classes)
-    return dataset(described, found._replace(arrays=arrays), options, SIZE)
+    return dataset(described, stored._replace(arrays=arrays), options, SIZE)
 
 
 def _otherwise(directory: Path) -> Found | None:
@@ -64,14 +64,14 @@ def _otherwise(directory: Path) -> Found | None:
 
 
 def _of_archive(path: Path) -> Arrays:
-    held = archive.read(NAME, path, NEEDED)
+    packed = archive.read(NAME, path, NEEDED)
     arrays: Arrays = {}
     writers: list[int] = []  # of each split
     for split in leaf.SPLITS:
-        x, y = archive.images(NAME, path, held, split, SIZE)
+        x, y = archive.images(NAME, path, packed, split, SIZE)
         arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
-        if f"{split}_offsets" in held:
-            offsets, least = held[f"{split}_offsets"], int(split == "train")  # a writer may have none to test
+        if f"{split}_offsets" in packed:
+            offsets, least = packed[f"{split}_offsets"], int(split == "train")  # a writer may have none to test
             arrays[f"user_{split}"] = archive.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), least)
             writers.append(len(offsets) - 1)
     if len(set(writers)) > 1:
@@ -85,8 +85,8 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
     def writers(split: str) -> Iterator[leaf.User]:
         rows = tff.rows(published, path, f"all_{split}", {"pixels": "float_list", "label": "int64_list"})
-        for name, own in itertools.groupby(rows, key=lambda row: row.client):
-            pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in own]
+        for name, examples in itertools.groupby(rows, key=lambda row: row.client):
+            pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in examples]
             yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)
 
     return leaf.joined(NAME, "writer", writers, _examples)
@@ -98,12 +98,12 @@ def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
     The files have shades [n, 784] from 0 (ink) to 1 (paper), in steps of 1/255. Raises ``ValueError`` for other shades,
     and for labels that are not classes.
     """
-    given = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
-    shades = np.rint(given * 255)
-    if given.shape != (len(writer.y), 784) or not np.allclose(shades / 255, given, rtol=0, atol=1e-4):
-        raise ValueError(f"{NAME}: got {given.shape} in {writer.path}, must be images of 784 shades, in 255ths")
+    pixels = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
+    shades = np.rint(pixels * 255)
+    if pixels.shape != (len(writer.y), 784) or not np.allclose(shades / 255, pixels, rtol=0, atol=1e-4):
+        raise ValueError(f"{NAME}: got {pixels.shape} in {writer.path}, must be images of 784 shades, in 255ths")
     if shades.min() < 0 or shades.max() > 255:
-        raise ValueError(f"{NAME}: got {given.min()} to {given.max()} in {writer.path}, must be shades from 0 to 1")
+        raise ValueError(f"{NAME}: got {pixels.min()} to {pixels.max()} in {writer.path}, must be shades from 0 to 1")
     labels = checks.class_labels(f"{NAME}: labels of {writer.path}", writer.y, CHARACTERS)
     return (255 - shades).astype(np.uint8).reshape(-1, *SIZE), labels.astype(np.uint8)
 
@@ -111,18 +111,14 @@ def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
 FEMNIST = Published(
     name=NAME,
     url=tff.URL,
-    files={
-        "database": PublishedFile(
-            "emnist_all.sqlite.lzma", 170507172, "c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48"
-        )
-    },
+    files=files_of(NAME),
     read=_read,
     example=(("x", (SIZE, "uint8")), ("y", ((), "uint8")), ("user", ((), "int32"))),
     num_classes=CHARACTERS,
     description="handwritten characters of 62 kinds by writer, 28 x 28 grey",
     homepage="https://leaf.cmu.edu",
     licence="BSD-2-Clause (LEAF); the images are from NIST Special Database 19",
-    citation=leaf.CITATION,
+    paper=leaf.PAPER,
 )
 
 ENTRIES = tuple(
@@ -131,7 +127,7 @@ ENTRIES = tuple(
         summary,
         functools.partial(_load, name, num_classes),
         WritersOptions,
-        (leaf.CITATION,),
+        (leaf.PAPER,),
         kind=IMAGE,
         partition="by_user",
         published=FEMNIST,

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -15,6 +15,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import cache
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, images
 from fedtangent._src.data.files import content, places, reading
+from fedtangent._src.data.published import Arrays
 from fedtangent._src.progress import progress_of
 
 NAME = "openimage"
@@ -47,8 +48,8 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
     The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
     downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
     label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is None unless all
-    users of the test set also train. Nothing is random.
+    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is None if a user of
+    the test set does not train. Nothing is random.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
@@ -57,22 +58,23 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
     num_classes = 1 + max(row.label for part in rows.values() for row in part)
     clients = {name: i for i, name in enumerate(sorted({row.client for row in rows["train"]}, key=_place))}
     if options.num_users is not None:
-        kept = checks.whole("num_users", options.num_users, 1, len(clients))
-        rows["train"] = [row for row in rows["train"] if clients[row.client] < kept]
+        num_users = checks.whole("num_users", options.num_users, 1, len(clients))
+        rows["train"] = [row for row in rows["train"] if clients[row.client] < num_users]
     limits = {"train": options.num_train, "test": options.num_test}
-    parts: dict[str, Any] = {}
+    arrays: Arrays = {}
     for split, part in rows.items():
         if limits[split] is not None:
             part = part[: checks.whole(f"num_{split}", limits[split], 1, len(part))]
         x, kind = images(_pixels(part, split, size), options.flatten)
-        parts[f"x_{split}"] = x.astype(dtype) / dtype.type(255)
-        parts[f"y_{split}"] = np.array([row.label for row in part], np.int32)
-        users = [clients.get(row.client, -1) for row in part]
-        parts[f"user_{split}"] = np.array(users, np.int32) if min(users) >= 0 else None
-    if parts["user_test"] is not None and not set(parts["user_test"]) <= set(parts["user_train"]):
-        parts["user_test"] = None
+        arrays[f"x_{split}"] = x.astype(dtype) / dtype.type(255)
+        arrays[f"y_{split}"] = np.array([row.label for row in part], np.int32)
+        arrays[f"user_{split}"] = np.array([clients.get(row.client, -1) for row in part], np.int32)
+    user_test = arrays.pop("user_test")
+    all_train = np.isin(user_test, arrays["user_train"]).all()
     info = SourceInfo("Open Images V5, by FedScale", "CC BY 2.0 (the photographs)", str(folder))
-    return Dataset(name=NAME, num_classes=num_classes, info=info, kind=kind, **parts)
+    return Dataset(
+        NAME, num_classes=num_classes, info=info, kind=kind, user_test=user_test if all_train else None, **arrays
+    )
 
 
 def _place(client: str) -> tuple[int, str]:
@@ -112,14 +114,14 @@ def _rows(folder: Path, split: str) -> list[Row]:
 
 def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
     """Reads images uint8 [n, size, size, 3], scaled as FedScale scales them (bilinear)."""
-    found = np.empty((len(rows), size, size, 3), np.uint8)
-    with progress_of(len(rows), f"{NAME}: {split}", "image") as shown:
+    pixels = np.empty((len(rows), size, size, 3), np.uint8)
+    with progress_of(len(rows), f"{NAME}: {split}", "image") as bar:
         for i, row in enumerate(rows):
             raw = content(NAME, row.path)
             with reading(NAME, row.path), Image.open(io.BytesIO(raw)) as image:
-                found[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-            shown.update()
-    return found
+                pixels[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+            bar.update()
+    return pixels
 
 
 ENTRIES = (
@@ -128,15 +130,7 @@ ENTRIES = (
         "photographs of 600 things by uploader, FedScale's clients of Open Images; files of your own",
         _load,
         OpenImageOptions,
-        (
-            """@inproceedings{lai2022,
-  title = {{FedScale}: Benchmarking Model and System Performance of Federated Learning at Scale},
-  author = {Lai, Fan and Dai, Yinwei and Singapuram, Sanjay S. and Liu, Jiachen and Zhu, Xiangfeng and
-    Madhyastha, Harsha V. and Chowdhury, Mosharaf},
-  booktitle = {International Conference on Machine Learning},
-  year = {2022},
-}""",
-        ),
+        ("lai2022",),
         kind=IMAGE,
         partition="by_user",
     ),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +12,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import archive
 from fedtangent._src.data.dataset import Dataset, DatasetEntry, SourceInfo
 from fedtangent._src.data.files import reading
-from fedtangent._src.data.published import Arrays, Published, PublishedFile, verify
+from fedtangent._src.data.published import Arrays, Published, files_of, verify
 from fedtangent._src.data.stored import Found, StoredOptions, obtain
 
 PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15
@@ -45,16 +42,17 @@ def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset
     header: their first line is data.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
-    found = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
+    stored = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
     for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):
-        shapes = [found.arrays.get(f"{name}_{split}", np.empty(0)).shape for name in ("x", "y", "user")]
+        shapes = [stored.arrays.get(f"{name}_{split}", np.empty(0)).shape for name in ("x", "y", "user")]
         if shapes != [(count, 1 + PRINTERS), (count, 1), (count,)]:
-            raise ValueError(f"printers: got {shapes} in {found.read_from}, must be {count} examples to {split}")
-    parts: dict[str, Any] = {
-        name: array.astype(np.int32 if name.startswith("user_") else dtype) for name, array in found.arrays.items()
-    }
-    info = SourceInfo(PUBLISHED.homepage, PUBLISHED.licence, str(found.read_from))
-    return Dataset(name="printers", num_classes=0, info=info, **parts)
+            raise ValueError(f"printers: got {shapes} in {stored.read_from}, must be {count} examples to {split}")
+    info = SourceInfo(PUBLISHED.homepage, PUBLISHED.licence, str(stored.read_from))
+    x_train, y_train, x_test, y_test = (
+        stored.arrays[name].astype(dtype) for name in ("x_train", "y_train", "x_test", "y_test")
+    )
+    user_train, user_test = (stored.arrays[f"user_{split}"].astype(np.int32) for split in ("train", "test"))
+    return Dataset("printers", x_train, y_train, x_test, y_test, 0, user_train, info, user_test=user_test)
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
@@ -92,38 +90,25 @@ def _examples(data: np.ndarray, where: str) -> Arrays:
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)
     y = np.hypot(data[..., 1], data[..., 2])
     arrays: Arrays = {}
-    for split, speeds in (("train", [s != TEST_SPEED for s in SPEEDS]), ("test", [s == TEST_SPEED for s in SPEEDS])):
+    for split, speeds in (("train", np.not_equal(SPEEDS, TEST_SPEED)), ("test", np.equal(SPEEDS, TEST_SPEED))):
         arrays[f"x_{split}"] = x[:, speeds].reshape(-1, 1 + PRINTERS)
         arrays[f"y_{split}"] = y[:, speeds].reshape(-1, 1)
         arrays[f"user_{split}"] = user[:, speeds].reshape(-1).astype(np.int32)
     return arrays
 
 
-def _files() -> dict[str, PublishedFile]:
-    """Reads the files listed in ``printers.csv``; a role is the printer and the commanded speed, such as ``"1 10"``."""
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as table:
-        rows = list(csv.DictReader(table))
-    files = (PublishedFile(row["filename"], int(row["size"]), row["sha256"]) for row in rows)
-    return {" ".join(re.findall(r"\d+", file.filename)): file for file in files}
-
-
 PUBLISHED = Published(
     name="printers",
     url="https://raw.githubusercontent.com/UMDataScienceLab/Personalized_FL_with_DA/"
     "cf061fdc6fa94a6766e22db1a1154eefb7187ec8/printer_dataset/Data/",
-    files=_files(),
+    files=files_of("printers"),  # a role is the printer and the commanded speed, such as "1 10"
     read=_read,
     example=(("x", ((1 + PRINTERS,), "float64")), ("y", ((1,), "float64")), ("user", ((), "int32"))),
     num_classes=0,
     description="acceleration of six 3-D printers' heads by speed, speed 30 to test",
     homepage="https://github.com/UMDataScienceLab/Personalized_FL_with_DA",
     licence="none stated (University of Michigan)",
-    citation="""@article{shi2023,
-  title = {Personalized Federated Learning via Domain Adaptation with an Application to Distributed {3D} Printing},
-  author = {Shi, Naichen and Al Kontar, Raed},
-  journal = {Technometrics},
-  year = {2023},
-}""",
+    paper="shi2023",
     stem="printer",
 )
 
@@ -133,7 +118,7 @@ ENTRIES = (
         PUBLISHED.description,
         _load,
         PrintersOptions,
-        ("shi2024", PUBLISHED.citation),
+        ("shi2024", PUBLISHED.paper),
         partition="by_user",
         is_regression=True,
         published=PUBLISHED,

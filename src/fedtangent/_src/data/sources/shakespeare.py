@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import archive, leaf, tff
 from fedtangent._src.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
 from fedtangent._src.data.files import content, places
-from fedtangent._src.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent._src.data.published import Arrays, Published, contents, files_of
 from fedtangent._src.data.stored import Found, StoredOptions, obtain
 from fedtangent._src.data.text import CHARACTERS, WINDOW, encoded, windows
 
@@ -55,24 +54,27 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
     """
     stride = checks.whole("stride", options.stride)
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
-    found = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
-    parts = found.arrays if "x_train" in found.arrays else _by_role(found, stride)
-    return _dataset(ROLES, leaf.first_users(parts, options.num_users), CHARACTERS, found.read_from)
+    stored = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
+    parts = stored.arrays if "x_train" in stored.arrays else _by_role(stored, stride)
+    return _dataset(ROLES, leaf.first_users(parts, options.num_users), CHARACTERS, stored.read_from)
 
 
 def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
     """Builds the data set of the uint8 windows in ``parts``, as int32."""
     info = SourceInfo(published.homepage, published.licence, str(read_from))
-    arrays: dict[str, Any] = {"user_train": None} | {name: np.asarray(a, np.int32) for name, a in parts.items()}
-    return Dataset(name=published.name, num_classes=len(characters), info=info, kind=TOKENS, **arrays)
+    arrays = {name: np.asarray(array, np.int32) for name, array in parts.items()}
+    user_train = arrays.pop("user_train", None)
+    return Dataset(
+        name=published.name, num_classes=len(characters), user_train=user_train, info=info, kind=TOKENS, **arrays
+    )
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
     """Reads the texts or windows in ``directory`` in one of the other forms that ``_load`` names; else returns None."""
-    for kind in (_archived, _texts):
-        found = kind(directory, share)
-        if found is not None:
-            return found
+    for read in (_archived, _texts):
+        stored = read(directory, share)
+        if stored is not None:
+            return stored
     folder = leaf.find(directory, NAME)
     if folder is None:
         return None
@@ -83,8 +85,8 @@ def _archived(directory: Path, share: float) -> Found | None:
     path = archive.find(directory, NAME)
     if path is None:
         return None
-    held = archive.read(NAME, path, ("text", "offsets"))
-    text, offsets = held["text"], held["offsets"]
+    packed = archive.read(NAME, path, ("text", "offsets"))
+    text, offsets = packed["text"], packed["offsets"]
     if text.dtype != np.uint8 or text.ndim != 1:
         raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {path}, text must be uint8 [L]")
     archive.owners(f"{NAME}: offsets of {path}", offsets, len(text))
@@ -116,23 +118,22 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
     return {f"text_{split}": np.concatenate(texts), f"offsets_{split}": np.cumsum([0, *map(len, texts)])}
 
 
-def _by_role(found: Found, stride: int) -> Arrays:
+def _by_role(stored: Found, stride: int) -> Arrays:
     """Cuts windows of each role that has one in both splits; raises ``ValueError`` if there is no such role."""
     texts = {}
     for split in ("train", "test"):
-        text, offsets = (found.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
+        text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
         if text.dtype != np.uint8 or offsets.dtype.kind != "i" or offsets[-1:].tolist() != [len(text)]:
-            raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {found.read_from}, must be texts by role")
+            raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {stored.read_from}, must be texts by role")
         texts[split] = [encoded(text[a:b]) for a, b in itertools.pairwise(offsets)]
     long = [min(len(a), len(b)) > WINDOW for a, b in zip(texts["train"], texts["test"], strict=True)]
     if not any(long):
-        raise ValueError(f"{NAME}: got no role in {found.read_from} with more than {WINDOW} characters to test on")
+        raise ValueError(f"{NAME}: got no role in {stored.read_from} with more than {WINDOW} characters to test on")
     parts = {}
     for split, roles in texts.items():
-        made = [windows(role, stride) for role, kept in zip(roles, long, strict=True) if kept]
-        parts[f"x_{split}"] = np.concatenate([x for x, _ in made])
-        parts[f"y_{split}"] = np.concatenate([y for _, y in made])
-        parts[f"user_{split}"] = np.repeat(np.arange(len(made)), [len(y) for _, y in made])
+        pairs = [windows(role, stride) for role in itertools.compress(roles, long)]
+        parts[f"x_{split}"], parts[f"y_{split}"] = map(np.concatenate, zip(*pairs, strict=True))
+        parts[f"user_{split}"] = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
     return parts
 
 
@@ -157,17 +158,15 @@ def _bytes(text: str) -> np.ndarray:
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     """Reads each role's text of both splits: its snippets, joined by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
-    for split, held in roles.items():
+    for split, snippets in roles.items():
         for row in tff.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
-            held.setdefault(row.client, []).append(row.features["snippets"])
+            snippets.setdefault(row.client, []).append(bytes(row.features["snippets"]))
     names = sorted(roles["train"].keys() | roles["test"].keys())
-    return {
-        name: array
-        for split, held in roles.items()
-        for name, array in _joined(
-            [np.frombuffer(b"\n".join(held.get(role, [])), np.uint8) for role in names], split
-        ).items()
-    }
+    arrays: Arrays = {}
+    for split, snippets in roles.items():
+        texts = [np.frombuffer(b"\n".join(snippets.get(role, [])), np.uint8) for role in names]
+        arrays |= _joined(texts, split)
+    return arrays
 
 
 def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
@@ -177,14 +176,14 @@ def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Datase
     int32 are indices into the text's 65 characters, sorted; windows start every ``stride`` characters. No users.
     """
     stride = checks.whole("stride", options.stride)
-    found = obtain(TINY, options, data_dir)
-    text = {split: found.arrays.get(f"text_{split}", np.empty(0)) for split in ("train", "test")}
+    stored = obtain(TINY, options, data_dir)
+    text = {split: stored.arrays.get(f"text_{split}", np.empty(0)) for split in ("train", "test")}
     parts = {}
     for split, part in text.items():
         if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
-            raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {found.read_from}, must be a text")
+            raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {stored.read_from}, must be a text")
         parts[f"x_{split}"], parts[f"y_{split}"] = windows(encoded(part, TINY_CHARACTERS), stride)
-    return _dataset(TINY, parts, TINY_CHARACTERS, found.read_from)
+    return _dataset(TINY, parts, TINY_CHARACTERS, stored.read_from)
 
 
 def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
@@ -199,18 +198,14 @@ TEXT = (("text", ((None,), "uint8")),)  # ``Published.example``: one text of any
 ROLES = Published(
     name=NAME,
     url=tff.URL,
-    files={
-        "database": PublishedFile(
-            "shakespeare.sqlite.lzma", 1329828, "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4"
-        )
-    },
+    files=files_of(NAME),
     read=_read,
     example=TEXT,
     num_classes=len(CHARACTERS),
     description="the next character of Shakespeare's plays by speaking role, after 80",
     homepage="https://leaf.cmu.edu",
     licence="the plays are in the public domain; LEAF is BSD-2-Clause",
-    citation=leaf.CITATION,
+    paper=leaf.PAPER,
 )
 
 TINY_CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -218,21 +213,14 @@ TINY_CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 TINY = Published(
     name="tiny_shakespeare",
     url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
-    files={
-        "text": PublishedFile("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
-    },
+    files=files_of("tiny_shakespeare"),
     read=_read_tiny,
     example=TEXT,
     num_classes=len(TINY_CHARACTERS),
     description="the next character of a million from Shakespeare's plays, after 80",
     homepage="https://github.com/karpathy/char-rnn",
     licence="MIT (char-rnn); the plays are in the public domain",
-    citation="""@misc{karpathy2015,
-  title = {char-rnn},
-  author = {Karpathy, Andrej},
-  howpublished = {https://github.com/karpathy/char-rnn},
-  year = {2015},
-}""",
+    paper="karpathy2015",
 )
 
 ENTRIES = (
@@ -241,7 +229,7 @@ ENTRIES = (
         ROLES.description,
         _load,
         RolesOptions,
-        ("mcmahan2017", leaf.CITATION),
+        ("mcmahan2017", leaf.PAPER),
         kind=TOKENS,
         partition="by_user",
         published=ROLES,
@@ -251,7 +239,7 @@ ENTRIES = (
         TINY.description,
         _load_tiny,
         TextOptions,
-        (TINY.citation,),
+        (TINY.paper,),
         kind=TOKENS,
         partition="iid",
         published=TINY,

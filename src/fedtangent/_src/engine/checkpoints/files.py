@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 from fedtangent._src.data.files import json_of
 from fedtangent._src.engine.checkpoints.options import CheckpointError
 from fedtangent._src.pytrees import is_key
+from fedtangent._src.storage import sha256, sha256_of_file, write_atomically
 from fedtangent._src.types import PyTree
 
 
@@ -25,43 +24,10 @@ class DamagedError(CheckpointError):
     """An error for a file that is missing, torn or altered."""
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs ``folder``, so that the names of its files survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Writes ``content`` to ``path`` atomically: a kill at any moment leaves the old file or the new one.
-
-    Args:
-        path: Path of the file.
-        content: The new content.
-    """
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
-
-
-def sha256(content: bytes) -> str:
-    """Returns the SHA-256 of ``content`` in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Returns the SHA-256 of every file below ``folder``, by the file's path relative to ``folder``."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_of_file(path) for path in paths}
 
 
 def check_digests(folder: Path, expected: dict[str, str]) -> None:
@@ -95,7 +61,7 @@ def _canonical(value: Any) -> bytes:
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Writes ``record`` to ``path`` as JSON, with its SHA-256."""
     whole = {"sha256": sha256(_canonical(record)), "record": record}
-    write_durably(path, json.dumps(whole, indent=1).encode())
+    write_atomically(path, json.dumps(whole, indent=1), durable=True)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import warnings
@@ -16,6 +15,7 @@ import numpy as np
 
 from fedtangent._src.checks import whole
 from fedtangent._src.pytrees import is_key
+from fedtangent._src.storage import sha256
 from fedtangent._src.types import FederatedData, Key, PyTree
 
 _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any size
@@ -106,9 +106,9 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
     """Returns the dtype, shape and digest of each array of ``data``; a digest covers up to 4096 evenly spaced rows."""
     found = {}
     for name, array in data._asdict().items():
-        rows = np.ascontiguousarray(np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))]))
+        rows = np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))])
         shape = ",".join(map(str, array.shape))
-        found[name] = f"{array.dtype}[{shape}] {hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
+        found[name] = f"{array.dtype}[{shape}] {sha256(rows)[:16]}"
     return found
 
 
@@ -126,10 +126,7 @@ def start_text(start: Key | PyTree | None) -> str | None:
     """Returns the argument ``start`` of a run as text: a key, the SHA-256 of parameters, or None for None."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(start):
-        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
-    return f"parameters {digest.hexdigest()[:16]}"
+    return f"parameters {sha256(*map(np.asarray, jax.tree.leaves(start)))[:16]}"
 
 
 def identity(

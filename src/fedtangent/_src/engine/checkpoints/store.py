@@ -30,10 +30,7 @@ from fedtangent._src.engine.checkpoints.files import (
     read_checked,
     read_record,
     read_state,
-    sha256,
-    sync_folder,
     write_arrays,
-    write_durably,
     write_record,
 )
 from fedtangent._src.engine.checkpoints.lock import locked
@@ -41,6 +38,7 @@ from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoi
 from fedtangent._src.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent._src.engine.history import Measurement
 from fedtangent._src.engine.processes import environment
+from fedtangent._src.storage import sha256, sync_folder, write_atomically
 from fedtangent._src.types import PyTree
 
 FORMAT = 3
@@ -214,7 +212,7 @@ def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[s
     link = Link(f"{segment.start:08d}-{segment.stop:08d}.npz", sha256(content))
     for history in HISTORIES:
         (store.folder / history).mkdir(parents=True, exist_ok=True)
-        write_durably(store.folder / history / link.name, content)
+        write_atomically(store.folder / history / link.name, content, durable=True)
     _write_round(store, segment.stop, arrays, shape, link)
     _tidy(store, segment.stop)
     return link
@@ -356,5 +354,5 @@ def _content(store: Store, link: Link) -> bytes:
         for place, harm in damaged:
             store.options.notify(f"{harm}, and is restored from its second file")
             place.parent.mkdir(exist_ok=True)
-            write_durably(place, found)
+            write_atomically(place, found, durable=True)
     return found

@@ -23,6 +23,7 @@ from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, disagreeing, interval
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.federated import schedule
+from fedtangent._src.intervals import Interval
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Metric
@@ -108,7 +109,7 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
     for name in REGIONS:
         at = outside if name == "data" else ~outside
-        ends = uncertainty.Interval(jnp.asarray(low[at]), jnp.asarray(high[at]))
+        ends = Interval(*(jnp.asarray(values[at]) for values in (band.mean, low, high)))
         found[f"coverage.{name}"] = float(uncertainty.coverage(ends, jnp.asarray(truth[at, 0])))
         found[f"width.{name}"] = float(np.mean(high[at] - low[at]))
         missed = (band.mean - truth[:, 0])[at] ** 2 + (AMPLITUDE * truth[at, 0] ** 2 + NOISE)

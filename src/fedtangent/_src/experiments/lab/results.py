@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.measures.paired import half_width
+from fedtangent._src.intervals import half_width
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
 Row = TypeVar("Row")

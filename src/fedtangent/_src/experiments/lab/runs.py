@@ -5,7 +5,6 @@ Each run is computed once and kept on disk; rates are chosen on validation examp
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import time
@@ -19,13 +18,13 @@ import numpy as np
 
 from fedtangent._src.data import files
 from fedtangent._src.data.federated import max_client_size
-from fedtangent._src.engine.checkpoints.files import write_durably
 from fedtangent._src.engine.sweeps import single_device_engine
 from fedtangent._src.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent._src.experiments.lab.runner import Clock, Study
 from fedtangent._src.experiments.lab.trials import PARTS, Trial, fingerprint
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Metric
+from fedtangent._src.storage import sha256, write_atomically
 from fedtangent._src.types import Algorithm, Array, FederatedData, PyTree
 
 EvaluationSets = dict[str, Any]  # by split an EvaluationSet, or FederatedData if clients have own examples to test on
@@ -219,7 +218,7 @@ def _digest(bench: Bench, config: Config) -> str:
     assert bench.current is not None
     of = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
     text = json.dumps([bench.current[0], bench.current[1], *config, of], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return sha256(text)[:16]
 
 
 def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
@@ -250,15 +249,13 @@ def _write(path: Path, record: Record) -> None:
     content, parts = io.BytesIO(), record._asdict()
     held = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
     np.savez(content, sha256=np.array(_sum(held)), **held)  # type: ignore[arg-type]
-    write_durably(path, content.getvalue())
+    write_atomically(path, content.getvalue(), durable=True)
 
 
 def _sum(arrays: Mapping[str, np.ndarray]) -> str:
     """Computes the SHA-256 of arrays, their names, dtypes and shapes."""
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    return digest.hexdigest()
+    items = sorted(arrays.items())
+    return sha256(*(part for name, array in items for part in (f"{name} {array.dtype} {array.shape} ", array)))
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:

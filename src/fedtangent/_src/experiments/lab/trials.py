@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from fedtangent._src.data import partition, sharing
 from fedtangent._src.data.dataset import TOKENS
 from fedtangent._src.data.partition.drawn import assemble
 from fedtangent._src.data.projection import projection_matrix
+from fedtangent._src.storage import sha256
 from fedtangent._src.types import Array, FederatedData, Partition
 
 PARTS = ("train", "validation", "test")
@@ -236,9 +236,5 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
 
 def fingerprint(trial: Trial) -> str:
     """Computes the SHA-256 of all arrays of a trial."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((trial.data, trial.splits, trial.by_client)):
-        array = np.asarray(leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    arrays = map(np.asarray, jax.tree.leaves((trial.data, trial.splits, trial.by_client)))
+    return sha256(*(part for array in arrays for part in (f"{array.dtype}{array.shape}", array)))

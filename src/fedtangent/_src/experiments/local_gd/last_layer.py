@@ -20,7 +20,7 @@ import numpy as np
 
 from fedtangent._src import data as datasets
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data import cache, features, partition
+from fedtangent._src.data import features, partition
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.engine.run import params_by_round
 from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
@@ -31,6 +31,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.models.dense import logistic
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.run_plots import curves
+from fedtangent._src.storage import cache_directory
 from fedtangent._src.theory.local_gd import direction_distance
 from fedtangent._src.types import Algorithm, Partition
 
@@ -120,7 +121,7 @@ def run(panel: str, study: Study) -> Outcome:
     found, made = list[Layers](), ""
     for seed in study.each_seed():
         loaded = _images(study, seed)
-        kept = None if loaded.info.read_from == "embedded" else cache.cache_directory() / "features"
+        kept = None if loaded.info.read_from == "embedded" else cache_directory() / "features"
         own = _featured(study, loaded, kept)
         made = own.info.source.split("; ", 1)[1]
         found.append(train(own, study.settings, seed))

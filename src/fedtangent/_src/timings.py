@@ -9,22 +9,18 @@ import contextlib
 import json
 import math
 import os
-import tempfile
-from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jaxlib
 
-from fedtangent._src.data import files
-from fedtangent._src.data.cache import cache_directory
+from fedtangent._src.storage import cache_directory, write_atomically
 
 FILE = "calibration.json"
 _memory: dict[str, dict[str, float]] = {}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """Returns the part of a stored key that identifies the machine: platform, devices, cores, versions of JAX."""
     devices = jax.local_devices()
     return {
@@ -37,18 +33,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def stored() -> dict[str, Any]:
+def stored() -> dict[str, object]:
     """Reads every stored answer by its key (JSON text of question and machine); {} if the file is unreadable."""
-    path = cache_directory() / FILE
-    try:
-        content = files.json_of("calibration", path)
-    except ValueError:
-        return {}
+    path, content = cache_directory() / FILE, None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_bytes()) if path.is_file() else None
     return content if isinstance(content, dict) else {}
 
 
 def cached(
-    question: dict[str, Any], measure: Callable[[], dict[str, float]], names: Collection[str]
+    question: Mapping[str, object], measure: Callable[[], dict[str, float]], names: Collection[str]
 ) -> dict[str, float]:
     """Returns the answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
 
@@ -62,30 +56,21 @@ def cached(
     """
     key = json.dumps({"question": question, "machine": machine()}, sort_keys=True)
     if key not in _memory:
-        found = stored().get(key)
-        if isinstance(found, dict) and found.keys() == set(names) and all(map(_is_seconds, found.values())):
-            _memory[key] = found
+        answer = stored().get(key)
+        if isinstance(answer, dict) and answer.keys() == set(names) and all(map(_is_seconds, answer.values())):
+            _memory[key] = answer
         else:
             _memory[key] = measure()
             _store(key, _memory[key])
     return _memory[key]
 
 
-def _is_seconds(value: Any) -> bool:
+def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
-
-
-def forget() -> None:
-    """Removes every answer from memory and from the file."""
-    _memory.clear()
-    (cache_directory() / FILE).unlink(missing_ok=True)
 
 
 def _store(key: str, answer: dict[str, float]) -> None:
     folder = cache_directory()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**stored(), key: answer}, indent=1, sort_keys=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{FILE}.", delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(folder / FILE)
+        write_atomically(folder / FILE, json.dumps({**stored(), key: answer}, indent=1, sort_keys=True))

@@ -1,0 +1,80 @@
+"""Estimates with confidence intervals."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+Number: TypeAlias = Any  # a float, or an array; the three numbers of an interval are of one shape
+
+
+class Interval(NamedTuple):
+    """An estimate and the ends of its interval: numbers, or arrays of equal shape."""
+
+    value: Number
+    low: Number
+    high: Number
+
+    @classmethod
+    def about(cls, value: Number, radius: Number) -> Interval:
+        """Builds an interval that is symmetric about ``value``."""
+        return cls(value, value - radius, value + radius)
+
+    @property
+    def length(self) -> Number:
+        """The length of the interval."""
+        return self.high - self.low
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Tests whether the truth is in [low, high]: True, False, or None if the interval is partly inside.
+
+        An estimate that is NaN, as after divergence, is not inside.
+
+        Args:
+            low: Lower bound of the truth.
+            high: Upper bound of the truth.
+        """
+        if any(map(np.isnan, self)):
+            return False
+        if low <= self.low and self.high <= high:
+            return True
+        if self.high < low or self.low > high:
+            return False
+        return None
+
+    def outside(self, low: float, high: float) -> bool | None:
+        """Tests whether the truth is outside [low, high], as for a wrong theory; None if the interval is partly inside.
+
+        An estimate that is NaN proves nothing: None too.
+
+        Args:
+            low: Lower bound of the truth.
+            high: Upper bound of the truth.
+        """
+        inside = self.within(low, high)
+        return None if inside is None or any(map(np.isnan, self)) else not inside
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def half_width(values: Float[np.ndarray, "n *shape"], confidence: float = 0.95) -> Float[np.ndarray, "*shape"]:
+    """Computes half of the width of Student's interval for the mean over the first axis.
+
+    Args:
+        values: Independent values [n, ...], n at least 2.
+        confidence: Level of the interval.
+
+    Raises:
+        ValueError: There are fewer than two values.
+    """
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"values: got {n}, must be two or more")
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)

@@ -1,0 +1,107 @@
+"""Writing of files so that a kill leaves the old file or the new one; digests; and the user's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+PART = ".part"  # end of the name of a file or folder that is being written
+
+
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+    """Yields the path of a new file or folder, which is moved to ``path`` when the context ends without an error.
+
+    Readers, and a kill at any moment, find the old file or the complete new one.
+
+    Args:
+        path: Final path of the file or folder.
+        durable: Whether the result must survive a power failure. Then no other process may write to ``path``: the
+            temporary name is always the same, so that the next writer overwrites the remains of a kill.
+    """
+    part = path.with_name(f"{path.name}{PART}" if durable else f"{path.name}.{secrets.token_hex(4)}{PART}")
+    try:
+        yield part
+        if durable and part.is_file():
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_atomically(path: Path, content: str | bytes, durable: bool = False) -> None:
+    """Writes ``content`` to ``path``: readers, and a kill, find the old file or the complete new one.
+
+    Args:
+        path: Path of the file.
+        content: The new content; text is encoded as UTF-8.
+        durable: Whether the file must survive a power failure, as in ``replacing``.
+    """
+    with replacing(path, durable) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Syncs ``folder``, so that the names of its files survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(*parts: bytes | str | np.ndarray) -> str:
+    """Computes the SHA-256, in hexadecimal, of texts, bytes and the numbers of arrays, one after another."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes())
+    return digest.hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """Computes the SHA-256, in hexadecimal, of a file of any size; raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def expanded(name: str, path: str | os.PathLike[str]) -> Path:
+    """Returns ``path`` with a leading ``~`` replaced by the home folder.
+
+    Args:
+        name: Name of the argument, for the error message.
+        path: The path that the user passed.
+
+    Raises:
+        ValueError: The home folder is unknown.
+    """
+    try:
+        return Path(path).expanduser()
+    except Exception as error:
+        raise ValueError(f"{name}: {os.fspath(path)} cannot be read: {' '.join(str(error).split())[:300]}") from error
+
+
+def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder."""
+    if directory is not None:
+        return expanded("cache_dir", directory)
+    if os.environ.get("FEDTANGENT_CACHE"):
+        return expanded("FEDTANGENT_CACHE", os.environ["FEDTANGENT_CACHE"])
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "fedtangent"
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedtangent"
