@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
