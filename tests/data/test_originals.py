@@ -17,7 +17,7 @@ import pytest
 
 from fedtangent._src.data import Dataset, download, load
 from fedtangent._src.data.sources import cifar, printers
-from fedtangent._src.data.text import CHARACTERS
+from fedtangent._src.data.sources.shakespeare import CHARACTERS
 from fedtangent._src.entries import catalogue
 
 from . import originals

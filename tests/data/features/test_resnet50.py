@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtangent._src.data.features import resnet50, resnet50_features, safetensors
+from fedtangent._src.data.features import resnet50, resnet50_features
 
 WIDTH, SIZE = 4, 45
 RNG = np.random.default_rng(3)
@@ -248,14 +248,14 @@ def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
 def test_files_that_are_no_safetensors(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match=f"weights: .*file cannot be read: .*{message}"):
-        safetensors.read(tmp_path / "file", hashlib.sha256(content).hexdigest())
+        resnet50.read_weights(tmp_path / "file", hashlib.sha256(content).hexdigest())
 
 
 def test_tensors_are_read_in_their_own_dtype(tmp_path: Path) -> None:
     held = {"a": RNG.normal(size=(2, 3)).astype(np.float32), "b": np.array(-7), "c": np.zeros((0, 4), np.float32)}
     content = file_bytes(held)
     (tmp_path / "file").write_bytes(content)
-    found = safetensors.read(tmp_path / "file", hashlib.sha256(content).hexdigest())
+    found = resnet50.read_weights(tmp_path / "file", hashlib.sha256(content).hexdigest())
     assert list(found) == ["a", "b", "c"]
     for name, array in held.items():
         assert found[name].dtype == array.dtype and found[name].shape == array.shape

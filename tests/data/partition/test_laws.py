@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtangent._src.data import partition
-from fedtangent._src.data.partition import label_shares
+from fedtangent._src.data.partition import drawn
 from fedtangent._src.types import Partition
 
 BALANCED = np.arange(1000) % 10
@@ -69,9 +69,7 @@ def test_a_clients_draw_has_the_dirichlet_multinomial_law():
     rng = np.random.Generator(np.random.PCG64(1))
     concentration, n, repeats = np.array([0.05, 0.3, 0.15]), 40, 4000
     pool = np.full(3, 10**6)
-    shares = (
-        np.array([label_shares._draw_counts(rng, n, pool, rng.dirichlet(concentration)) for _ in range(repeats)]) / n
-    )
+    shares = np.array([drawn._draw_counts(rng, n, pool, rng.dirichlet(concentration)) for _ in range(repeats)]) / n
     total = concentration.sum()
     p = concentration / total
     for sample, law, wrong in (
@@ -87,7 +85,7 @@ def test_drawing_in_bulk_is_drawing_one_at_a_time():
     """Until classes run out, and beyond: against one label at a time with renormalised shares, in plain Python."""
     pool, shares, size, repeats = [5, 5, 2], [0.7, 0.2, 0.1], 9, 4000
     rng, other = (np.random.Generator(np.random.PCG64(s)) for s in (2, 3))
-    bulk = np.array([label_shares._draw_counts(rng, size, np.array(pool), np.array(shares)) for _ in range(repeats)])
+    bulk = np.array([drawn._draw_counts(rng, size, np.array(pool), np.array(shares)) for _ in range(repeats)])
 
     def one_at_a_time(renormalise: bool) -> np.ndarray:
         left, taken = list(pool), [0, 0, 0]
@@ -109,14 +107,14 @@ def test_drawing_in_bulk_is_drawing_one_at_a_time():
 
 def test_a_client_whose_shares_are_all_used_up_takes_from_what_is_left():
     rng = np.random.Generator(np.random.PCG64(0))
-    drawn = label_shares._draw_counts(rng, 6, np.array([2, 3, 4]), np.array([1.0, 0.0, 0.0]))
-    assert drawn[0] == 2 and drawn.sum() == 6 and (drawn <= [2, 3, 4]).all()
+    counts = drawn._draw_counts(rng, 6, np.array([2, 3, 4]), np.array([1.0, 0.0, 0.0]))
+    assert counts[0] == 2 and counts.sum() == 6 and (counts <= [2, 3, 4]).all()
 
 
 def test_alpha_goes_from_one_class_to_iid():
     labels = np.random.default_rng(1).integers(0, 10, 6000)
     many = [partition.heterogeneity(partition.iid(6000, 30, seed), labels).total_variation for seed in range(40)]
-    for method in label_shares.METHODS:
+    for method in drawn.METHODS:
         at = {
             a: partition.heterogeneity(partition.dirichlet(labels, 30, a, 0, dirichlet_method=method), labels)
             for a in (1e-4, 0.1, 1.0, 10.0, 1e7)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtangent._src.data import load, partition
-from fedtangent._src.data.partition.label_shares import METHODS, DirichletOptions
+from fedtangent._src.data.partition.drawn import METHODS, DirichletOptions
 from fedtangent._src.entries import NoOptions, catalogue, choose
 from fedtangent._src.types import Partition
 

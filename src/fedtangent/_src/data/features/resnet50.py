@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
 from pathlib import Path
 
 import jax
@@ -10,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedtangent._src import checks
-from fedtangent._src.data.features import safetensors
+from fedtangent._src import checks, storage
+from fedtangent._src.data import files
 from fedtangent._src.data.features.blocks import Features, Tick, checked_images, in_blocks
-from fedtangent._src.storage import expanded
 from fedtangent._src.types import Array, ArrayLike
 
 # torchvision's weights IMAGENET1K_V1 (BSD-3-Clause) as timm publishes them, 102,469,840 bytes.
@@ -26,6 +27,8 @@ EPSILON = 1e-5  # of batch normalisation
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as the weights were trained
 LAYOUT, PRECISION = ("NHWC", "OIHW", "NHWC"), lax.Precision.HIGHEST
 VERSION = 1  # of the computation: another one where its results change
+CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8"}  # NumPy's dtypes, little-endian
+DTYPES = {name: np.dtype(code) for name, code in CODES.items()}
 
 
 def resnet50_features(
@@ -62,10 +65,10 @@ def resnet50_features(
     x = checked_images(images)
     if x.shape[-1] != 3:
         raise ValueError(f"images: got {x.shape[-1]} channels, must be 3: red, green and blue")
-    path = expanded("weights", weights)
+    path = storage.expanded("weights", weights)
     if not path.is_file():
         raise ValueError(f"weights: got {path}, must be a file, such as the one at {URL}")
-    network = {name: jnp.asarray(value) for name, value in _checked(path, safetensors.read(path, sha256)).items()}
+    network = {name: jnp.asarray(value) for name, value in _checked(path, read_weights(path, sha256)).items()}
     made_by = f"ResNet-50 features at {size} x {size}, version {VERSION}, weights of sha256 {sha256}"
     return in_blocks(x, made_by, functools.partial(_forward, network, size), folder, tick)
 
@@ -92,6 +95,49 @@ def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
                 layer(f"{name}.downsample.0", f"{name}.downsample.1", (EXPANSION * inner, before, 1, 1))
             before = EXPANSION * inner
     return by_name
+
+
+def read_weights(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
+    """Reads the tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
+
+    The format (github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header,
+    JSON of ``{name: {"dtype", "shape", "data_offsets": [first, beyond]}}`` and perhaps ``"__metadata__"``; then the
+    numbers, little-endian, without a gap.
+
+    Args:
+        path: The file.
+        sha256: Checksum that the file must have.
+
+    Raises:
+        ValueError: The file cannot be read, has another checksum, is cut short or too long, or has another format. The
+            message names the file.
+    """
+    path = storage.expanded("weights", path)
+    raw = files.content("weights", path)
+    actual = storage.sha256(raw)
+    if actual != sha256:
+        raise ValueError(f"weights: got {path} of {len(raw)} bytes with sha256 {actual}, must be the file of {sha256}")
+    start = 8 + int.from_bytes(raw[:8], "little")
+    with files.reading("weights", path):
+        if not 8 < start <= len(raw):
+            raise ValueError(f"a header of {start - 8} bytes in a file of {len(raw)}")
+        header = json.loads(raw[8:start])
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(raw, start, **fields) for name, fields in header.items()}
+        if start + sum(a.nbytes for a in tensors.values()) != len(raw):
+            raise ValueError(f"a header that does not describe all of its {len(raw)} bytes")
+    return tensors
+
+
+def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
+    """Returns one tensor, a view of the file's bytes."""
+    if dtype not in DTYPES:
+        raise ValueError(f"a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
+    first, beyond = data_offsets
+    count = math.prod(shape)
+    if min([first, *shape]) < 0 or beyond - first != count * DTYPES[dtype].itemsize or start + beyond > len(raw):
+        raise ValueError(f"a tensor of shape {shape} at bytes {data_offsets} of {len(raw) - start}")
+    return np.frombuffer(raw, DTYPES[dtype], count, start + first).reshape(shape)
 
 
 def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,10 +9,8 @@ Partitioners raise ``ValueError`` for more clients than examples, labels that ar
 seed.
 """
 
-from fedtangent._src.data.partition.by_class import classes, majority, shards
+from fedtangent._src.data.partition.drawn import classes, dirichlet, iid, majority, quantity_skew, shards
 from fedtangent._src.data.partition.given import by_user, of, validate
-from fedtangent._src.data.partition.label_shares import dirichlet
-from fedtangent._src.data.partition.sizes import iid, quantity_skew
 from fedtangent._src.data.partition.statistics import Heterogeneity, heterogeneity
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Helpers of the partitions that are drawn: the seed's generator, the checks, and the options of the clients.
+"""Partitions that are drawn at random: with equal or drawn sizes, few classes a client, or drawn label shares.
 
 Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every
 platform.
@@ -14,9 +14,11 @@ from jaxtyping import Float, Int
 
 from fedtangent._src import checks
 from fedtangent._src.data.dataset import Dataset
-from fedtangent._src.types import Partition
+from fedtangent._src.entries import Entry
+from fedtangent._src.types import ArrayLike, Partition
 
 ALPHA = {"at_least": 1e-9, "at_most": 1e9}  # of a Dirichlet distribution: outside, gamma variates underflow or overflow
+METHODS = ("per_client", "hsu", "per_class")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +39,44 @@ class SkewOptions(ClientsOptions):
     """Fewest examples of a client."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DirichletOptions(SkewOptions):
+    """Options of dirichlet."""
+
+    dirichlet_method: str = "per_client"
+    """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardsOptions(ClientsOptions):
+    """Options of shards."""
+
+    shards_per_client: int = 2
+    """Shards of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassesOptions(ClientsOptions):
+    """Options of classes."""
+
+    classes_per_client: int = 2
+    """Classes of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MajorityOptions(ClientsOptions):
+    """Options of majority."""
+
+    share: float = 0.5
+    """Share of a client's own class in its data."""
+
+
 def generator(seed: int) -> np.random.Generator:
     """Creates the random generator of ``seed``, from 0 to 2^32 - 1; raises ``ValueError`` for other seeds."""
     return np.random.Generator(np.random.PCG64(checks.seed(seed)))
 
 
-def checked_clients(num_clients: int, num_examples: int) -> int:
+def _checked_clients(num_clients: int, num_examples: int) -> int:
     """Returns ``num_clients``; raises ``ValueError`` unless it is from 1 to the number of examples."""
     checks.whole("num_examples", num_examples)
     return checks.whole("num_clients", num_clients, 1, num_examples)
@@ -55,7 +89,7 @@ def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
     return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
-def apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     """Divides ``total`` into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)
@@ -64,8 +98,347 @@ def apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"
     return whole
 
 
-def labels_of(dataset: Dataset) -> Int[np.ndarray, "n"]:
+def _labels_of(dataset: Dataset) -> Int[np.ndarray, "n"]:
     """Returns the training labels [n]; raises ``ValueError`` for a data set without classes."""
     if dataset.num_classes == 0:
         raise ValueError(f"partition: got one by class labels, must be another: the data set {dataset.name} has none")
     return dataset.y_train
+
+
+# ---- without regard to labels ----
+
+
+def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
+    """Deals the examples at random; sizes are equal to within one (the first clients are the larger ones).
+
+    Args:
+        num_examples: Number of examples n.
+        num_clients: Number of clients N.
+        seed: Seed of the deal.
+    """
+    num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
+    return assemble(np.array_split(rng.permutation(num_examples), num_clients))
+
+
+def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
+    """Draws clients' sizes from a Dirichlet distribution and deals random examples: only sizes differ, not labels.
+
+    Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
+    rounded to whole examples by largest remainder.
+
+    Args:
+        num_examples: Number of examples n.
+        num_clients: Number of clients N.
+        alpha: Concentration, within [1e-9, 1e9]; a smaller number makes sizes less alike.
+        seed: Seed of the draw.
+        min_client_size: Fewest examples of a client.
+
+    Raises:
+        ValueError: ``alpha`` is out of range, or ``min_client_size`` exceeds the examples of an average client.
+    """
+    checks.number("alpha", alpha, **ALPHA)
+    num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
+    min_client_size = checks.whole("min_client_size", min_client_size, 0, num_examples // num_clients)
+    q = rng.dirichlet(np.full(num_clients, alpha))
+    sizes = min_client_size + _apportion(num_examples - num_clients * min_client_size, q)
+    return assemble(np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1]))
+
+
+# ---- few classes, or one above all ----
+
+
+def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
+    """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
+
+    The ``num_clients * shards_per_client`` shards have equal sizes to within one. If classes differ in size, a shard
+    can straddle a boundary, so that a client has one class more than it has shards; with ``classes`` this cannot
+    happen.
+
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        shards_per_client: Number of shards of a client.
+        seed: Seed of the deal.
+
+    Raises:
+        ValueError: There are more shards than examples.
+    """
+    labels = checks.class_labels("labels", labels)
+    num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
+    per_client = checks.whole("shards_per_client", shards_per_client)
+    num_shards = num_clients * per_client
+    if num_shards > len(labels):
+        raise ValueError(
+            f"num_clients * shards_per_client: got {num_shards} shards, must be at most the {len(labels)} examples"
+        )
+    pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+    deal = rng.permutation(num_shards).reshape(num_clients, per_client)
+    return assemble([np.concatenate([pieces[shard] for shard in row]) for row in deal])
+
+
+def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
+    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
+
+    The ``num_clients * classes_per_client`` slots are divided equally among the classes present (to within one); a
+    class's examples are divided equally, at random, among the clients that drew it.
+
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        classes_per_client: Number of classes of a client.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: A client would need more classes than there are, there are fewer slots than classes (a class would
+            go to nobody), or a class has fewer examples than clients that drew it.
+    """
+    labels = checks.class_labels("labels", labels)
+    num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    pool = np.bincount(kind)
+    per_client = checks.whole("classes_per_client", classes_per_client, 1, len(pool))
+    base, extra = divmod(num_clients * per_client, len(pool))
+    slots = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
+    if base == 0:
+        raise ValueError(
+            f"num_clients * classes_per_client: got {num_clients * per_client}, must be at least {len(pool)} (classes)"
+        )
+    if (slots > pool).any():
+        at = int(np.argmax(slots > pool))
+        raise ValueError(
+            f"num_clients: got {num_clients}, must be fewer: {slots[at]} would share a class of {pool[at]} examples"
+        )
+    holders = _deal_classes(rng, slots, num_clients, per_client)
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for c, members in enumerate(holders):
+        examples = rng.permutation(np.flatnonzero(kind == c))
+        for client, piece in zip(rng.permutation(members), np.array_split(examples, len(members)), strict=True):
+            parts[client].append(piece)
+    return assemble([np.concatenate(p) for p in parts])
+
+
+def _deal_classes(
+    rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
+) -> list[list[int]]:
+    """Deals classes to clients: ``slots[c]`` clients for class c, and ``per_client`` different classes for each client.
+
+    Always possible: no class has more slots left than clients remain, since the next client takes every class that has
+    as many.
+    """
+    slots = slots.copy()
+    holders: list[list[int]] = [[] for _ in slots]
+    for turn, client in enumerate(rng.permutation(num_clients)):
+        forced = np.flatnonzero(slots == num_clients - turn)
+        weights = np.where(slots == num_clients - turn, 0, slots)
+        free = per_client - len(forced)
+        others = rng.choice(len(slots), free, replace=False, p=weights / weights.sum()) if free else forced[:0]
+        for c in np.concatenate([forced, others]):
+            slots[c] -= 1
+            holders[c].append(int(client))
+    return holders
+
+
+def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
+    """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
+
+    With C classes in ascending order, the main class of client i is number ``i mod C``. All clients hold equally many
+    examples m: ``share * m`` of the main class, rounded to the nearest whole number, and the rest evenly from all other
+    classes, to within one (the classes after the main one come first). m is the largest number for which each class has
+    enough examples. The other examples belong to no client; they are few if classes are equally large and N is a
+    multiple of C.
+
+    Args:
+        labels: Class labels [n].
+        num_clients: Number N of clients.
+        share: Share of the main class, in (0, 1].
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: The share is out of range, there are fewer than two classes, or classes are too small for one
+            example.
+    """
+    labels = checks.class_labels("labels", labels)
+    checks.number("share", share, above=0, at_most=1)
+    num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    counts = _majority_counts(np.bincount(kind), num_clients, share)
+    pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(counts.shape[1])]
+    pieces = [np.split(pool, np.cumsum(sizes)) for pool, sizes in zip(pools, counts.T, strict=True)]
+    return assemble([np.concatenate([piece[i] for piece in pieces]) for i in range(num_clients)])
+
+
+def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
+    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients."""
+    others = len(pool) - 1
+    if others == 0:
+        raise ValueError("labels: got one class, must be of two or more")
+    after = (np.arange(len(pool)) - np.arange(num_clients)[:, None] - 1) % len(pool)  # C - 1 at the client's own class
+    load = np.where(after == others, share, (1 - share) / others).sum(axis=0)  # for each example of a client
+    most = np.divide(pool + num_clients, load, out=np.full(len(pool), np.inf), where=load > 0).min()  # rounded: N more
+    for size in range(int(min(most, pool.sum() // num_clients)), 0, -1):
+        first = int(share * size + 0.5)
+        base, extra = divmod(size - first, others)
+        counts = np.where(after == others, first, base + (after < extra))
+        if (counts.sum(axis=0) <= pool).all():
+            return counts
+    raise ValueError(
+        f"num_clients: got {num_clients}, must be fewer: classes of {pool.min()} to {pool.max()} examples are too small"
+    )
+
+
+# ---- label shares from a Dirichlet distribution ----
+
+
+def dirichlet(
+    labels: ArrayLike,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_client_size: int = 1,
+    dirichlet_method: str = "per_client",
+) -> Partition:
+    """Draws the clients' label proportions from a Dirichlet distribution; a smaller ``alpha`` makes clients less alike.
+
+    The methods, with C classes in shares p (``alpha C p`` is ``(alpha, .., alpha)`` if classes are equally common):
+
+    - ``"per_client"``: client i draws ``q_i ~ Dir(alpha C p)`` and its labels from ``q_i`` without replacement, ``q_i``
+      being renormalised whenever a class is used up (Hsu et al., 2019). Sizes are equal to within one. This is the
+      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"), whose authors' client maps
+      have the label statistics of one ``alpha`` per class.
+    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, as Hsu et al. print it: C times the heterogeneity parameter.
+    - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
+      al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
+
+    The examples left for a client depend on the clients before it, so clients draw in random order.
+
+    Args:
+        labels: Class labels [n].
+        num_clients: Number of clients.
+        alpha: Concentration, within [1e-9, 1e9].
+        seed: Seed of the draw.
+        min_client_size: Fewest examples of a client.
+        dirichlet_method: One of the methods above.
+
+    Raises:
+        ValueError: ``alpha`` is out of range, or ``min_client_size`` exceeds the examples of an average client.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> labels = ft.data.load("digits", num_train=200).y_train
+        >>> clients = ft.partition.dirichlet(labels, num_clients=8, alpha=0.1, seed=0)
+        >>> clients.num_clients, clients.sizes.tolist()
+        (8, [25, 25, 25, 25, 25, 25, 25, 25])
+    """
+    labels = checks.class_labels("labels", labels)
+    checks.number("alpha", alpha, **ALPHA)
+    checks.choice("dirichlet_method", dirichlet_method, METHODS)
+    num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
+    min_client_size = checks.whole("min_client_size", min_client_size, 0, len(labels) // num_clients)
+    _, kind = np.unique(labels, return_inverse=True)
+    pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(kind.max() + 1)]
+    if dirichlet_method == "per_class":
+        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_client_size))
+    shares = np.bincount(kind) / len(labels)
+    concentration = alpha * shares * (len(pools) if dirichlet_method == "per_client" else 1)
+    return assemble(_split_clients(rng, pools, num_clients, concentration))
+
+
+def _split_clients(
+    rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, concentration: Float[np.ndarray, "C"]
+) -> list[Int[np.ndarray, "_"]]:
+    """Fills clients of equal size in random order: each draws its label shares and then its examples."""
+    num_examples = sum(len(p) for p in pools)
+    base, extra = divmod(num_examples, num_clients)
+    used, parts = np.zeros(len(pools), np.int64), [np.empty(0, np.int64)] * num_clients
+    available = np.array([len(p) for p in pools])
+    for client in rng.permutation(num_clients):
+        counts = _draw_counts(rng, base + (client < extra), available - used, rng.dirichlet(concentration))
+        parts[client] = np.concatenate([p[u : u + k] for p, u, k in zip(pools, used, counts, strict=True)])
+        used += counts
+    return parts
+
+
+def _draw_counts(
+    rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
+) -> Int[np.ndarray, "C"]:
+    """Draws the number of a client's examples of each class, [C]: ``size`` draws from ``shares``, without replacement.
+
+    The law is the same as when labels are drawn one at a time and ``shares`` is renormalised when a class is used up:
+    draws beyond the pool are repeated among the other classes. If no remaining class has a share, the rest is drawn
+    from the pool.
+    """
+    counts = np.zeros_like(pool)
+    while (missing := size - int(counts.sum())) > 0:
+        available = pool - counts
+        weights = np.where(available > 0, shares, 0.0)
+        if weights.sum() <= 0:
+            weights = available.astype(np.float64)
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), available)
+    return counts
+
+
+def _split_classes(
+    rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
+) -> list[Int[np.ndarray, "_"]]:
+    """Divides each class among all clients in its own Dirichlet shares."""
+    pieces = []
+    for pool in pools:
+        sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
+        pieces.append(np.split(pool, np.cumsum(sizes)[:-1]))
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+
+def _fill_up(
+    rng: np.random.Generator, parts: list[Int[np.ndarray, "_"]], min_client_size: int
+) -> list[Int[np.ndarray, "_"]]:
+    """Moves random examples, one at a time, from the largest client to the smallest until all have enough."""
+    clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
+    while sizes.min() < min_client_size:
+        poor, rich = int(sizes.argmin()), int(sizes.argmax())
+        clients[poor].append(clients[rich].pop(int(rng.integers(sizes[rich]))))
+        sizes[poor] += 1
+        sizes[rich] -= 1
+    return [np.array(c, np.int64) for c in clients]
+
+
+ENTRIES = (
+    Entry(
+        "iid",
+        "examples dealt at random",
+        lambda options, dataset, seed: iid(len(dataset.x_train), seed=seed, **vars(options)),
+        ClientsOptions,
+    ),
+    Entry(
+        "quantity_skew",
+        "random examples, sizes from Dirichlet(--alpha)",
+        lambda options, dataset, seed: quantity_skew(len(dataset.x_train), seed=seed, **vars(options)),
+        SkewOptions,
+    ),
+    Entry(
+        "shards",
+        "sorted by label, --shards-per-client shards each",
+        lambda options, dataset, seed: shards(_labels_of(dataset), seed=seed, **vars(options)),
+        ShardsOptions,
+        ("mcmahan2017",),
+    ),
+    Entry(
+        "classes",
+        "exactly --classes-per-client classes a client",
+        lambda options, dataset, seed: classes(_labels_of(dataset), seed=seed, **vars(options)),
+        ClassesOptions,
+    ),
+    Entry(
+        "majority",
+        "a client has --share of its data from one class",
+        lambda options, dataset, seed: majority(_labels_of(dataset), seed=seed, **vars(options)),
+        MajorityOptions,
+        ("localgd",),
+    ),
+    Entry(
+        "dirichlet",
+        "label shares from Dirichlet(--alpha)",
+        lambda options, dataset, seed: dirichlet(_labels_of(dataset), seed=seed, **vars(options)),
+        DirichletOptions,
+    ),
+)

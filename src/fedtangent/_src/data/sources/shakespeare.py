@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Num, UInt8
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, leaf, tff
@@ -16,8 +17,10 @@ from fedtangent._src.data.dataset import TOKENS, Dataset, DatasetEntry, SourceIn
 from fedtangent._src.data.files import content, places
 from fedtangent._src.data.published import Arrays, Published, contents, files_of
 from fedtangent._src.data.stored import Found, StoredOptions, obtain
-from fedtangent._src.data.text import CHARACTERS, WINDOW, encoded, windows
 
+WINDOW = 80  # characters
+# LEAF's characters, in its order (Caldas et al., 2018); a character that is not among them is read as a space.
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 NAME = "shakespeare"
 NEITHER = "shakespeare*.npz, nor LEAF's by_play_and_character/*.txt, nor LEAF's train/*.json and test/*.json"
 
@@ -125,13 +128,13 @@ def _by_role(stored: Found, stride: int) -> Arrays:
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
         if text.dtype != np.uint8 or offsets.dtype.kind != "i" or offsets[-1:].tolist() != [len(text)]:
             raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {stored.read_from}, must be texts by role")
-        texts[split] = [encoded(text[a:b]) for a, b in itertools.pairwise(offsets)]
+        texts[split] = [_encoded(text[a:b]) for a, b in itertools.pairwise(offsets)]
     long = [min(len(a), len(b)) > WINDOW for a, b in zip(texts["train"], texts["test"], strict=True)]
     if not any(long):
         raise ValueError(f"{NAME}: got no role in {stored.read_from} with more than {WINDOW} characters to test on")
     parts = {}
     for split, roles in texts.items():
-        pairs = [windows(role, stride) for role in itertools.compress(roles, long)]
+        pairs = [_windows(role, stride) for role in itertools.compress(roles, long)]
         parts[f"x_{split}"], parts[f"y_{split}"] = map(np.concatenate, zip(*pairs, strict=True))
         parts[f"user_{split}"] = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
     return parts
@@ -146,7 +149,7 @@ def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
                 f"{NAME}: got {window!r:.40} and {following!r:.10} in {role.path}, must be {WINDOW} characters "
                 "and the next one"
             )
-    return encoded(_bytes("".join(role.x))).reshape(-1, WINDOW), encoded(_bytes("".join(role.y)))
+    return _encoded(_bytes("".join(role.x))).reshape(-1, WINDOW), _encoded(_bytes("".join(role.y)))
 
 
 def _bytes(text: str) -> np.ndarray:
@@ -182,7 +185,7 @@ def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Datase
     for split, part in text.items():
         if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
             raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {stored.read_from}, must be a text")
-        parts[f"x_{split}"], parts[f"y_{split}"] = windows(encoded(part, TINY_CHARACTERS), stride)
+        parts[f"x_{split}"], parts[f"y_{split}"] = _windows(_encoded(part, TINY_CHARACTERS), stride)
     return _dataset(TINY, parts, TINY_CHARACTERS, stored.read_from)
 
 
@@ -191,6 +194,21 @@ def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
     cut = int(0.9 * len(text))
     last = cut + int(0.5 * (len(text) - cut))
     return {**_joined([text[:cut]], "train"), **_joined([text[last:]], "test")}
+
+
+def _encoded(text: UInt8[np.ndarray, "L"], characters: str = CHARACTERS) -> UInt8[np.ndarray, "L"]:
+    """Computes the index in ``characters`` of each byte, uint8 [L]; an unknown byte gets the index of the space."""
+    table = np.full(256, characters.index(" "), np.uint8)
+    table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
+    return table[text]
+
+
+def _windows(codes: Num[np.ndarray, "L"], stride: int) -> tuple[Num[np.ndarray, "n 80"], Num[np.ndarray, "n"]]:
+    """Returns windows [n, 80] of a text [L], one every ``stride`` characters, and the characters [n] that follow."""
+    if len(codes) <= WINDOW:
+        return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)
+    both = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]
+    return both[:, :WINDOW], both[:, WINDOW]
 
 
 TEXT = (("text", ((None,), "uint8")),)  # ``Published.example``: one text of any length
