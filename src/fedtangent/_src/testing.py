@@ -51,11 +51,11 @@ class Law(NamedTuple):
     """A law, and whether an algorithm keeps it.
 
     Attributes:
-        name: What has to hold.
+        name: Name of the law.
         holds: Whether it does; None where it was not checked.
         measured: The largest relative difference, or another number that should be at most ``allowed``.
         allowed: The largest number with which the law holds.
-        why: Why it was not checked.
+        why: Reason why the law was not checked.
     """
 
     name: str

@@ -16,7 +16,7 @@ that any optax transformation can be the server's optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -29,6 +29,8 @@ EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument an
 Function = TypeVar("Function")
 PyTree = Any
 Key = jax.Array
+OfParameters: TypeAlias = Callable[[PyTree], PyTree]
+"""A function of the parameters of one model, which returns a tree."""
 
 
 @runtime_checkable
@@ -256,18 +258,6 @@ class Loss(Protocol):
             outputs: Outputs of the network [B, C].
             targets: Numbers [B, C], or class labels [B].
             mask: Whether a row is a real example, [B] bool; padding does not count.
-        """
-
-
-@runtime_checkable
-class OfParameters(Protocol):
-    """A function that computes a tree from parameters, such as a state that begins with these parameters."""
-
-    def __call__(self, params: PyTree, /) -> PyTree:
-        """Returns the tree.
-
-        Args:
-            params: Parameters of one model.
         """
 
 
