@@ -7,7 +7,9 @@ platform.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -96,13 +98,6 @@ def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N
     rest = total - int(whole.sum())
     whole[np.argsort(whole - exact, kind="stable")[:rest]] += 1
     return whole
-
-
-def _labels_of(dataset: Dataset) -> Int[np.ndarray, "n"]:
-    """Returns the training labels [n]; raises ``ValueError`` for a data set without classes."""
-    if dataset.num_classes == 0:
-        raise ValueError(f"partition: got one by class labels, must be another: the data set {dataset.name} has none")
-    return dataset.y_train
 
 
 # ---- without regard to labels ----
@@ -402,43 +397,41 @@ def _fill_up(
     return [np.array(c, np.int64) for c in clients]
 
 
+@runtime_checkable
+class Partitioner(Protocol):
+    """A function that divides examples among clients."""
+
+    __name__: str
+
+    def __call__(self, examples: Any, /, *arguments: Any, **options: Any) -> Partition:
+        """Returns the examples of each client.
+
+        Args:
+            examples: Class labels [n], or the number of examples n.
+            arguments: Unused.
+            options: The seed, and the options of the partition's entry.
+        """
+
+
+def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
+    """Builds the entry of a partitioner, whose first argument is ``labels`` or ``num_examples``."""
+    takes_labels = "labels" in inspect.signature(function).parameters
+
+    def build(chosen: ClientsOptions, dataset: Dataset, seed: int) -> Partition:
+        if takes_labels and dataset.num_classes == 0:
+            raise ValueError(
+                f"partition: got one by class labels, must be another: the data set {dataset.name} has none"
+            )
+        return function(dataset.y_train if takes_labels else len(dataset.x_train), seed=seed, **vars(chosen))
+
+    return Entry(function.__name__, summary, build, options, papers)
+
+
 ENTRIES = (
-    Entry(
-        "iid",
-        "examples dealt at random",
-        lambda options, dataset, seed: iid(len(dataset.x_train), seed=seed, **vars(options)),
-        ClientsOptions,
-    ),
-    Entry(
-        "quantity_skew",
-        "random examples, sizes from Dirichlet(--alpha)",
-        lambda options, dataset, seed: quantity_skew(len(dataset.x_train), seed=seed, **vars(options)),
-        SkewOptions,
-    ),
-    Entry(
-        "shards",
-        "sorted by label, --shards-per-client shards each",
-        lambda options, dataset, seed: shards(_labels_of(dataset), seed=seed, **vars(options)),
-        ShardsOptions,
-        ("mcmahan2017",),
-    ),
-    Entry(
-        "classes",
-        "exactly --classes-per-client classes a client",
-        lambda options, dataset, seed: classes(_labels_of(dataset), seed=seed, **vars(options)),
-        ClassesOptions,
-    ),
-    Entry(
-        "majority",
-        "a client has --share of its data from one class",
-        lambda options, dataset, seed: majority(_labels_of(dataset), seed=seed, **vars(options)),
-        MajorityOptions,
-        ("localgd",),
-    ),
-    Entry(
-        "dirichlet",
-        "label shares from Dirichlet(--alpha)",
-        lambda options, dataset, seed: dirichlet(_labels_of(dataset), seed=seed, **vars(options)),
-        DirichletOptions,
-    ),
+    _entry(iid, "examples dealt at random", ClientsOptions),
+    _entry(quantity_skew, "random examples, sizes from Dirichlet(--alpha)", SkewOptions),
+    _entry(shards, "sorted by label, --shards-per-client shards each", ShardsOptions, "mcmahan2017"),
+    _entry(classes, "exactly --classes-per-client classes a client", ClassesOptions),
+    _entry(majority, "a client has --share of its data from one class", MajorityOptions, "localgd"),
+    _entry(dirichlet, "label shares from Dirichlet(--alpha)", DirichletOptions),
 )
