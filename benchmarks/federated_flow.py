@@ -33,7 +33,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import drawn_cohorts, uniform_sampling
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks, read_only
 from fedtangent._src.kernels.large import large_kernel
-from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.types import Cohort
 
 MOST_DOUBLE = 10_000  # examples of which a kernel in float64 is built beside that in float32

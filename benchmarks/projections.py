@@ -24,7 +24,7 @@ from scipy import sparse
 from scipy.optimize import minimize, nnls
 
 import fedtangent
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.theory.local_gd.max_margin import project
 from fedtangent._src.types import Partition
 

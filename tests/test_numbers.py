@@ -20,7 +20,7 @@ from fedtangent._src.federated.ntk_fl.options import Evolution
 from fedtangent._src.federated.wire.channel import named_channel
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.measures import uncertainty
-from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.theory.prior import prior_functions
 from fedtangent._src.types import Cohort, Prediction
 

@@ -50,79 +50,70 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
-from fedtangent._src.theory.assumptions import Assumption
-from fedtangent._src.theory.deep_linear import (
-    DeepLinearTheorem,
-    FullBatchWork,
-    ResidualTerms,
-    balancedness,
-    deep_linear_limit,
-    deep_linear_spectrum,
-    deep_linear_theorem,
-    full_batch_work,
-    residual_terms,
-)
-from fedtangent._src.theory.fed_ensemble import (
-    Networks,
-    Theorem1,
-    age_operators,
-    condition_15,
+from fedtangent._src.theory.deep_linear.gram import spectrum as deep_linear_spectrum
+from fedtangent._src.theory.deep_linear.rounds import balancedness, full_batch_work, residual_terms
+from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
+from fedtangent._src.theory.fed_ensemble.bias_variance import (
     corollary_1,
-    corollary_4_1,
-    covariance_terms,
     decompose_laws,
     decompose_runs,
     ensemble_law,
     ensemble_laws,
-    expansion,
-    exponential_average,
-    exponential_product,
+)
+from fedtangent._src.theory.fed_ensemble.convergence import (
+    Networks,
+    Theorem1,
     gap_from_drift,
-    gp_limit,
     kappa_4,
     linearisation_gap,
-    prior_functions,
     theorem_1,
     weight_movement,
 )
+from fedtangent._src.theory.fed_ensemble.ensemble_mean import corollary_4_1
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.fed_ensemble.second_order import (
+    age_operators,
+    condition_15,
+    expansion,
+    exponential_average,
+    exponential_product,
+)
 from fedtangent._src.theory.flow import Flow, Rule, best_learning_rate, federated_flow, predicted_loss
-from fedtangent._src.theory.local_gd import (
+from fedtangent._src.theory.local_gd.max_margin import (
     FeasibleSets,
-    LocalRegression,
-    LocalTheorem1,
     direction_distance,
     exponential_models,
     farkas,
     feasible_sets,
     halpern,
     hard_margin,
-    local_regression,
-    local_theorem_1,
-    minimum_norm,
     parallel_projections,
 )
-from fedtangent._src.theory.ntk_fl import (
+from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression, local_theorem_1, minimum_norm
+from fedtangent._src.theory.ntk_fl.convergence import (
     NtkTheorem,
     TwoLayerStart,
     ntk_evolution,
     ntk_evolved,
     ntk_theorem_1,
     ntk_theorem_2,
+)
+from fedtangent._src.theory.ntk_fl.lemmas import (
+    drift_bound,
+    expected_kernel,
+    sampling_bound,
+    undecided_bound,
     weight_gap_bound,
 )
-from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
+from fedtangent._src.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
-    "Assumption",
     "DeepLinearTheorem",
     "FeasibleSets",
     "Flow",
-    "FullBatchWork",
     "LocalRegression",
-    "LocalTheorem1",
     "Networks",
     "NtkTheorem",
-    "ResidualTerms",
     "Rule",
     "Theorem1",
     "TwoLayerStart",

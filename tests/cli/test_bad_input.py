@@ -12,7 +12,7 @@ from fedtangent._src import data
 from fedtangent._src.cli import compare, train
 from fedtangent._src.data import Dataset, cache
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent._src.theory import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 
 COMPARE = {
     "case": (["--case", "nope"], "allowed are digits, fashion_mnist, sine"),

@@ -9,7 +9,7 @@ import numpy as np
 from fedtangent._src.comparison.predicted import ModelLaw, Predicted
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.theorems.fed_ensemble import limit as theorem2
-from fedtangent._src.theory import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 
 
 def drawn_for(setting: Setting) -> theorem2.Theorem2:

@@ -21,7 +21,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import linearised
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, Cohort, Model, Schedule
 
 from ..drawn import parameters

@@ -18,7 +18,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.losses import masked_mean
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Rule, best_learning_rate, federated_flow, predicted_loss
+from fedtangent._src.theory.flow import Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent._src.types import Partition
 
 MODEL = rbf_linear(40, bandwidth=0.2, seed=0, output_size=2, dtype=jnp.float64)

@@ -30,7 +30,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.recurrent import lstm
-from fedtangent._src.theory import Rule
+from fedtangent._src.theory.flow import Rule
 
 from ..stand_ins import stand_in
 from .tiny import linear, network

@@ -18,7 +18,7 @@ from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.verdicts import SLOPE, SLOPE_MARGIN
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.types import Cohort, Partition
 
 WIDTHS, NETWORKS, ROUNDS = (128, 512, 2048), 12, 6

@@ -23,7 +23,7 @@ from fedtangent._src.federated.algorithms.common import Averaging
 from fedtangent._src.federated.local import Work
 from fedtangent._src.models import mlp, rbf_linear
 from fedtangent._src.models.features import LinearStructure
-from fedtangent._src.theory import Rule
+from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, Cohort, Model, Partition
 
 from ..nightly import nightly

@@ -9,7 +9,7 @@ import numpy as np
 from fedtangent._src import models
 from fedtangent._src.data import partition
 from fedtangent._src.kernels.large import LargeKernel, large_kernel
-from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.theory.flow import Flow, Rule, federated_flow
 from fedtangent._src.types import Cohort
 
 N, M, C, CLIENTS, ROUNDS = 301, 37, 3, 10, 6

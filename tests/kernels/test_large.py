@@ -21,8 +21,9 @@ from fedtangent._src import models
 from fedtangent._src.kernels import large
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
 from fedtangent._src.kernels.large import large_kernel
-from fedtangent._src.theory import gp_limit, ntk_evolution, ntk_evolved
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.theory.flow import recursion
+from fedtangent._src.theory.ntk_fl.convergence import ntk_evolution, ntk_evolved
 
 from ..nightly import nightly
 from .large_points import CLIENTS, MODEL, ROUNDS, C, M, N, built, drawn, flow_of, starts

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.theory.flow import Flow, Rule, federated_flow
 from fedtangent._src.types import Cohort, Partition
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.losses import LOSSES
-from fedtangent._src.theory import Flow, Rule, federated_flow
+from fedtangent._src.theory.flow import Flow, Rule, federated_flow
 from fedtangent._src.types import Cohort, Partition
 
 from ..nightly import nightly

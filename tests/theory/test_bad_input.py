@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent._src.theory import covariance_terms, federated_flow, gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow import federated_flow
+from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Cohort, Partition
 
 SLOTS = np.array([[0, 1, 2], [2, 1, 0]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent._src.theory import federated_flow, gp_limit
 from fedtangent._src.theory.fed_ensemble.bias_variance import (
     EnsembleLaw,
     corollary_1,
@@ -14,6 +13,8 @@ from fedtangent._src.theory.fed_ensemble.bias_variance import (
     ensemble_law,
     ensemble_laws,
 )
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow import federated_flow
 from fedtangent._src.types import Cohort
 
 pytestmark = pytest.mark.theory

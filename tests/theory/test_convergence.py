@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import Rule
 from fedtangent._src.theory.fed_ensemble.convergence import (
     FORMS,
     Networks,
@@ -22,6 +21,7 @@ from fedtangent._src.theory.fed_ensemble.convergence import (
     theorem_1,
     weight_movement,
 )
+from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Cohort, Partition
 
 MODELS, OWN, AGES = 5, 4, 60

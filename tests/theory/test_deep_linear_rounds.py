@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src import models, theory
+from fedtangent import theory
+from fedtangent._src import models
 from fedtangent._src.data import federated_data, partition
 from fedtangent._src.engine import Devices, params_by_round
 from fedtangent._src.federated import schedule

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import Rule, covariance_terms, federated_flow
+from fedtangent._src.theory.flow import Rule, federated_flow
+from fedtangent._src.theory.prior import covariance_terms
 
 from .conftest import SIZES, permuted, square
 

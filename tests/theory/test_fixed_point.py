@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent._src.theory import covariance_terms, federated_flow, gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow import federated_flow
+from fedtangent._src.theory.prior import covariance_terms
 
 from ..nightly import nightly
 from .conftest import SIZES, square

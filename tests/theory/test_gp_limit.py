@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import SingularKernelError
-from fedtangent._src.theory import covariance_terms, gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.prior import covariance_terms
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.data import partition
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.types import Cohort, Partition

@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import minimize, nnls
 from sklearn.svm import SVC
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.theory.local_gd.max_margin import project
 from fedtangent._src.types import Partition
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import covariance_terms, gp_limit, ntk_evolution
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.ntk_fl.convergence import ntk_evolution
+from fedtangent._src.theory.prior import covariance_terms
 
 N, M, C = 12, 5, 2
 

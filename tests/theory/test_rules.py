@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent._src.theory import Rule, federated_flow, gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.types import Cohort
 
 from ..nightly import nightly

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import Rule, federated_flow
 from fedtangent._src.theory.fed_ensemble.second_order import (
     age_operators,
     commutator_sum,
@@ -18,6 +17,7 @@ from fedtangent._src.theory.fed_ensemble.second_order import (
     operator_u,
     variance,
 )
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.theory import Rule, best_learning_rate, federated_flow, predicted_loss
+from fedtangent._src.theory.flow import Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent._src.types import Cohort
 
 SIZES = [3, 1, 5, 2, 7, 6]

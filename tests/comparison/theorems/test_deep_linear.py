@@ -13,39 +13,39 @@ pytestmark = pytest.mark.theory
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_row(seed: int) -> None:
-    rows = [row for check in (rounds, convergence) for row in check.checks("default", seed)]
+    rows = [row for check in (rounds, convergence) for row in check._checks("default", seed)]
     assert len(rows) == 17
     assert [row for row in rows if not row.passed] == []
     assert not any("not met" in row.sizes for row in rows)
 
 
 def test_a_round_and_its_terms() -> None:
-    for row in rounds.one_round(Size(3, 4, 5, 2, 16, 3, 3), 4):
+    for row in rounds._one_round(Size(3, 4, 5, 2, 16, 3, 3), 4):
         assert row.passed, row
 
 
 def test_modes_by_width() -> None:
     """Few networks of few widths: undecided at worst, and no row holds for a theory of other steps."""
-    for row in rounds.modes(Size(3, 4, 4, 3, 0, 4, 5, 2), (64, 256, 1024), 12, 2):
+    for row in rounds._modes(Size(3, 4, 4, 3, 0, 4, 5, 2), (64, 256, 1024), 12, 2):
         assert row.holds is not False and row.control_fails is not False, row
 
 
 @pytest.fixture(scope="module")
 def seen() -> convergence.Observed:
     """A run too narrow for the theorem, long enough for its controls."""
-    return convergence.observe(Size(7, 1, 2, 1, 200, 2, 400), 5)
+    return convergence._observe(Size(7, 1, 2, 1, 200, 2, 400), 5)
 
 
 def test_the_bound_and_the_lemmas(seen: convergence.Observed) -> None:
-    rows = [convergence.bound_18(seen), *convergence.hypotheses(seen), convergence.lemma_1(seen)]
-    rows += convergence.local_lemmas(seen)
+    rows = [convergence._bound_18(seen), *convergence._hypotheses(seen), convergence._lemma_1(seen)]
+    rows += convergence._local_lemmas(seen)
     assert [row for row in rows if not row.passed] == []
     assert all("not met: width" in row.sizes for row in rows)  # it is said, and the bound holds all the same
 
 
 def test_a_run_that_decays_too_slowly_breaks_the_bound(seen: convergence.Observed) -> None:
     slower = seen._replace(losses=seen.losses ** (1 / 8))
-    assert convergence.bound_18(slower).holds is False
+    assert convergence._bound_18(slower).holds is False
     far = {r: [2 * w for w in layers] for r, layers in seen.weights.items()}
-    failing = {row.subject for row in convergence.hypotheses(seen._replace(weights=far)) if row.holds is False}
+    failing = {row.subject for row in convergence._hypotheses(seen._replace(weights=far)) if row.holds is False}
     assert "DeepLin hypothesis B, largest" in failing

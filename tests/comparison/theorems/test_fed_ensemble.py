@@ -30,24 +30,24 @@ def check(rows) -> None:
 
 @pytest.mark.parametrize(("scale", "seed"), [("default", 0), ("default", 1)])
 def test_second_order_terms(scale, seed):
-    rows = second_order.checks(scale, seed)
+    rows = second_order._checks(scale, seed)
     assert len(rows) == 7
     check(rows)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_decay_and_movement_of_linear_models(seed):
-    rows = convergence.checks("default", seed)
+    rows = convergence._checks("default", seed)
     assert len(rows) == 6
     check(rows)
 
 
 def test_the_edge_of_the_assumptions():
     """The case is where it says it is: every assumption holds, and hardly more would break two of them."""
-    case = convergence.edge_case(0)
+    case = convergence._edge_case(0)
     rates = [1e-8, 5e-9]
     assert case.theorem(rates).failing == ()
-    farther = case._replace(own=case.own._replace(theta=case.own.theta - 0.01 * np.eye(len(case.own.theta))))
+    farther = case._replace(empirical=case.empirical._replace(theta=case.empirical.theta - 0.01 * np.eye(15)))
     assert farther.theorem(rates).failing == ("wide_enough",)
     assert case.theorem([1e-6, 1e-6]).failing == ("kappa_3_small",)
     plan = case.theorem(rates, repeats=2).plan
@@ -60,8 +60,7 @@ def test_decay_in_exponents():
     alone = second_order.RandomFederation(
         np.full((1, 1), 2.0), (np.array([0]),), np.zeros((1, 1), int), np.ones(1, int)
     )
-    case = convergence.EdgeCase(alone, alone)
-    found = convergence.decay_in_exponents(case, [0.1, 0.2], np.array([0.0, 0.1, 0.5]))
+    found = convergence.EdgeCase(alone, alone).decay([0.1, 0.2], np.array([0.0, 0.1, 0.5]))
     assert found == pytest.approx(-np.log(0.6) / 0.4, rel=1e-12)
 
 
@@ -74,7 +73,7 @@ def test_least_noticed():
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [linearisation_gap, networks])
 def test_networks(part):
-    check(part.checks("default", 0))
+    check(part._checks("default", 0))
 
 
 def test_few_linear_ensembles_leave_the_decomposition_undecided_at_worst():
@@ -87,17 +86,17 @@ def test_few_linear_ensembles_leave_the_decomposition_undecided_at_worst():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_corollary_1_and_the_decomposition(seed):
-    check(bias_variance.checks("default", seed))
+    check(bias_variance._checks("default", seed))
 
 
 def test_how_often_an_ensemble_is_far_from_the_limit():
-    rows = ensemble_mean.checks("default", 0)
+    rows = ensemble_mean._checks("default", 0)
     assert len(rows) == 2
     check(rows)
 
 
 def test_constants_of_networks_over_widths():
-    check(networks.constants("default", 0, 60)[:1])
+    check(networks._constants("default", 0, 60)[:1])
 
 
 def test_own_linearisation():

@@ -202,5 +202,5 @@ def test_networks_of_a_short_run_follow_the_flow_and_not_the_limit() -> None:
 @pytest.mark.theory
 @pytest.mark.parametrize("seed", [0, 1])
 def test_trained_networks_have_the_law(seed: int) -> None:
-    found = limit.checks("default", seed)
+    found = limit._checks("default", seed)
     assert len(found) == 5 and all(row.passed for row in found), found

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.local_gd import max_margin, regression
 from fedtangent._src.comparison.theorems.local_gd.runs import Size
 
@@ -17,52 +18,57 @@ SMALL = Size(3, 4, 30)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_row(seed: int) -> None:
-    rows = [row for check in (regression, max_margin) for row in check.checks("default", seed)]
+    rows = [row for check in (regression, max_margin) for row in check._checks("default", seed)]
     assert len(rows) == 15
     assert [row for row in rows if not row.passed] == []
 
 
 def test_the_closed_form_of_regression() -> None:
-    problem = regression.problem_of(SMALL, 3)
-    rows = regression.lemma_1(problem, 3, 3), regression.lemma_1(problem, 3, 2), regression.limit_form(problem, 3)
+    problem = regression._problem(SMALL, 3)
+    rows = regression._lemma_1(problem, 3), regression._lemma_1(problem, 2), regression._finite_steps(problem)
     for row in rows:
         assert row.passed, row
 
 
 def test_where_regression_ends_and_how_fast() -> None:
-    problem = regression.problem_of(SMALL, 3)
-    for row in (regression.rate(problem, 3), regression.limit(problem, 3, 3), regression.limit(problem, 3, 2)):
+    problem = regression._problem(SMALL, 3)
+    for row in (regression._rate(problem), regression._limit(problem, 3), regression._limit(problem, 2)):
         assert row.passed, row
     # Fewer dimensions than examples: outside of the theorem, and the run ends elsewhere.
-    narrow = regression.problem_of(Size(3, 4, 9), 3)
-    assert regression.limit(narrow, 3, 3).holds is False
-    assert regression.rate(narrow, 3).holds is False
+    narrow = regression._problem(Size(3, 4, 9), 3)
+    assert regression._limit(narrow, 3).holds is False
+    assert regression._rate(narrow).holds is False
     # As many dimensions as examples: the rate is right, but the theorem does not apply.
-    square = regression.rate(regression.problem_of(Size(2, 2, 4), 3), 3)
+    square = regression._rate(regression._problem(Size(2, 2, 4), 3))
     assert abs(float(square.measured) - 1) < 1e-3
     assert square.holds is False
 
 
 @pytest.mark.parametrize("modified", [False, True])
 def test_the_exponential_loss_is_simulated(modified: bool) -> None:
-    row = max_margin.simulated_rounds(max_margin.problem_of(SMALL, 3), modified)
+    row = max_margin._simulated_rounds(max_margin._problem(SMALL, 3), modified)
     assert row.passed, row
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        max_margin.lemma_2_residual, max_margin.lemma_2_direction, partial(max_margin.lemma_3, from_zero=True),
-        partial(max_margin.lemma_3, from_zero=False), max_margin.theorem_2, max_margin.theorem_3, max_margin.lemma_4,
+        max_margin._lemma_2_residual,
+        max_margin._lemma_2_direction,
+        partial(max_margin._lemma_3, from_zero=True),
+        partial(max_margin._lemma_3, from_zero=False),
+        max_margin._theorem_2,
+        max_margin._theorem_3,
+        max_margin._lemma_4,
     ],
-)  # fmt: skip
+)
 def test_projections(check: partial) -> None:
-    row = check(max_margin.problem_of(SMALL, 3))
+    row = check(max_margin._problem(SMALL, 3))
     assert row.passed, row
 
 
 def test_a_slope_is_told_from_another() -> None:
-    over = np.array([1.0, 2.0, 4.0, 8.0])
+    claim, over = Claim("", "", ""), np.array([1.0, 2.0, 4.0, 8.0])
     for power, holds in ((-1, True), (-1.3, False), (-0.7, False)):
-        assert max_margin.slope_row("", "", "", over, 3 * over**power, ("", over), -1.0).holds is holds
-    assert max_margin.slope_row("", "", "", over, over**-1.0, ("", over**-1.2), -1.0).passed is False
+        assert max_margin._power_law(claim, over, 3 * over**power, ("", over), -1.0).holds is holds
+    assert max_margin._power_law(claim, over, over**-1.0, ("", over**-1.2), -1.0).passed is False

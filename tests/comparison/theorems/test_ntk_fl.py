@@ -17,53 +17,56 @@ pytestmark = pytest.mark.theory
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_row_of_the_slower_checks(seed: int) -> None:
-    rows = [row for check in (convergence, evolution, lemmas, weight_gap) for row in check.checks("default", seed)]
+    rows = [row for check in (convergence, evolution, lemmas, weight_gap) for row in check._checks("default", seed)]
     assert len(rows) == 14
     for row in rows:
         assert row.passed, row
 
 
 def test_the_recipes_decay_as_the_theorems_say() -> None:
-    rows = convergence.checks("default", 2)
+    rows = convergence._checks("default", 2)
     assert [row.subject.removeprefix("NTK-FL ") for row in rows] == [
         "Theorem 1", "eq. (9a)", "Theorem 2", "Theorem 2, (58)", "Remark 2",
     ]  # fmt: skip
     for row in rows:
         assert row.passed, row
-    case = convergence.allowed_run(2, 10_000)
+    case = convergence._allowed_run(2, 10_000)
     # A round of NTK-FL that is a step short is 1/50 off at its first candidate; FedAvg's a step of four.
-    evolved = convergence.ntk_fl_decay(case, (50,))
-    assert not convergence.evolution_rate(case, evolved._replace(at=evolved.at - 1)).holds
-    averaged = convergence.fed_avg_decay(case, 40)
-    assert convergence.averaging_rate(case, averaged).holds
-    assert not convergence.averaging_rate(case, averaged._replace(at=averaged.at * 3 / 4)).holds
+    evolved = convergence._ntk_fl_decay(case, (50,))
+    assert not convergence._evolution_rate(case, evolved._replace(at=evolved.at - 1)).holds
+    averaged = convergence._fed_avg_decay(case, 40)
+    assert convergence._averaging_rate(case, averaged).holds
+    assert not convergence._averaging_rate(case, averaged._replace(at=averaged.at * 3 / 4)).holds
 
 
-@pytest.mark.parametrize("check", [evolution.evolution, evolution.remark_1])
+@pytest.mark.parametrize("check", [evolution._evolution, evolution._remark_1])
 def test_the_evolution(check: Callable[[int, int], Verdict]) -> None:
     row = check(3, 64)
     assert row.passed, row
 
 
 def test_the_gap_of_the_weights() -> None:
-    for row in (weight_gap.lemma_2(3, 64), weight_gap.part_left_out(3, 100)):
+    for row in (weight_gap._lemma_2(3, 64), weight_gap._part_left_out(3, 100)):
         assert row.passed, row
 
 
 @pytest.mark.parametrize(
     ("check", "draws"),
     [
-        (lemmas.lemma_1, 300_000), (lemmas.lemma_1_concentration, 10_000), (lemmas.lemma_3, 10_000),
-        (lemmas.switched, 1000), (lemmas.lemma_4, 10_000),
+        (lemmas._lemma_1, 300_000),
+        (lemmas._lemma_1_concentration, 10_000),
+        (lemmas._lemma_3, 10_000),
+        (lemmas._switched, 1000),
+        (lemmas._lemma_4, 10_000),
     ],
-)  # fmt: skip
+)
 def test_lemmas(check: Callable[[int, int], Verdict], draws: int) -> None:
     row = check(3, draws)
     assert row.passed, row
 
 
 def test_few_draws_decide_nothing() -> None:
-    row = lemmas.lemma_1(3, 1000)
+    row = lemmas._lemma_1(3, 1000)
     assert row.holds is None and row.passed is not True
     assert lemmas.exceeded(np.ones(10, bool)) == Interval(0.0, 0.0, pytest.approx(1 - 5e-5**0.1))
     found = lemmas.exceeded(np.arange(1000) >= 100)

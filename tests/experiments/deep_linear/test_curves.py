@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.fig4 import Pair

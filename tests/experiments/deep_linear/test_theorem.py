@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.comparison.theorems.deep_linear.runs import run_of
 from fedtangent._src.experiments.deep_linear import followed, theorem
 from fedtangent._src.experiments.lab.runner import Study

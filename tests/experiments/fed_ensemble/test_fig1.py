@@ -12,7 +12,7 @@ from fedtangent._src.experiments.fed_ensemble import fig1
 from fedtangent._src.experiments.lab import sine
 from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import kernel_blocks
-from fedtangent._src.theory import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.types import Gaussian
 
 from ..performed import performed

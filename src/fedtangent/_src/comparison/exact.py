@@ -26,7 +26,7 @@ from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.linearised import linearised
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition, PyTree
 
 LINEARISED_WIDTH = 64

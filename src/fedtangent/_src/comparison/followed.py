@@ -17,7 +17,7 @@ from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.losses import words
 from fedtangent._src.optimizers import first_steps, in_round
-from fedtangent._src.theory import Rule
+from fedtangent._src.theory.flow import Rule
 from fedtangent._src.theory.flow.rules import read_rule
 from fedtangent._src.types import NO_RULE, Algorithm, Model, Partition, Training
 

@@ -38,7 +38,7 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory.flow import Flow
 from fedtangent._src.theory.precision import require_float64
 from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 

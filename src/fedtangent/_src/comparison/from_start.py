@@ -32,7 +32,7 @@ from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import check_start
 from fedtangent._src.models.linearised import linearised
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, Key, PyTree
 
 

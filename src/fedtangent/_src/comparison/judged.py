@@ -27,7 +27,9 @@ from fedtangent._src.comparison.verdicts import (
 from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.losses import targets_of
-from fedtangent._src.theory import Flow, covariance_terms, ntk_evolution
+from fedtangent._src.theory.flow import Flow
+from fedtangent._src.theory.ntk_fl.convergence import ntk_evolution
+from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import AnyArray, Gaussian, Schedule
 
 FIXED_POINT = 1e-8

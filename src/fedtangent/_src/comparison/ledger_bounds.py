@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.theory.flow.clients import client_rows
 from fedtangent._src.types import Cohort, Partition
 

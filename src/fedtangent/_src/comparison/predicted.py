@@ -15,8 +15,9 @@ from fedtangent._src.comparison.simulated import Simulated, network_functions
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import words
-from fedtangent._src.theory import Flow, federated_flow, gp_limit, prior_functions
-from fedtangent._src.theory.prior import covariance_terms
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow import Flow, federated_flow
+from fedtangent._src.theory.prior import covariance_terms, prior_functions
 from fedtangent._src.types import Cohort, Gaussian
 
 PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has no closed form

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent._src.theory import best_learning_rate
+from fedtangent._src.theory.flow import best_learning_rate
 
 TOLERANCE = 0.02  # of rates, relative
 LOWEST = 1e-2  # the lowest rate tried, as a share of the run's rate, or of the largest stable one if that is less

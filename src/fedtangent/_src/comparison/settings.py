@@ -18,7 +18,7 @@ from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
-from fedtangent._src.theory import Rule
+from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Key, Model, Partition, PyTree
 
 NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses

@@ -42,11 +42,16 @@ def assumption(
     return Assumption(name, statement, bool(holds), float(measured), relation, float(required))
 
 
-def failing(found: Sequence[Assumption]) -> tuple[str, ...]:
+def failing(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
     """Returns the names of the assumptions that do not hold."""
-    return tuple(a.name for a in found if not a.holds)
+    return tuple(a.name for a in assumptions if not a.holds)
 
 
-def report(title: str, found: Sequence[Assumption]) -> str:
-    """Returns ``title`` and one line for each assumption."""
-    return "\n  ".join([title, *map(str, found)])
+def report(title: str, assumptions: Sequence[Assumption]) -> str:
+    """Returns ``title`` and one line for each assumption.
+
+    Args:
+        title: First line.
+        assumptions: Assumptions of a theorem.
+    """
+    return "\n  ".join([title, *map(str, assumptions)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
@@ -12,16 +10,22 @@ from fedtangent._src.data.partition import validate
 from fedtangent._src.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.precision import is_concrete
-from fedtangent._src.types import ArrayLike, Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition, PyTree
 
 
 def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
-    """Raises ``ValueError`` unless ``value`` has the shape ``shape``."""
+    """Raises ``ValueError`` unless a value has the required shape.
+
+    Args:
+        name: Name of the argument in the message.
+        value: Array to check.
+        shape: Required shape.
+    """
     if np.shape(value) != shape:
         raise ValueError(f"{name}: got shape {np.shape(value)}, must be {shape}")
 
 
-def check_known(name: str, *values: Any) -> None:
+def check_known(name: str, *values: PyTree) -> None:
     """Raises ``ValueError`` if a value is traced, so that its number cannot be read."""
     if not is_concrete(*values):
         raise ValueError(f"{name}: got a traced value, must be known numbers")
@@ -83,7 +87,7 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
         finite(name, array)
         checked[name] = array if name.endswith("test_train") else symmetric(name, array)
     blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
-    check_semidefinite(ntk_train)
+    _check_semidefinite(ntk_train)
     check_covariance(blocks)
     return blocks
 
@@ -114,11 +118,11 @@ def check_partition(partition: Partition, n: int, *, exact: bool = False, occupi
         occupied: Whether every client must have a row.
     """
     validate(partition, n, exact)
-    found = Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
-    if occupied and not found.sizes.all():
-        raise ValueError(f"partition: got client {int(np.argmin(found.sizes))} without examples, must be one or more "
-                         "each")  # fmt: skip
-    return found
+    clients = Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
+    if occupied and not clients.sizes.all():
+        empty = int(np.argmin(clients.sizes))
+        raise ValueError(f"partition: got client {empty} without examples, must be one or more each")
+    return clients
 
 
 def check_cohorts(
@@ -144,17 +148,16 @@ def check_cohorts(
     if num_models is None:
         num_models = int(model[present].max()) + 1 if present.any() else 1
     num_models = whole("num_models", num_models)
-    for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
-        wrong = present & ((values < 0) | (values >= count))
+
+    def refuse(name: str, values: np.ndarray, wrong: np.ndarray, allowed: str) -> None:
         if wrong.any():
-            r, s = (int(i) for i in np.argwhere(wrong)[0])
-            where = f"{values[r, s]} in round {r}, slot {s}"
-            raise ValueError(f"cohorts.{name}: got {where}, must be from 0 to {count - 1}")
+            r, slot = (int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(f"cohorts.{name}: got {values[r, slot]} in round {r}, slot {slot}, must be {allowed}")
+
+    for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
+        refuse(name, values, present & ((values < 0) | (values >= count)), f"from 0 to {count - 1}")
     client, model = np.where(present, client, 0), np.where(present, model, 0)
-    empty = present & (sizes[client] == 0)
-    if empty.any():
-        r, s = (int(i) for i in np.argwhere(empty)[0])
-        raise ValueError(f"cohorts.client: got {client[r, s]} in round {r}, slot {s}, must be one that holds examples")
+    refuse("client", client, present & (sizes[client] == 0), "one that holds examples")
     return client, model, num_models
 
 
@@ -172,7 +175,12 @@ def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
 
 
 def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"]:
-    """Checks the local steps and returns them for every client, [N] int64."""
+    """Checks the local steps and returns them for every client, [N] int64.
+
+    Args:
+        local_steps: Steps of all clients, or of each [N].
+        num_clients: Number N of clients.
+    """
     steps = np.asarray(local_steps)
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
@@ -197,22 +205,28 @@ def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
 
 
 def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
-    """Raises ``ValueError`` unless a share, a number or one per round, is from 0 to 1 or traced."""
+    """Raises ``ValueError`` unless a share is from 0 to 1 or traced.
+
+    Args:
+        name: Name of the argument in the message.
+        share: A number, or one per round [R].
+        num_rounds: Number R of rounds.
+    """
     value = _each_round(name, share, num_rounds)
     if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
         raise ValueError(f"{name}: got {share}, must be from 0 to 1")
 
 
-def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
+def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:
     """Checks the shape of a number or of one number per round, and returns its value; None for a traced value."""
-    value = real_array(name, given) if is_concrete(given) else None
-    shape = np.shape(given) if value is None else value.shape
+    value = real_array(name, numbers) if is_concrete(numbers) else None
+    shape = np.shape(numbers) if value is None else value.shape
     if shape not in ((), (num_rounds,)):
         raise ValueError(f"{name}: got shape {shape}, must be a number or one per round [{num_rounds}]")
     return value
 
 
-def check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
+def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
     """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain.
 
     Of more than ``MOST_CHECKED`` rows, ``MOST_CHECKED`` evenly spaced rows and columns are checked.
@@ -233,5 +247,5 @@ def check_own_blocks(smallest: Float64[np.ndarray, "N"], largest: Float64[np.nda
         largest: Largest eigenvalue of each client's block [N].
     """
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
-        raise ValueError(f"ntk_train: got eigenvalue {smallest[i]:.3g} of client {i}'s block, must be positive "
-                         "semidefinite")  # fmt: skip
+        block = f"eigenvalue {smallest[i]:.3g} of client {i}'s block"
+        raise ValueError(f"ntk_train: got {block}, must be positive semidefinite")

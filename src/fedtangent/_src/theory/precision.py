@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fedtangent._src.types import PyTree
 
 Inputs = ParamSpec("Inputs")
 Result = TypeVar("Result")
@@ -42,7 +44,7 @@ def require_float64(where: str = "") -> None:
         raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
 
 
-def is_concrete(*values: Any) -> bool:
+def is_concrete(*values: PyTree) -> bool:
     """Returns whether no leaf of ``values`` is a tracer, so that their numbers can be read."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -28,7 +28,9 @@ class CovarianceTerms(NamedTuple):
         return 0.5 * (covariance + covariance.T)
 
 
-def prior_blocks(kernels: KernelBlocks) -> tuple[Any, Any, Any]:
+def prior_blocks(
+    kernels: KernelBlocks,
+) -> tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArray, "m m"]]:
     """Returns nngp_train, nngp_test_train and nngp_test of ``kernels``; raises ``ValueError`` if a block is missing."""
     if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
         raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
@@ -50,11 +52,11 @@ def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64
         ValueError: Kernel blocks without the nngp parts.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
-    drawn = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
-    whole_prior = np.block([[train, cross.T], [cross, test]])
-    if not np.any(whole_prior):  # every model starts as the zero function
-        return np.zeros_like(drawn)
-    return np.asarray(np.tril(jittered_cholesky(whole_prior, 1e-8).lower) @ drawn)
+    normal = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
+    prior = np.block([[train, cross.T], [cross, test]])
+    if not np.any(prior):  # every model starts as the zero function
+        return np.zeros_like(normal)
+    return np.asarray(np.tril(jittered_cholesky(prior, 1e-8).lower) @ normal)
 
 
 def covariance_terms(
@@ -69,6 +71,9 @@ def covariance_terms(
         kernels: Kernel blocks with the nngp parts.
         b: Matrix B [m, n] float64, a NumPy or a JAX array; the terms are arrays of the same kind.
         gamma: Factor by which weight decay has shrunk f0; 1 without weight decay.
+
+    Raises:
+        ValueError: Kernel blocks without the nngp parts, or a matrix of another shape.
     """
     prior, prior_cross, prior_test = prior_blocks(kernels)
     check_shape("b", b, prior_cross.shape)

@@ -26,7 +26,7 @@ from fedtangent._src.engine.sweeps import single_device_engine, stretches
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.models.linearised import first_order, linearised
-from fedtangent._src.theory import Flow
+from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Model, PyTree
 
 MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data, theory
+from fedtangent import theory
+from fedtangent._src import data
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.data import partition as partitions
 from fedtangent._src.engine import Devices, Evaluation, simulate

@@ -12,14 +12,9 @@ from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
 from fedtangent._src.federated import schedule
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.assumptions import Assumption
-from fedtangent._src.theory.deep_linear import (
-    DeepLinearTheorem,
-    FullBatchWork,
-    deep_linear_theorem,
-    gram,
-    residual_terms,
-)
-from fedtangent._src.theory.deep_linear.theorem import linear_model
+from fedtangent._src.theory.deep_linear import gram
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, residual_terms
+from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_theorem, linear_model
 from fedtangent._src.theory.flow import Rule, federated_flow
 
 FLOWS = {  # the exact flows beside a network; the last three are wrong theories

@@ -32,8 +32,9 @@ from fedtangent._src.experiments.lab.results import (
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import Shades, heat_maps
-from fedtangent._src.theory.deep_linear import FullBatchWork, deep_linear_limit, gram, rounds
-from fedtangent._src.theory.deep_linear.theorem import deep_linear_theorem, linear_model
+from fedtangent._src.theory.deep_linear import gram, rounds
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork
+from fedtangent._src.theory.deep_linear.theorem import deep_linear_limit, deep_linear_theorem, linear_model
 
 SUBJECT = "DeepLin, lazy to rich"
 FLOOR = 1e-18  # share of the initial loss below which a loss is rounding

@@ -35,7 +35,7 @@ from fedtangent._src.experiments.lab.results import (
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory.deep_linear import FullBatchWork
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork
 from fedtangent._src.theory.deep_linear.theorem import STEP
 
 SUBJECT = "DeepLin Theorem IV.2"

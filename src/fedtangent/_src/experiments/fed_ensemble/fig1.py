@@ -23,7 +23,7 @@ from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, 
 from fedtangent._src.federated import schedule
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
-from fedtangent._src.theory import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.types import Algorithm, Gaussian, Model
 
 MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}

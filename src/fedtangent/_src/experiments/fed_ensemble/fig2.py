@@ -29,7 +29,7 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.function_plots import BandPanel, bands_side_by_side
 from fedtangent._src.output.style import METHODS, NEUTRAL, PREDICTED
-from fedtangent._src.theory import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.types import Algorithm, Model
 
 AVERAGE, ENSEMBLE, WITH_NOISE, FLOW, LIMIT = "fed_avg", "fed_ensemble", "fed_ensemble+residual", "flow", "limit"

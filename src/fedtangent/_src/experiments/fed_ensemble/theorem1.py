@@ -25,8 +25,8 @@ from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import kernel_blocks
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory import Flow, Networks, Rule
-from fedtangent._src.theory.fed_ensemble.convergence import Theorem1, theorem_1
+from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, theorem_1
+from fedtangent._src.theory.flow import Flow, Rule
 from fedtangent._src.types import Cohort
 
 FORMS = {

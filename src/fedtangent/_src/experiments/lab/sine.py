@@ -23,8 +23,8 @@ from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Flow, Rule, federated_flow
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate, decompose_laws, decompose_runs
+from fedtangent._src.theory.flow import Flow, Rule, federated_flow
 from fedtangent._src.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
 from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent._src import theory
+from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within

@@ -29,7 +29,7 @@ from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, 
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory.local_gd import (
+from fedtangent._src.theory.local_gd.max_margin import (
     direction_distance,
     exponential_models,
     feasible_sets,

@@ -32,7 +32,7 @@ from fedtangent._src.models.dense import logistic
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.storage import cache_directory
-from fedtangent._src.theory.local_gd import direction_distance
+from fedtangent._src.theory.local_gd.max_margin import direction_distance
 from fedtangent._src.types import Algorithm, Partition
 
 SUBJECT = "Local-GD, section 5"

@@ -33,13 +33,8 @@ from fedtangent._src.models.features import linear
 from fedtangent._src.optimizers import at_rate, sgd
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.theory.local_gd import (
-    direction_distance,
-    feasible_sets,
-    hard_margin,
-    local_regression,
-    minimum_norm,
-)
+from fedtangent._src.theory.local_gd.max_margin import direction_distance, feasible_sets, hard_margin
+from fedtangent._src.theory.local_gd.regression import local_regression, minimum_norm
 from fedtangent._src.types import Algorithm, Array
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"

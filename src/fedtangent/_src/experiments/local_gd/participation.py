@@ -27,8 +27,7 @@ from fedtangent._src.models.features import linear
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.output.style import METHODS
-from fedtangent._src.theory.local_gd import local_regression, minimum_norm
-from fedtangent._src.theory.local_gd.regression import LocalRegression
+from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression, minimum_norm
 from fedtangent._src.types import Cohort
 
 SUBJECT = "Local-GD, Lemma 1 for cohorts"

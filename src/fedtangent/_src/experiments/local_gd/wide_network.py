@@ -42,7 +42,7 @@ from fedtangent._src.models.features import linear
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.flow import Rule, federated_flow
-from fedtangent._src.theory.local_gd import local_regression
+from fedtangent._src.theory.local_gd.regression import local_regression
 from fedtangent._src.types import Algorithm, Model, Partition, PyTree
 
 SUBJECT = "Local-GD, wide networks"

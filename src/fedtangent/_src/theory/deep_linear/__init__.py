@@ -3,27 +3,5 @@
 Where to find the paper's equations: (1), (5) in ``models.linear_networks`` and ``gram.products``; (3), (4) in the loss
 ``squared_error_sum``; (6) to (8), (10), (17) in ``rounds``; (14) to (16) in ``gram``; (18), Theorem IV.2 and its
 hypotheses A to C in ``theorem``; (23) to (26), the terms of (17) along runs, in ``experiments.deep_linear.theorem``.
-``compare.theorems.deep_linear`` compares all of it with simulation.
+``comparison.theorems.deep_linear`` compares all of it with simulation.
 """
-
-from fedtangent._src.theory.deep_linear.gram import spectrum as deep_linear_spectrum
-from fedtangent._src.theory.deep_linear.rounds import (
-    FullBatchWork,
-    ResidualTerms,
-    balancedness,
-    full_batch_work,
-    residual_terms,
-)
-from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
-
-__all__ = [
-    "DeepLinearTheorem",
-    "FullBatchWork",
-    "ResidualTerms",
-    "balancedness",
-    "deep_linear_limit",
-    "deep_linear_spectrum",
-    "deep_linear_theorem",
-    "full_batch_work",
-    "residual_terms",
-]

@@ -27,6 +27,10 @@ TOLERANCE = 1e-12  # relative, of a solution's residual
 MOST_STEPS = 10_000
 
 
+Matrix = Float64[np.ndarray, "_ _"]
+Layers = tuple[Matrix, ...]  # W^1 .. W^L, [fan_out, fan_in] each
+
+
 class Products(NamedTuple):
     """Products of a network's layers at n inputs, float64."""
 
@@ -36,7 +40,7 @@ class Products(NamedTuple):
     outputs: Float64[np.ndarray, "n C"]
 
 
-def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> tuple[Float64[np.ndarray, "_ _"], ...]:
+def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> Layers:
     """Checks weights ``W^1 .. W^L`` and returns them as float64, [fan_out, fan_in] each.
 
     Args:
@@ -92,23 +96,24 @@ def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -
         residuals: Residuals [n_c, C] of one client.
         local: Client's network at its n_c examples; by default the server's, which is eq. (14).
     """
-    own = of if local is None else local
+    client = of if local is None else local
     values = real_array("residuals", residuals)
-    checks.check_shape("residuals", values, own.outputs.shape)
-    found = np.zeros_like(of.outputs)
-    for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True):
-        found += a @ ((a_own.T @ values) @ (b_own @ b.T))
-    return of.scale * own.scale * found
+    checks.check_shape("residuals", values, client.outputs.shape)
+    total = np.zeros_like(of.outputs)
+    for a, b, a_c, b_c in zip(of.below, of.above, client.below, client.above, strict=True):
+        total += a @ ((a_c.T @ values) @ (b_c @ b.T))
+    return of.scale * client.scale * total
 
 
 def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "nC n_cC"]:
-    """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems."""
-    own = of if local is None else local
-    total = sum(
-        np.kron(a @ a_own.T, b @ b_own.T)
-        for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True)
-    )
-    return np.asarray(of.scale * own.scale * total)
+    """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems.
+
+    Args:
+        of, local: As for ``applied``.
+    """
+    client = of if local is None else local
+    layers = zip(of.below, of.above, client.below, client.above, strict=True)
+    return np.asarray(of.scale * client.scale * sum(np.kron(a @ a_c.T, b @ b_c.T) for a, b, a_c, b_c in layers))
 
 
 def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
@@ -139,15 +144,15 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
     size = rank * outputs
 
     def conditioned(column: np.ndarray) -> np.ndarray:
-        each = column.reshape(rank, outputs)
-        return np.asarray(sum(left @ each @ right for left, right in bare)).ravel()
+        residuals = column.reshape(rank, outputs)
+        return np.asarray(sum(a @ residuals @ b for a, b in bare)).ravel()
 
     def solved(column: np.ndarray) -> np.ndarray:
         """Applies the inverse by conjugate gradients, preconditioned with the singular values of X."""
-        found, left = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
-        if left != 0:
+        solution, status = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
+        if status != 0:
             raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
-        return np.asarray(found / scales)
+        return np.asarray(solution / scales)
 
     def operator(function: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
         return LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
@@ -169,5 +174,5 @@ def in_row_space(x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "r d"]:
     if not x.any():
         raise ValueError("x: got zeros alone, must hold an example that is not 0")
     _, singular, right = np.linalg.svd(x, full_matrices=False)
-    known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
-    return np.asarray(singular[known, None] * right[known])
+    nonzero = singular > max(x.shape) * np.finfo(float).eps * singular[0]
+    return np.asarray(singular[nonzero, None] * right[nonzero])

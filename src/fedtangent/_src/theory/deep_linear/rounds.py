@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.deep_linear.gram import Products, applied, layers_of, products
+from fedtangent._src.theory.deep_linear.gram import Layers, Matrix, Products, applied, layers_of, products
 from fedtangent._src.types import ArrayLike, Partition
 
 Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
@@ -63,21 +63,31 @@ def full_batch_work(
     if len(inputs) != len(targets):
         raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
     instance("partition", partition, Partition)
-    held = checks.check_partition(partition, len(inputs), exact=True, occupied=True)
+    clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True)
     rate = number("learning_rate", learning_rate, above=0)
-    return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
+    return FullBatchWork(inputs, targets, clients, rate, whole("local_steps", local_steps))
 
 
-def fitting(weights: Weights, work: FullBatchWork) -> tuple[Float64[np.ndarray, "_ _"], ...]:
-    """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them."""
+def fitting(weights: Weights, work: FullBatchWork) -> Layers:
+    """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them.
+
+    Args:
+        weights: Weights ``W^1 .. W^L``.
+        work: Inputs x and targets y.
+    """
     layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
     if len(layers[-1]) != outputs:
         raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y")
     return layers
 
 
-def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Float64[np.ndarray, "_ _"]]:
-    """Computes the gradients of the sum of squares by every layer's weights (eq. 6), for residuals [n, C]."""
+def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Matrix]:
+    """Computes the gradients of the sum of squares by every layer's weights (eq. 6).
+
+    Args:
+        of: Network at n examples.
+        residuals: Its residuals.
+    """
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
 
 
@@ -86,47 +96,37 @@ class LocalPath(NamedTuple):
 
     before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
     residuals: tuple[Float64[np.ndarray, "n_c C"], ...]  # xi_{k,c}, [n_c, C] each
-    weights: tuple[Float64[np.ndarray, "_ _"], ...]  # after the last step
+    weights: Layers  # after the last step
 
 
-def local_path(
-    weights: Weights,
-    x: Float64[np.ndarray, "n_c d"],
-    y: Float64[np.ndarray, "n_c C"],
-    learning_rate: float,
-    local_steps: int,
-) -> LocalPath:
-    """Computes ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2`` (eq. 7).
-
-    Args:
-        weights: Weights at the start of the round.
-        x: Inputs [n_c, d] of the client.
-        y: Targets [n_c, C] of the client.
-        learning_rate: Step size.
-        local_steps: Number K of steps.
-
-    Raises:
-        ValueError: The weights overflow at this learning rate.
-    """
-    own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
-    for _ in range(local_steps):
+def _local_path(weights: Weights, work: FullBatchWork, c: int) -> LocalPath:
+    (x, y), rate = work.of_client(c), work.learning_rate
+    layers, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
+    for _ in range(work.local_steps):
         with np.errstate(over="ignore", invalid="ignore"):
-            now = products(own, x)
+            now = products(layers, x)
             before.append(now)
             residuals.append(now.outputs - y)
-            own = [w - learning_rate * g for w, g in zip(own, gradients(now, residuals[-1]), strict=True)]
-        if not all(np.isfinite(w).all() for w in own):
-            raise ValueError(f"learning_rate: got {learning_rate:g}, at which local descent diverges, must be smaller")
-    return LocalPath(tuple(before), tuple(residuals), tuple(own))
+            layers = [w - rate * g for w, g in zip(layers, gradients(now, residuals[-1]), strict=True)]
+        if not all(np.isfinite(w).all() for w in layers):
+            raise ValueError(f"learning_rate: got {rate:g}, at which local descent diverges, must be smaller")
+    return LocalPath(tuple(before), tuple(residuals), tuple(layers))
 
 
 def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
-    """Computes the local steps of every client."""
-    every = (work.of_client(c) for c in range(work.num_clients))
-    return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
+    """Computes the local steps of every client on ``1/2 |f(X_c) - Y_c|^2`` (eq. 7).
+
+    Args:
+        weights: Weights at the start of the round.
+        work: Data and local work of all clients.
+
+    Raises:
+        ValueError: A client's weights overflow at this learning rate.
+    """
+    return [_local_path(weights, work, c) for c in range(work.num_clients)]
 
 
-def averaged(paths: Sequence[LocalPath]) -> list[Float64[np.ndarray, "_ _"]]:
+def averaged(paths: Sequence[LocalPath]) -> list[Matrix]:
     """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8)."""
     return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
 
@@ -164,10 +164,10 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
     moved, drifted = np.zeros_like(residual), np.zeros_like(residual)
     for c, path in enumerate(paths):
         rows = work.partition.client(c)
-        own = products(initial, work.x[rows])
+        local = products(initial, work.x[rows])
         for before, xi in zip(path.before, path.residuals, strict=True):
-            moved += applied(now, xi, before) - applied(begin, xi, own)
-        drifted += applied(begin, sum(path.residuals) - work.local_steps * residual[rows], own)
+            moved += applied(now, xi, before) - applied(begin, xi, local)
+        drifted += applied(begin, sum(path.residuals) - work.local_steps * residual[rows], local)
     return ResidualTerms(
         residual - rate * work.local_steps * applied(begin, residual),
         -rate * moved,
@@ -181,16 +181,16 @@ def _higher_orders(
 ) -> Float64[np.ndarray, "n C"]:
     """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more.
 
-    Entry o of ``orders`` is the sum of all products of the layers so far that contain o changes.
+    Entry i of ``orders`` is the sum of all products of the layers so far that contain i changes.
     """
     orders = [x]
     for w, to in zip(weights, after, strict=True):
-        kept, changed = [o @ w.T for o in orders], [o @ (to - w).T for o in orders]
-        orders = [kept[0], *(a + b for a, b in zip(kept[1:], changed[:-1], strict=True)), changed[-1]]
+        same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]
+        orders = [same[0], *(a + b for a, b in zip(same[1:], changed[:-1], strict=True)), changed[-1]]
     return np.asarray(now.scale * sum(orders[2:], np.zeros_like(now.outputs)))
 
 
-def balancedness(weights: Weights) -> list[Float64[np.ndarray, "_ _"]]:
+def balancedness(weights: Weights) -> list[Matrix]:
     """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
     One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of

@@ -23,6 +23,7 @@ Points that the paper leaves open or states otherwise:
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from scipy.linalg import eigh
 
 from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.theory.assumptions import Assumption, assumption, failing, report
-from fedtangent._src.theory.deep_linear.gram import in_row_space, layers_of, products, spectrum
+from fedtangent._src.theory.deep_linear.gram import Layers, Matrix, in_row_space, layers_of, products, spectrum
 from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, Weights, fitting
 from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression
 
@@ -77,8 +78,8 @@ class DeepLinearConstants(NamedTuple):
         """Computes the least m that the theorem allows, with 1 for its unspecified constant."""
         shared = self.rank * self.kappa**4 * self.num_clients**2
         log_depth = math.log(self.depth) if self.depth > 1 else 0.0
-        wanted = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
-        return self.depth * max(wanted)
+        terms = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
+        return self.depth * max(terms)
 
     def radius(self) -> float:
         """Computes R of hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
@@ -100,7 +101,7 @@ class DeepLinearTheorem:
 
     constants: DeepLinearConstants
     assumptions: tuple[Assumption, ...]
-    initial: tuple[Float64[np.ndarray, "_ _"], ...]  # W^i(0)
+    initial: Layers  # W^i(0)
     reduced: Float64[np.ndarray, "r d"]  # X on its range
     linear: LocalRegression  # FedAvg of the limit of infinite width, on the same data
 
@@ -160,21 +161,22 @@ class DeepLinearTheorem:
         """
         weights, c = self._alike(weights), self.constants
         whole("rounds", rounds, 0)
-        found = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
+        hypotheses = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
         if c.depth > 1:
             low, high = self.singular_values(weights)
-            found.append(assumption("B, largest", "singular value over that of the limit", high, "<=", 1.25))
-            found.append(assumption("B, least", "singular value over that of the limit", low, ">", 0.75))
+            text = "singular value over that of the limit"
+            hypotheses += [
+                assumption("B, largest", text, high, "<=", 1.25),
+                assumption("B, least", text, low, ">", 0.75),
+            ]
         if between := _between(weights):
             most = max(_norm(w) / math.sqrt(c.width) ** count for count, w in between)
-            spread = SPREAD * math.sqrt(c.depth)
-            found.append(
-                assumption("B, between", "norm of inner layers' products over m^(count/2)", most, "<=", spread)
-            )
+            text, spread = "norm of inner layers' products over m^(count/2)", SPREAD * math.sqrt(c.depth)
+            hypotheses.append(assumption("B, between", text, most, "<=", spread))
         moved = max(float(np.linalg.norm(w - w0)) for w, w0 in zip(weights, self.initial, strict=True))
-        return (*found, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
+        return (*hypotheses, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
 
-    def _alike(self, weights: Weights) -> tuple[Float64[np.ndarray, "_ _"], ...]:
+    def _alike(self, weights: Weights) -> Layers:
         layers = layers_of(weights)
         shapes, allowed = ([w.shape for w in of] for of in (layers, self.initial))
         if shapes != allowed:
@@ -209,20 +211,31 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
     truth = np.linalg.lstsq(work.x, work.y, rcond=None)[0]
     realised = work.x @ truth
     lambda_min, lambda_max = spectrum(weights, work.x)
-    found = DeepLinearConstants(
-        depth, np.shape(weights[0])[0] if depth > 1 else 1, outputs, work.num_clients, len(reduced),
-        float(singular.max()), float(singular.min()), lambda_min, lambda_max, _norm(truth),
-        float(np.linalg.norm(start.outputs - realised)), work.learning_rate, work.local_steps, delta,
-    )  # fmt: skip
+    constants = DeepLinearConstants(
+        depth=depth,
+        width=np.shape(weights[0])[0] if depth > 1 else 1,
+        outputs=outputs,
+        num_clients=work.num_clients,
+        rank=len(reduced),
+        largest=float(singular.max()),
+        least=float(singular.min()),
+        lambda_min=lambda_min,
+        lambda_max=lambda_max,
+        truth=_norm(truth),
+        residual=float(np.linalg.norm(start.outputs - realised)),
+        learning_rate=work.learning_rate,
+        local_steps=work.local_steps,
+        delta=delta,
+    )
     off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
     assumptions: tuple[Assumption, ...] = (
-        assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
+        assumption("step", "eta", constants.learning_rate, "<=", constants.step_limit()),
         assumption("realisable", "share of |Y| that no linear map of X fits", off, "<=", 1e-9),
     )
     if depth > 1:
-        need = found.least_width()
-        assumptions += (assumption("width", "least width of the theorem, its constant as 1", need, "<=", found.width),)
-    return DeepLinearTheorem(found, assumptions, weights, reduced, deep_linear_limit(work, depth))
+        text, need = "least width of the theorem, its constant as 1", constants.least_width()
+        assumptions += (assumption("width", text, need, "<=", constants.width),)
+    return DeepLinearTheorem(constants, assumptions, weights, reduced, deep_linear_limit(work, depth))
 
 
 def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
@@ -267,39 +280,28 @@ def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     return 2 * work.y.shape[1] / (depth * largest) if largest > 0 else math.inf
 
 
-def _norm(matrix: Float64[np.ndarray, "_ _"]) -> float:
+def _norm(matrix: Matrix) -> float:
     return float(np.linalg.norm(matrix, 2))
 
 
-def _squared_norm(x: Float64[np.ndarray, "_ _"]) -> float:
+def _squared_norm(x: Matrix) -> float:
     """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 
 
-def _tails(weights: Weights) -> list[Float64[np.ndarray, "_ _"]]:
+def _tails(weights: Weights) -> list[Matrix]:
     """Returns ``W^{L:i}`` of i = L, .., 2: products of 1, .., L - 1 layers."""
-    found: list[np.ndarray] = []
-    for w in weights[:0:-1]:
-        found.append(np.asarray(found[-1] @ w if found else w))
-    return found
+    return list(itertools.accumulate(weights[:0:-1], np.matmul))
 
 
-def _heads(weights: Weights, x: Float64[np.ndarray, "n d"]) -> list[Float64[np.ndarray, "_ _"]]:
+def _heads(weights: Weights, x: Float64[np.ndarray, "n d"]) -> list[Matrix]:
     """Returns ``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
-    found = [np.asarray(x)]
-    for w in weights[:-1]:
-        found.append(found[-1] @ w.T)
-    return found[1:]
+    return list(itertools.accumulate((w.T for w in weights[:-1]), np.matmul, initial=x))[1:]
 
 
-def _between(weights: Weights) -> list[tuple[int, Float64[np.ndarray, "_ _"]]]:
+def _between(weights: Weights) -> list[tuple[int, Matrix]]:
     """Returns the products ``W^{j:i}`` of 1 < i <= j < L, each with its number of layers."""
-    found, inner = [], list(weights[1:-1])
-    for i in range(len(inner)):
-        product = np.asarray(inner[i])
-        found.append((1, product))
-        for j in range(i + 1, len(inner)):
-            product = inner[j] @ product
-            found.append((j - i + 1, product))
-    return found
+    inner = weights[1:-1]
+    starts = (itertools.accumulate(inner[i:], lambda product, w: w @ product) for i in range(len(inner)))
+    return [pair for products_ in starts for pair in enumerate(products_, start=1)]

@@ -37,6 +37,7 @@ from fedtangent._src.types import ArrayLike, Cohort, Partition
 NEGLIGIBLE = 1e-13
 # Models that share a pass: 100 training points and 50 columns of each are 40 MB.
 MODELS_AT_ONCE = 1024
+Variance = Float64[np.ndarray, "m"] | Float64[np.ndarray, "m C"]  # [m, C] if outputs differ
 
 
 class Estimate(NamedTuple):
@@ -61,9 +62,7 @@ class EnsembleLaw(NamedTuple):
     """Mean and variance of the average of K models after a round, given the schedule."""
 
     mean: Float64[np.ndarray, "m C"]
-    variance: (
-        Float64[np.ndarray, "m"] | Float64[np.ndarray, "m C"]
-    )  # or [m, C] if outputs differ: sum_k k_k(x, x) / K^2
+    variance: Variance  # sum_k k_k(x, x) / K^2
 
 
 class Corollary1(NamedTuple):
@@ -72,9 +71,7 @@ class Corollary1(NamedTuple):
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
     limit: Float64[np.ndarray, "m"] | None  # k(x, x) / K
     at_round: Float64[np.ndarray, "m C"] | None  # E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
-    variance: (
-        Float64[np.ndarray, "m"] | Float64[np.ndarray, "m C"] | None
-    )  # or [m, C], variance at the round, known even without a limit
+    variance: Variance | None  # at the round, known even without a limit
     assumptions: tuple[Assumption, ...]
 
 
@@ -90,6 +87,9 @@ def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float =
             independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
         expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
@@ -101,9 +101,9 @@ def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float =
     if runs.ndim == 4:
         within = runs.var(axis=1, ddof=1).mean(axis=(1, 2))
         return _combined(runs.mean(axis=1), within, 1 / runs.shape[1], expected, noise)
-    found = _combined(runs, np.zeros(len(runs)), 0.0, expected, noise)
     unknown = Estimate(float("nan"), float("nan"))
-    return found._replace(initialisation=unknown, schedules=unknown)
+    terms = _combined(runs, np.zeros(len(runs)), 0.0, expected, noise)
+    return terms._replace(initialisation=unknown, schedules=unknown)
 
 
 def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
@@ -111,6 +111,13 @@ def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
 
     With independent initial functions the K models' variances add up to ``sum_k k_k(x, x) / K^2``. The cost is one
     backward pass.
+
+    Args:
+        flow: Flow of K models, whose outputs may share a kernel or not.
+        r: Number of finished rounds.
+
+    Raises:
+        ValueError: The flow has no law: another loss than the squared error, or kernel blocks without the nngp parts.
     """
     variance = np.diag(np.asarray(flow.ensemble_cov(r)))
     mean = np.asarray(flow.ensemble_mean(r))
@@ -139,6 +146,9 @@ def ensemble_laws(
         cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
         rounds: Numbers of finished rounds, from 0 to R.
         num_models: Number K of models.
+
+    Raises:
+        ValueError: No cohorts, cohorts of different shapes, or as for ``federated_flow``.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
@@ -146,7 +156,7 @@ def ensemble_laws(
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
     padded = np.concatenate([targets, np.zeros((len(targets), q))], axis=1)
-    found: list[tuple[EnsembleLaw, ...]] = []
+    laws: list[tuple[EnsembleLaw, ...]] = []
     passes = -(-len(cohorts) * num_models // MODELS_AT_ONCE)
     for part in np.array_split(np.arange(len(cohorts)), min(passes, len(cohorts))):
         joined = _side_by_side([cohorts[i] for i in part], num_models)
@@ -157,8 +167,8 @@ def ensemble_laws(
         after = after.reshape(len(rounds), len(part), num_models, *after.shape[2:])  # [r, schedule, K, m, C + q]
         mean = after[..., :outputs].mean(axis=2)
         variance = np.einsum("eskmq,eskmq->esm", after[..., outputs:], after[..., outputs:]) / num_models**2
-        found += [tuple(map(EnsembleLaw, mean[:, i], variance[:, i])) for i in range(len(part))]
-    return found
+        laws += [tuple(map(EnsembleLaw, mean[:, i], variance[:, i])) for i in range(len(part))]
+    return laws
 
 
 def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
@@ -176,6 +186,9 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_varia
             and all terms are exact. With S > 1 the standard errors come from the draw of schedules.
         expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
         raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
@@ -215,6 +228,9 @@ def corollary_1(
         flow: Flow of K models; None for the limit only.
         r: Number of finished rounds; by default all rounds of the flow.
         max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
+
+    Raises:
+        ValueError: Another number of models than the flow's, or shapes that do not fit.
     """
     whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:
@@ -274,8 +290,8 @@ def _factor(kernels: KernelBlocks) -> Float64[np.ndarray, "points q"]:
     """Computes ``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
     train, cross, test = prior_blocks(kernels)
     eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
-    kept = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
-    # Rounded up, so that kernels of similar rank share a compiled program; what is added is zero to rounding.
-    q = min(-(-kept // 16) * 16, len(eigenvalues))
+    rank = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
+    # Rounded up, so that kernels of similar rank share a compiled program; the further columns are zero to rounding.
+    q = min(-(-rank // 16) * 16, len(eigenvalues))
     largest = slice(len(eigenvalues) - q, None)
     return np.asarray(vectors[:, largest] * np.sqrt(np.maximum(eigenvalues[largest], 0)))

@@ -124,25 +124,20 @@ def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[
 
 def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
     zero = len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])  # to rounding
-    found = [
+    text = "(iii) largest gradient norm of a client at a global minimum, relative to the initial one"
+    conditions = [
         assumption("full_rank", "(i) lambda_min(Theta), above rounding", problem.eigenvalues[0], ">", zero),
-        assumption(
-            "stationary_points_coincide",
-            "(iii) largest gradient norm of a client at a global minimum, relative to the initial one",
-            _local_gradient(problem, zero),
-            "<=",
-            SAME_GRADIENT,
-        ),
+        assumption("stationary_points_coincide", text, _local_gradient(problem, zero), "<=", SAME_GRADIENT),
     ]
     if problem.x is not None:
-        found += _of_the_inputs(problem)
+        conditions += _of_the_inputs(problem)
     if problem.initial_kernel is not None:
         kernel = symmetric("initial_kernel", problem.initial_kernel)
         checks.check_shape("initial_kernel", kernel, problem.theta.shape)
         text = "9.1 (2), width: operator norm of Theta_0 - Theta against lambda_m / 3"
         distance, third = float(np.linalg.norm(kernel - problem.theta, 2)), max(problem.eigenvalues[0], 0.0) / 3
-        found.append(assumption("wide_enough", text, distance, "<=", third))
-    return found
+        conditions.append(assumption("wide_enough", text, distance, "<=", third))
+    return conditions
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
@@ -154,17 +149,17 @@ def _local_gradient(problem: Theorem1Data, zero: float) -> float:
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0
-    left = np.einsum("nz,mz,kmc->knc", null, null, problem.residual, optimize=True)
+    unreached = np.einsum("nz,mz,kmc->knc", null, null, problem.residual, optimize=True)
     start = _largest_gradient(problem, problem.residual)
-    return _largest_gradient(problem, left) / start if start > 0 else 0.0
+    return _largest_gradient(problem, unreached) / start if start > 0 else 0.0
 
 
 def _largest_gradient(problem: Theorem1Data, residual: Float64[np.ndarray, "K n C"]) -> float:
     largest = 0.0
     for i in np.flatnonzero(problem.plan.trains):
         rows = np.asarray(problem.partition.client(int(i)))
-        own = residual[:, rows]
-        square = np.einsum("knc,nm,kmc->k", own, problem.theta[np.ix_(rows, rows)], own, optimize=True)
+        local = residual[:, rows]
+        square = np.einsum("knc,nm,kmc->k", local, problem.theta[np.ix_(rows, rows)], local, optimize=True)
         largest = max(largest, float(np.sqrt(max(square.max(), 0.0))) / len(rows))
     return largest
 
@@ -191,16 +186,15 @@ def _of_the_rounds(problem: Theorem1Data) -> list[Assumption]:
     plan, partition = problem.plan, problem.partition
     used = plan.examples[: plan.num_ages * plan.rounds_per_age]
     once = float(np.mean(plan.visits[:, :, np.asarray(partition.sizes) > 0] != 1))
-    held = np.bincount(np.asarray(partition.indices, np.int64), minlength=len(problem.theta))
-    steps = plan.steps[plan.trains]
+    shares = np.bincount(np.asarray(partition.indices, np.int64), minlength=len(problem.theta))
+    steps, text = plan.steps[plan.trains], "sum_i Theta_i = Theta: examples not held once"
     return [
         assumption("constant_examples_per_round", "(iv) examples of a model's round, max - min", np.ptp(used), "<=", 0),
         assumption("every_client_once_an_age", "eq. (27): share of clients' ages that miss or repeat", once, "<=", 0),
-        assumption("clients_divide_the_data", "sum_i Theta_i = Theta: examples not held once", np.sum(held != 1),
-                   "<=", 0),
+        assumption("clients_divide_the_data", text, np.sum(shares != 1), "<=", 0),
         assumption("weights_by_examples", "largest |p_i - n_i / nbar|", plan.weight_error.max(), "<=", 1e-6),
         assumption("equal_local_steps", "tau, max - min over clients", np.ptp(steps), "<=", 0),
-    ]  # fmt: skip
+    ]
 
 
 def _of_the_step(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> list[Assumption]:
@@ -209,8 +203,8 @@ def _of_the_step(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> list[
     largest = 0.0
     for i in np.flatnonzero(plan.trains):
         rows = np.asarray(problem.partition.client(int(i)))
-        own = np.linalg.eigvalsh(problem.theta[np.ix_(rows, rows)])[-1]
-        largest = max(largest, float(plan.rates.max() * own) / len(rows))
+        eigenvalue = np.linalg.eigvalsh(problem.theta[np.ix_(rows, rows)])[-1]
+        largest = max(largest, float(plan.rates.max() * eigenvalue) / len(rows))
     return [
         assumption("kappa_2_below_1", "9.1 (1), eq. (26)", kappa_2, "<", 1.0),
         assumption("kappa_3_small", "(1 + kappa_3) e^(-u/2) <= e^(-u/3), last step of the proof", kappa_3, "<=", gain),

@@ -58,9 +58,7 @@ class Constants(NamedTuple):
     lambda_max: float
     examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
     least_examples_per_round: float  # the smallest nbar, over rounds in which a model has a client
-    client_norms: Float64[
-        np.ndarray, "N"
-    ]  # C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii); 0 for a client that never trains
+    client_norms: Float64[np.ndarray, "N"]  # C_i = sqrt(trace Theta_ii); 0 for a client that never trains
     c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
     c2: float  # sum of the C_i
     r0: Float64[np.ndarray, "K"]  # norm of the initial residual
@@ -89,7 +87,11 @@ def kappa_2(progress: float, c1: float, c2: float, r0: float, width: float) -> f
 def kappa_3(progress: float, c1: float, c2: float, r0: float, width: float, num_clients: int) -> float:
     """Computes ``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
 
-    FE-2021 prints it before eq. (27). ``num_clients`` is N; the other arguments are documented at ``kappa_2``.
+    FE-2021 prints it before eq. (27).
+
+    Args:
+        progress, c1, c2, r0, width: As for ``kappa_2``.
+        num_clients: Number N of clients.
     """
     return float(progress**2 * (_quartic(c1, c2, r0, width) + 0.5 * num_clients * (num_clients - 1) * c2**4))
 
@@ -101,7 +103,8 @@ def _quartic(c1: float, c2: float, r0: float, width: float) -> float:
 def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
     """Computes the ``eta_0 tau`` at which kappa_2 of (19) is 1, the largest that Theorem 9.1 allows.
 
-    The arguments are documented at ``kappa_2``.
+    Args:
+        c1, c2, r0, width: As for ``kappa_2``.
     """
     square = _quartic(c1, c2, r0, width)
     # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
@@ -144,7 +147,8 @@ class Theorem1:
     def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages K"]:
         """Computes the bound ``R_0 e^{-exponent}`` of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
 
-        The arguments are documented at ``exponent``.
+        Args:
+            form, eigenvalue: As for ``exponent``.
         """
         return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
 
@@ -207,6 +211,9 @@ def theorem_1(
 
     Returns:
         The theorem for this run. An assumption that fails does not raise; it is reported in ``assumptions``.
+
+    Raises:
+        ValueError: Shapes that do not fit, numbers out of range, or a rule other than plain FedAvg.
     """
     y = checks.check_rows("y_train", y_train, "n, C")
     theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
@@ -261,6 +268,9 @@ def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) 
         theta: Kernel [n, n] of the training points.
         operator: M_r [n, n], ``Flow.operator(r, model)``.
         residual: Initial residual ``f_0(X) - Y`` [n, C].
+
+    Raises:
+        ValueError: Numbers that are not real.
     """
     a = real_array("operator", operator) @ real_array("residual", residual)
     return float(np.sqrt(max(float(np.sum(a * (real_array("theta", theta) @ a))), 0.0)))
@@ -276,9 +286,12 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
         c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1.
         examples_per_round: nbar.
         width: Width l.
+
+    Raises:
+        ValueError: A number below 0, or a divisor that is not above 0.
     """
-    given = {"progress": progress, "c1": c1, "c2": c2, "r0": r0}
-    _check(given, {"examples_per_round": examples_per_round, "width": width})
+    _not_negative(progress=progress, c1=c1, c2=c2, r0=r0)
+    _positive(examples_per_round=examples_per_round, width=width)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         curved = 8 * progress**2 * r0**2 * c1 * c2**2
         drifting = 2 * progress * np.exp(progress / (examples_per_round * np.float64(c2) ** 2)) * r0 * c2**2
@@ -300,9 +313,12 @@ def linearisation_gap(
         lambda_min: Least eigenvalue of Theta_0.
         examples_per_round: nbar.
         d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
+
+    Raises:
+        ValueError: A number below 0, or a divisor that is not above 0.
     """
-    _check({"kappa": kappa, "progress": progress, "lambda_min": lambda_min, "d4_norm": d4_norm},
-           {"examples_per_round": examples_per_round})  # fmt: skip
+    _not_negative(kappa=kappa, progress=progress, lambda_min=lambda_min, d4_norm=d4_norm)
+    _positive(examples_per_round=examples_per_round)
     q = (1 + progress**2 * d4_norm) * np.exp(-progress * lambda_min / examples_per_round)
     return float(kappa / (1 - q)) if q < 1 else float("inf")
 
@@ -322,16 +338,23 @@ def gap_from_drift(
         r0: Norm R_0 of the initial residual.
         lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).
         examples_per_round: nbar.
+
+    Raises:
+        ValueError: A number below 0, or a divisor that is not above 0.
     """
-    _check({"drift": drift, "r0": r0, "lambda_min": lambda_min}, {"examples_per_round": examples_per_round})
+    _not_negative(drift=drift, r0=r0, lambda_min=lambda_min)
+    _positive(examples_per_round=examples_per_round)
     t = np.asarray(progress, np.float64) / examples_per_round
     return np.asarray(r0 * drift * t * np.exp(-lambda_min * t))
 
 
-def _check(not_negative: dict[str, float], positive: dict[str, float]) -> None:
-    for name, value in not_negative.items():
+def _not_negative(**numbers: float) -> None:
+    for name, value in numbers.items():
         if not value >= 0:
             raise ValueError(f"{name}: got {value!r}, must be at least 0")
-    for name, value in positive.items():
+
+
+def _positive(**numbers: float) -> None:
+    for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{name}: got {value!r}, must be above 0")

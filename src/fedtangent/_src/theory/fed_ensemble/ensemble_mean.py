@@ -23,10 +23,13 @@ def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float
 
     Returns:
         The bound at each point, [m], at most 1.
+
+    Raises:
+        ValueError: An epsilon that is not above 0 or has another shape.
     """
     whole("num_models", num_models)
     far, variance = real_array("epsilon", epsilon), np.diag(np.asarray(limit.cov))
     if far.shape not in ((), variance.shape) or not np.all(far > 0):
-        raise ValueError(f"epsilon: got shape {far.shape}, least {far.min():g}, must be above 0, of shape () or "
-                         f"{variance.shape}")  # fmt: skip
+        got = f"shape {far.shape}, least {far.min():g}"
+        raise ValueError(f"epsilon: got {got}, must be above 0, of shape () or {variance.shape}")
     return np.asarray(np.minimum(np.maximum(variance, 0.0) / (num_models * far**2), 1.0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,7 @@ from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, jitt
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.checks import check_blocks, check_large, check_rows
 from fedtangent._src.theory.prior import covariance_terms
-from fedtangent._src.types import ArrayLike, Gaussian
+from fedtangent._src.types import Array, ArrayLike, Gaussian
 
 TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
 
@@ -78,21 +76,21 @@ def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float6
     factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)
 
     @jax.jit
-    def solve(theta: Any, factor: Any, y: Any) -> Any:
+    def solve(theta: Array, factor: Array, y: Array) -> tuple[Array, Array]:
         # (F F' + rest I)^-1 by Woodbury's identity, times rest: what F leaves of Theta's trace, spread evenly
         rest = jnp.maximum(jnp.trace(theta) - jnp.sum(factor**2), 1e-6 * jnp.trace(theta)) / len(y)
         inner = jnp.linalg.cholesky(product(factor.T, factor) + rest * jnp.eye(factor.shape[1], dtype=factor.dtype))
 
-        def preconditioned(v: Any) -> Any:
+        def preconditioned(v: Array) -> Array:
             return v - product(factor, jax.scipy.linalg.cho_solve((inner, True), product(factor.T, v)))
 
-        found, _ = cg(lambda v: product(theta, v), y, tol=TOLERANCE / 2, maxiter=MOST_STEPS, M=preconditioned)
-        return found, jnp.linalg.norm(product(theta, found) - y) / jnp.maximum(jnp.linalg.norm(y), 1.0)
+        solution, _ = cg(lambda v: product(theta, v), y, tol=TOLERANCE / 2, maxiter=MOST_STEPS, M=preconditioned)
+        return solution, jnp.linalg.norm(product(theta, solution) - y) / jnp.maximum(jnp.linalg.norm(y), 1.0)
 
-    found, left = solve(kernels.ntk_train, factor, y)
-    if not float(left) <= TOLERANCE:
+    solution, residual = solve(kernels.ntk_train, factor, y)
+    if not float(residual) <= TOLERANCE:
         raise SingularKernelError(
             f"the kernel of the {len(y)} training points is too nearly singular for {MOST_STEPS} steps of conjugate "
-            f"gradients: a residual of {float(left):.3g} is left, must be at most {TOLERANCE:g}"
+            f"gradients: a residual of {float(residual):.3g} is left, must be at most {TOLERANCE:g}"
         )
-    return np.asarray(found, np.float64) * sizes
+    return np.asarray(solution, np.float64) * sizes

@@ -31,23 +31,23 @@ from fedtangent._src.theory import checks
 from fedtangent._src.theory.flow.rules import DYNAMICS
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
+Operator = Float64[np.ndarray, "n n"]  # on the residual at the training points
+
 
 class Expansion(NamedTuple):
     """An operator to second order in the step; the error of ``total`` is of third order."""
 
-    first_order: Float64[np.ndarray, "n n"]  # one exponential
-    second_order: Float64[np.ndarray, "n n"]  # the lemma's correction, proportional to the step's square
+    first_order: Operator  # one exponential
+    second_order: Operator  # the lemma's correction, proportional to the step's square
 
     @property
-    def total(self) -> Float64[np.ndarray, "n n"]:
+    def total(self) -> Operator:
         """Sum of the first- and second-order terms, [n, n]."""
         return self.first_order + self.second_order
 
 
-def commutator_sum(
-    operators: Sequence[Float64[np.ndarray, "n n"]] | Float64[np.ndarray, "K n n"],
-) -> Float64[np.ndarray, "n n"]:
-    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act, [n, n].
+def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"]) -> Operator:
+    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act.
 
     Costs K products instead of K^2: operator i is multiplied with the sum of the operators before it.
     """
@@ -58,10 +58,8 @@ def commutator_sum(
     return total
 
 
-def variance(
-    operators: Sequence[Float64[np.ndarray, "n n"]] | Float64[np.ndarray, "K n n"], weights: Sequence[float]
-) -> Float64[np.ndarray, "n n"]:
-    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3, [n, n].
+def variance(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"], weights: Sequence[float]) -> Operator:
+    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3.
 
     Args:
         operators: Operators A_i, [n, n] each.
@@ -83,6 +81,9 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     Args:
         operators: Operators [K, n, n], the first to act first.
         step: The number h.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     a = _operators(operators)
     number("step", step)
@@ -98,6 +99,9 @@ def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -
         operators: Operators [N, n, n].
         weights: Weights [N], non-negative, summing to 1.
         step: The number h = eta tau.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
@@ -153,6 +157,9 @@ def age_operators(
         learning_rate: eta, a number or one per round [R].
         model: Index of the model.
         rounds: Rounds of the age in order; all rounds if None. A round without a client of the model changes nothing.
+
+    Raises:
+        ValueError: Shapes that do not fit, numbers out of range, or no round.
     """
     theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
@@ -170,28 +177,28 @@ def age_operators(
 
 
 def _round_terms(
-    theta: Float64[np.ndarray, "n n"],
+    theta: Operator,
     partition: Partition,
     client: Int[np.ndarray, "S"],
     weight: Float64[np.ndarray, "S"],
     steps: Int[np.ndarray, "N"],
     rate: float,
-) -> tuple[Float64[np.ndarray, "n n"], Float64[np.ndarray, "n n"], Float64[np.ndarray, "n n"]]:
+) -> tuple[Operator, Operator, Operator]:
     """Computes E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
     n, total = len(theta), weight.sum()
-    held, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
+    shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
         rows = np.asarray(partition.client(int(i)), np.int64)
         step = rate * steps[i] / len(rows)
-        np.add.at(held, rows, p * step)
+        np.add.at(shares, rows, p * step)
         block = p * step**2 * theta[np.ix_(rows, rows)]
         np.add.at(square, np.ix_(rows, rows), block)
         np.add.at(discrete, np.ix_(rows, rows), -block / steps[i])
-    mean = theta * held[None, :]
+    mean = theta * shares[None, :]
     return mean, theta @ square - mean @ mean, theta @ discrete
 
 
-def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Float64[np.ndarray, "n n"]:
+def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes an age's correction to its first-order exponential, [n, n]; its error is of third order in the step.
 
     It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2.
@@ -214,13 +221,15 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     examples and each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
 
     Args:
-        age: Operators of the age.
-        dynamics: "gradient_flow" or "gradient_descent".
+        age, dynamics: As for ``second_order_terms``.
+
+    Raises:
+        ValueError: Another name of the dynamics.
     """
     return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
 
-def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> Float64[np.ndarray, "n n"]:
+def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> Operator:
     """Computes eq. (13) of FE-2021 [n, n]: a product of exponentials, with one round's variance inserted at a time.
 
     Args:
@@ -242,15 +251,14 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
     return product + added
 
 
-def operator_u(age: Age, dynamics: str = "gradient_flow") -> Float64[np.ndarray, "n n"]:
+def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes U of eq. (14), the map of one age on the residual, [n, n].
 
     It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. (The page writes its left side at round
     tau (tK + r + 1); it is the age, ``f_{w((t+1) K tau)}``.)
 
     Args:
-        age: Operators of the age.
-        dynamics: "gradient_flow" or "gradient_descent".
+        age, dynamics: As for ``second_order_terms``.
     """
     return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ expm(-age.means.sum(axis=0))
 
@@ -269,6 +277,9 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
     Args:
         ages: Operators of one or more ages.
         dynamics: "gradient_flow" or "gradient_descent".
+
+    Raises:
+        ValueError: No age, or another name of the dynamics.
     """
     if not ages:
         raise ValueError("ages: got none, must be at least one")

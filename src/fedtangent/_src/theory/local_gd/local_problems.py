@@ -1,15 +1,17 @@
 """The local problem of a node in a round of Local-GD on separable data, in its dual, which needs only a Gram matrix.
 
 With ``A`` the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b`` with b [n] at least 0. Each
-function here returns b and a bound of the error of ``A' b``. Their arguments are ``gram`` A A' [n, n], ``across`` A w
-[n], and ``held`` [n], the mask of the rows that are examples. All belong to one node; ``vmap`` serves all nodes.
+``LocalSolver`` returns b and a bound of the error of ``A' b``. Its arguments are ``A A'`` [n, n], ``A w`` [n], the mask
+[n] of the rows that are examples, and the parameters that all nodes share; ``vmap`` serves all nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from fedtangent._src.types import Array
 
@@ -17,102 +19,90 @@ GAP = 1e-13  # relative duality gap that ends a projection
 MOST_STEPS = 100  # of an interior-point or Newton's method
 RIDGE = 1e-13  # added to a Gram matrix whose largest diagonal entry is 1
 REFINEMENTS = 6
+Gram = Float[Array, "n n"]
+Vector = Float[Array, "n"]
+Mask = Bool[Array, "n"]
+LocalSolver = Callable[[Gram, Vector, Mask, tuple[Array, ...]], tuple[Vector, Float[Array, ""]]]
 
 
-def projected(
-    gram: Float[Array, "n n"], across: Float[Array, "n"], held: Bool[Array, "n"]
-) -> tuple[Float[Array, "n"], Float[Array, ""]]:
-    """Projects w onto the node's feasible set (eq. 13): returns b [n] and a bound of the error of ``A' b``.
+def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
+    """Projects w onto the node's feasible set (eq. 13), as a ``LocalSolver`` without parameters.
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
     predictor (Nocedal and Wright, 2006, algorithm 16.4).
 
     Args:
-        gram: ``A A'`` [n, n].
-        across: ``A w`` [n].
-        held: Mask of the rows that are examples, [n] bool.
+        gram, across, mask: As for every ``LocalSolver``.
+        parameters: Not used.
     """
-    return _nonnegative(gram, jnp.where(held, 1 - across, -1.0))
+    return _nonnegative(gram, jnp.where(mask, 1 - across, -1.0))
 
 
-def weak(
-    gram: Float[Array, "n n"], across: Float[Array, "n"], held: Bool[Array, "n"], level: Float[Array, ""]
-) -> tuple[Float[Array, "n"], Float[Array, ""]]:
-    """Minimises eq. (12): solves ``ln b = level - A w - A A' b`` by Newton's method and returns b and the error.
+def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
+    """Minimises eq. (12): solves ``ln b = level - A w - A A' b`` by Newton's method.
 
     The error is the largest residual of this equation, relative to its largest right-hand side.
 
     Args:
-        gram: ``A A'`` [n, n].
-        across: ``A w`` [n].
-        held: Mask of the rows that are examples, [n] bool.
-        level: ``ln(1 / lambda)``.
+        gram, across, mask: As for every ``LocalSolver``.
+        parameters: The level ``ln(1 / lambda)``.
     """
-    aim = jnp.where(held, level - across, -1e3)  # e^-1000 is 0
+    (level,) = parameters
+    aim = jnp.where(mask, level - across, -1e3)  # e^-1000 is 0
     shrunk = 0.5 ** jnp.arange(40.0)
 
-    def raised(s: Array) -> Array:
-        return jnp.exp(jnp.minimum(s, 250.0))  # far above any b, and its square is finite
+    def raised(log_b: Array) -> Array:
+        return jnp.exp(jnp.minimum(log_b, 250.0))  # far above any b, and its square is finite
 
-    def dual(s: Array) -> Array:
+    def dual(log_b: Array) -> Array:
         """Computes the function that Newton's method minimises, convex in b."""
-        b = raised(s)
-        return b @ gram @ b / 2 + b @ (s - 1 - aim)
+        b = raised(log_b)
+        return b @ gram @ b / 2 + b @ (log_b - 1 - aim)
 
-    def off(s: Array) -> Array:
-        return s - aim + gram @ raised(s)
+    def off(log_b: Array) -> Array:
+        return log_b - aim + gram @ raised(log_b)
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        s, taken, _ = carry
-        root = jnp.exp(s / 2)
-        miss = off(s)
-        # (I + G B) ds = -miss, made symmetric by the roots of B
-        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(s)) + jnp.outer(root, root) * gram, lower=True)
-        ds = -miss + gram @ (root * jax.scipy.linalg.cho_solve(factor, root * miss))
-        slope = jnp.sum(jnp.exp(s) * miss * ds)
-        tried = s[None] + jnp.outer(shrunk, ds)
-        better = jax.vmap(dual)(tried) <= dual(s) + 1e-4 * shrunk * slope
+        log_b, count, _ = carry
+        root = jnp.exp(log_b / 2)
+        miss = off(log_b)
+        # (I + G B) change = -miss, made symmetric by the roots of B
+        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(log_b)) + jnp.outer(root, root) * gram, lower=True)
+        change = -miss + gram @ (root * jax.scipy.linalg.cho_solve(factor, root * miss))
+        slope = jnp.sum(jnp.exp(log_b) * miss * change)
+        tried = log_b[None] + jnp.outer(shrunk, change)
+        better = jax.vmap(dual)(tried) <= dual(log_b) + 1e-4 * shrunk * slope
         nearer = jax.vmap(lambda t: jnp.max(jnp.abs(off(t))))(tried) < 0.9 * jnp.max(jnp.abs(miss))
         good = better | nearer
-        s = jnp.where(good.any(), tried[jnp.argmax(good)], s)
-        return s, taken + 1, jnp.max(jnp.abs(off(s)))
+        log_b = jnp.where(good.any(), tried[jnp.argmax(good)], log_b)
+        return log_b, count + 1, jnp.max(jnp.abs(off(log_b)))
 
     def going(carry: tuple[Array, Array, Array]) -> Array:
         return (carry[2] > 1e-12 * (1 + jnp.max(jnp.abs(aim)))) & (carry[1] < MOST_STEPS)
 
     begin = jnp.minimum(aim, -jnp.log(jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=1)), 1e-300)))
-    s, _, missed = jax.lax.while_loop(going, step, (begin, jnp.int32(0), jnp.array(jnp.inf)))
-    return jnp.exp(s), missed / (1 + jnp.max(jnp.abs(jnp.where(held, aim, 0.0))))
+    log_b, _, missed = jax.lax.while_loop(going, step, (begin, jnp.int32(0), jnp.array(jnp.inf)))
+    return jnp.exp(log_b), missed / (1 + jnp.max(jnp.abs(jnp.where(mask, aim, 0.0))))
 
 
-def descended(
-    gram: Float[Array, "n n"],
-    across: Float[Array, "n"],
-    held: Bool[Array, "n"],
-    level: Float[Array, ""],
-    rate: Float[Array, ""],
-    steps: Int[Array, ""],
-) -> tuple[Float[Array, "n"], Float[Array, ""]]:
-    """Takes ``steps`` steps of gradient descent on eq. (12) (algorithm 2); the error is 0, or NaN if they diverge.
+def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
+    """Descends on eq. (12) (algorithm 2); the error is 0, or NaN if the descent diverges.
 
     Args:
-        gram: ``A A'`` [n, n].
-        across: ``A w`` [n].
-        held: Mask of the rows that are examples, [n] bool.
-        level: ``ln(1 / lambda)``.
-        rate: Step size eta.
-        steps: Number of steps.
+        gram, across, mask: As for every ``LocalSolver``.
+        parameters: The level ``ln(1 / lambda)``, the step size eta and the number of steps.
     """
+    level, rate, steps = parameters
 
     def step(_: Array, b: Array) -> Array:
-        slope = jnp.where(held, jnp.exp(-across - gram @ b), 0.0)
+        slope = jnp.where(mask, jnp.exp(-across - gram @ b), 0.0)
         return (1 - rate * jnp.exp(-level)) * b + rate * slope
 
     b = jax.lax.fori_loop(0, steps, step, jnp.zeros_like(across))
     return b, jnp.where(jnp.all(jnp.isfinite(b)), 0.0, jnp.nan)
 
 
-def _nonnegative(gram: Float[Array, "n n"], linear: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, ""]]:
+def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
     """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G positive semidefinite; returns b [n] and an error bound of ``A'b``.
 
     The bound is the largest of three numbers: the worst violation of a constraint, whose right side is 1; the distance
@@ -132,8 +122,8 @@ def _nonnegative(gram: Float[Array, "n n"], linear: Float[Array, "n"]) -> tuple[
         gap, square = jnp.maximum(b @ slope, 0.0), b @ g @ b
         distance = jnp.sqrt(2 * gap / jnp.where(square > 0, square, 1.0))
         rounding = jnp.finfo(g.dtype).eps * square  # of the Gram matrix, which squares a margin
-        known = jnp.maximum(jnp.max(-slope), jnp.max(noise)) * height
-        return jnp.maximum(known, jnp.maximum(distance, rounding))
+        violation = jnp.maximum(jnp.max(-slope), jnp.max(noise)) * height
+        return jnp.maximum(violation, jnp.maximum(distance, rounding))
 
     polished = _on_active(g, h, b, b > z)
     first, second = off(b), off(polished)
@@ -141,25 +131,23 @@ def _nonnegative(gram: Float[Array, "n n"], linear: Float[Array, "n"]) -> tuple[
     return jnp.where(better, polished, b) * height / size, jnp.where(better, second, first)
 
 
-def _on_active(
-    g: Float[Array, "n n"], h: Float[Array, "n"], b: Float[Array, "n"], active: Bool[Array, "n"]
-) -> Float[Array, "n"]:
+def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
     """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries (rounding) become 0.
 
     The system may be singular (repeated examples) but has a solution. A small ridge makes it regular; steps of
     refinement from b remove the effect of the ridge and keep the components that the system does not determine.
     """
     both = active[:, None] & active[None, :]
-    kept = jnp.where(both, g, 0.0)
-    factor = jax.scipy.linalg.cho_factor(kept + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)
+    gram = jnp.where(both, g, 0.0)
+    factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)
 
     def refine(_: Array, b: Array) -> Array:
-        return b + jax.scipy.linalg.cho_solve(factor, jnp.where(active, h - kept @ b, 0.0))
+        return b + jax.scipy.linalg.cho_solve(factor, jnp.where(active, h - gram @ b, 0.0))
 
     return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.where(active, b, 0.0)), 0.0)
 
 
-def _interior_point(g: Float[Array, "n n"], h: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
     """Computes b and its slope z, both above 0, of the scaled problem, as accurately as float64 allows."""
     n = len(h)
 
@@ -168,7 +156,7 @@ def _interior_point(g: Float[Array, "n n"], h: Float[Array, "n"]) -> tuple[Float
         return off, jnp.maximum(jnp.max(jnp.abs(off)), b @ z / (1 + jnp.abs(h @ b)))
 
     def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        b, z, taken, _ = carry
+        b, z, count, _ = carry
         off, before = residuals(b, z)
         factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
 
@@ -186,8 +174,8 @@ def _interior_point(g: Float[Array, "n n"], h: Float[Array, "n"]) -> tuple[Float
         new = b + both * db, z + both * dz
         after = residuals(*new)[1]
         fine = jnp.isfinite(after)
-        b, z = (jnp.where(fine, there, here) for there, here in zip(new, (b, z), strict=True))
-        return b, z, jnp.where(fine, taken + 1, MOST_STEPS), jnp.where(fine, after, before)
+        b, z = jnp.where(fine, new[0], b), jnp.where(fine, new[1], z)
+        return b, z, jnp.where(fine, count + 1, MOST_STEPS), jnp.where(fine, after, before)
 
     def going(carry: tuple[Array, Array, Array, Array]) -> Array:
         return (carry[3] > GAP) & (carry[2] < MOST_STEPS)

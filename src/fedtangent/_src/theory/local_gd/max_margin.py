@@ -12,19 +12,18 @@ the nodes' Gram matrices, formed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Shaped
 from scipy.optimize import nnls
 
 from fedtangent._src.checks import instance, number, real_array, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.local_gd.local_problems import descended, projected, weak
+from fedtangent._src.theory.local_gd.local_problems import LocalSolver, descended, projected, weak
 from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
 from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.types import Array, ArrayLike, Partition
@@ -87,10 +86,10 @@ def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable
     sets = _sets(nodes.x * nodes.y[..., None], nodes.held)
     if separable and (certificate := farkas(sets)) is not None:
         some = int(np.count_nonzero(certificate > 0))
-        left = float(np.linalg.norm(certificate @ sets.signed[nodes.held]))
+        norm = float(np.linalg.norm(certificate @ sets.signed[nodes.held]))
         raise ValueError(
             f"y: got labels that no hyperplane through 0 separates (a weighted mean of {some} signed examples has norm "
-            f"{left:.1e}), must be separable"
+            f"{norm:.1e}), must be separable"
         )
     return sets
 
@@ -104,8 +103,8 @@ def _check_labels(nodes: Nodes) -> None:
         raise ValueError(f"y: got label {wrong[0]:g}, must be -1 or 1")
 
 
-def _sets(signed: Float64[np.ndarray, "N n d"], held: Bool[np.ndarray, "N n"]) -> FeasibleSets:
-    return FeasibleSets(signed, signed @ signed.transpose(0, 2, 1), held)
+def _sets(signed: Float64[np.ndarray, "N n d"], mask: Bool[np.ndarray, "N n"]) -> FeasibleSets:
+    return FeasibleSets(signed, signed @ signed.transpose(0, 2, 1), mask)
 
 
 def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
@@ -124,9 +123,9 @@ def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     triangle = np.linalg.qr(unit.T, mode="r")  # as many rows as needed: the same products in fewer dimensions
     system = np.vstack([triangle, np.ones(len(rows))])
     b, _ = nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
-    found = unit.T @ b
-    length = np.linalg.norm(found)
-    margins = unit @ found / (length if length > 0 else 1.0)  # of the hyperplane's unit normal
+    point = unit.T @ b
+    length = np.linalg.norm(point)
+    margins = unit @ point / (length if length > 0 else 1.0)  # of the hyperplane's unit normal
     return None if margins.min(initial=np.inf) > LEAST_MARGIN else b / scale / np.sum(b / scale)
 
 
@@ -145,13 +144,13 @@ def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
     if at.shape not in (shape, shape[1:]):
         raise ValueError(f"w: got shape {at.shape}, must be [{shape[1]}] or [{shape[0]}, {shape[1]}]")
     at = np.broadcast_to(at, shape)
-    found = _project(sets, jnp.asarray(at))
-    _check_found(np.asarray(found.residual)[None])
-    return found
+    projection = _project(sets, jnp.asarray(at))
+    _check_solved(np.asarray(projection.residual)[None])
+    return projection
 
 
-def _check_found(residual: Float[np.ndarray, "..."]) -> None:
-    """Raises ``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
+def _check_solved(residual: Float[np.ndarray, "R N"]) -> None:
+    """Raises ``ValueError`` for a residual of a round and node that is above ``TOLERANCE``."""
     bad = ~(residual <= TOLERANCE)
     if bad.any():
         r, i = (int(v) for v in np.argwhere(bad)[0])
@@ -164,7 +163,7 @@ def _check_found(residual: Float[np.ndarray, "..."]) -> None:
 @jax.jit
 def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
     across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
-    dual, residual = jax.vmap(projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
+    dual, residual = jax.vmap(projected, (0, 0, 0, None))(jnp.asarray(sets.gram), across, jnp.asarray(sets.held), ())
     point = at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest")
     margins = jnp.einsum("nid,nd->ni", sets.signed, point, precision="highest")
     lacking = jnp.max(jnp.where(sets.held, 1 - margins, 0.0), axis=1)  # the Gram matrix has half of their digits
@@ -190,6 +189,9 @@ def halpern(num_rounds: int, first_index: int = 1) -> Float64[np.ndarray, "num_r
         num_rounds: Number of rounds.
         first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
             round changes nothing.
+
+    Raises:
+        ValueError: Numbers out of range.
     """
     whole("num_rounds", num_rounds)
     return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
@@ -219,9 +221,9 @@ def parallel_projections(
     Raises:
         ValueError: Numbers out of range, or as for ``project``.
     """
-    moved = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
-    _check_found(np.asarray(moved[1]))
-    return np.asarray(moved[0])
+    models, residuals = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    _check_solved(np.asarray(residuals))
+    return np.asarray(models)
 
 
 @in_float64
@@ -239,12 +241,10 @@ def exponential_models(
     """Computes Local-GD's global model after every round, with exact local solutions or descent, [R + 1, d] float64.
 
     Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), the limit of many local steps. The
-    minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b. ``alpha``, ``start`` and
-    ``weights`` are documented at ``parallel_projections``.
+    minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b.
 
     Args:
-        sets: Feasible sets.
-        num_rounds: Number R of rounds.
+        sets, num_rounds, alpha, start, weights: As for ``parallel_projections``.
         log_inverse: ``ln(1 / lambda)``. lambda itself may be far below the least float64, where Lemma 2's rate
             ``ln ln(1 / lambda) / ln(1 / lambda)`` becomes visible.
         learning_rate, local_steps: Step size eta and number L of steps of descent in place of the exact solution
@@ -257,17 +257,17 @@ def exponential_models(
     """
     level = number("log_inverse", log_inverse)
     descent = local_descent(learning_rate, local_steps)
-    local: Local = weak if descent is None else descended
-    given = tuple(jnp.asarray(value) for value in (level, *(descent or ())))
-    moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
-    residual = np.asarray(moved[1])
+    solve = weak if descent is None else descended
+    parameters = tuple(jnp.asarray(value) for value in (level, *(descent or ())))
+    models, residuals = _rounds(solve, sets, parameters, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    residual = np.asarray(residuals)
     if descent is not None and not np.isfinite(residual).all():
         r, i = (int(v) for v in np.argwhere(~np.isfinite(residual))[0])
         raise DivergenceError(
             f"learning_rate: got {descent[0]:g}, at which node {i} diverges in round {r}, must be less"
         )
-    _check_found(residual)
-    return np.asarray(moved[0])
+    _check_solved(residual)
+    return np.asarray(models)
 
 
 def _begin(
@@ -287,23 +287,21 @@ def _anchoring(alpha: ArrayLike | None, num_rounds: int) -> Float[Array, "num_ro
     return jnp.asarray(values)
 
 
-Local = Callable[..., tuple[Array, Array]]
-
-
 @partial(jax.jit, static_argnums=0)
 def _rounds(
-    local: Local,
+    solve: LocalSolver,
     sets: FeasibleSets,
-    given: tuple[Array, ...],
+    parameters: tuple[Shaped[Array, ""], ...],
     alpha: Float[Array, "R"],
     start: Float[Array, "d"],
     weights: Float[Array, "N"],
 ) -> tuple[Float[Array, "R+1 d"], Float[Array, "R N"]]:
-    """Computes models [R + 1, d] and residuals [R, N] of rounds in which every node solves ``local``."""
+    """Computes models and residuals of rounds in which every node solves its local problem."""
+    nodes, gram, mask = jax.vmap(solve, (0, 0, 0, None)), jnp.asarray(sets.gram), jnp.asarray(sets.held)
 
     def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:
         across = jnp.einsum("nid,d->ni", sets.signed, w, precision="highest")
-        dual, residual = jax.vmap(lambda *node: local(*node, *given))(sets.gram, across, sets.held)
+        dual, residual = nodes(gram, across, mask, parameters)
         moved = jnp.einsum("nid,ni,n->d", sets.signed, dual, weights, precision="highest")
         w = (1 - share) * start + share * (w + moved)
         return w, (w, residual)
@@ -315,7 +313,15 @@ def _rounds(
 def direction_distance(w: ArrayLike, other: ArrayLike) -> Float64[np.ndarray, "..."]:
     """Computes ``|w / |w| - other / |other||`` over the last axis, a distance from 0 to 2 of directions (section 5).
 
-    It is NaN if one of the models is 0, which has no direction.
+    Args:
+        w: Models [..., d].
+        other: Models that are compared with them, of the same or a broadcastable shape.
+
+    Returns:
+        The distances [...], NaN where one of the two models is 0, which has no direction.
+
+    Raises:
+        ValueError: Values that are not real numbers.
     """
     unit = [real_array(name, v) for name, v in (("w", w), ("other", other))]
     with np.errstate(invalid="ignore"):

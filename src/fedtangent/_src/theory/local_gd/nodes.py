@@ -44,11 +44,11 @@ def nodes_of(x: ArrayLike, y: ArrayLike, partition: Partition) -> Nodes:
     partition = checks.check_partition(partition, len(inputs), occupied=True)
     sizes = np.asarray(partition.sizes, np.int64)
     padded = len(sizes), int(sizes.max())
-    found = Nodes(np.zeros((*padded, inputs.shape[1])), np.zeros((*padded, *targets.shape[1:])), sizes)
+    nodes = Nodes(np.zeros((*padded, inputs.shape[1])), np.zeros((*padded, *targets.shape[1:])), sizes)
     for i, size in enumerate(sizes):
         rows = partition.client(i)
-        found.x[i, :size], found.y[i, :size] = inputs[rows], targets[rows]
-    return found
+        nodes.x[i, :size], nodes.y[i, :size] = inputs[rows], targets[rows]
+    return nodes
 
 
 def check_start(start: ArrayLike | None, shape: tuple[int, ...]) -> Float64[np.ndarray, "..."]:
@@ -69,7 +69,12 @@ def check_start(start: ArrayLike | None, shape: tuple[int, ...]) -> Float64[np.n
 def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple[float, int] | None:
     """Checks and returns step size and number of a node's local steps; None if neither is set.
 
-    Raises ``ValueError`` if only one of the two is set or a number is out of range.
+    Args:
+        learning_rate: Step size.
+        local_steps: Number of steps.
+
+    Raises:
+        ValueError: Only one of the two is set, or a number is out of range.
     """
     if (learning_rate is None) != (local_steps is None):
         raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")

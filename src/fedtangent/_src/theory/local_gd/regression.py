@@ -82,20 +82,20 @@ def local_regression(
             f"x: got {dimension} dimensions and {nodes.sizes.max()} examples at node {int(nodes.sizes.argmax())}, must "
             "be fewer examples than dimensions for local work until convergence; give learning_rate and local_steps"
         )
-    left, singular, right = np.linalg.svd(nodes.x, full_matrices=False)
-    known = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
-    right = np.where(known[..., None], right, 0.0)
-    answers = np.einsum("ikr,ik...->ir...", left, nodes.y)
-    answers /= _like(np.where(known, singular, np.inf), answers)
-    kept, gone = np.zeros_like(singular), np.where(known, 1.0, 0.0)
+    u, singular, v = np.linalg.svd(nodes.x, full_matrices=False)
+    nonzero = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
+    v = np.where(nonzero[..., None], v, 0.0)
+    answers = np.einsum("ikr,ik...->ir...", u, nodes.y)
+    answers /= _like(np.where(nonzero, singular, np.inf), answers)
+    remaining, gone = np.zeros_like(singular), np.where(nonzero, 1.0, 0.0)
     if descent is not None:
         rate, steps = descent
         counts = nodes.sizes[:, None] if loss == "squared_error" else 1
-        step = np.where(known, rate * singular**2 / counts, 0.0)
-        kept = np.where(known, (1 - step) ** steps, 0.0)
+        step = np.where(nonzero, rate * singular**2 / counts, 0.0)
+        remaining = np.where(nonzero, (1 - step) ** steps, 0.0)
         small = np.minimum(step, 0.5)  # the difference to 1 keeps its digits where steps hardly move
-        gone = np.where(step > small, 1 - kept, -np.expm1(steps * np.log1p(-small)))
-    return LocalRegression(nodes, weight, right, answers, kept, gone, known)
+        gone = np.where(step > small, 1 - remaining, -np.expm1(steps * np.log1p(-small)))
+    return LocalRegression(nodes, weight, v, answers, remaining, gone, nonzero)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,9 +152,8 @@ class LocalRegression:
         if not isinstance(rounds, Cohort):
             return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
         client, _, _ = checks.check_cohorts(rounds, self.nodes.sizes, None)
-        given = np.asarray(rounds.weight, np.float64)
         totals = np.zeros((len(client), len(self.weights)))
-        np.add.at(totals, (np.arange(len(client))[:, None], client), given)
+        np.add.at(totals, (np.arange(len(client))[:, None], client), np.asarray(rounds.weight, np.float64))
         if not (totals.sum(axis=1) > 0).all():
             empty = int(np.argmin(totals.sum(axis=1) > 0))
             raise ValueError(f"rounds: got no node in round {empty}, must be one or more in each")
@@ -174,12 +173,12 @@ class LocalRegression:
         root = np.sqrt(strength).reshape(-1)
         some = root > 0
         stacked = root[some, None] * self.bases.reshape(-1, self.bases.shape[2])[some]
-        left, singular, right = np.linalg.svd(stacked, full_matrices=False)
+        u, singular, v = np.linalg.svd(stacked, full_matrices=False)
         range_ = singular > max(stacked.shape) * np.finfo(float).eps * singular.max(initial=0.0)
-        left, singular, right = left[:, range_], singular[range_], right[range_]
-        told = (root[:, None] * self.answers.reshape(len(root), -1))[some]
-        fitted = right.T @ ((left.T @ told) / singular[:, None])
-        return right, singular**2, fitted.reshape(self.shape)
+        u, singular, v = u[:, range_], singular[range_], v[range_]
+        f = (root[:, None] * self.answers.reshape(len(root), -1))[some]
+        fitted = v.T @ ((u.T @ f) / singular[:, None])
+        return v, singular**2, fitted.reshape(self.shape)
 
     @property
     def eigenvalues(self) -> Float64[np.ndarray, "q"]:
@@ -211,9 +210,9 @@ class LocalRegression:
         begin = check_start(start, self.shape)
         right, values, _ = self._stacked
         end = self.limit(begin)
-        left = (1 - values) ** np.asarray(counts, float)[:, None]
-        found = end + np.einsum("rq,q...,qd->rd...", left, right @ (begin - end), right, optimize=True)
-        return found if np.ndim(rounds) else found[0]
+        shares = (1 - values) ** np.asarray(counts, float)[:, None]
+        models = end + np.einsum("rq,q...,qd->rd...", shares, right @ (begin - end), right, optimize=True)
+        return models if np.ndim(rounds) else models[0]
 
     def rounds_to(self, tolerance: float, start: ArrayLike | None = None) -> int:
         """Computes the rounds until the distance to the limit is at most ``tolerance`` of the start's distance (eq. 9).
@@ -289,20 +288,23 @@ def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> Loc
     Args:
         run: Run of Local-GD.
         start: Initial model w_0, zeros by default.
+
+    Raises:
+        ValueError: A start of another shape, or local work that diverges.
     """
     instance("run", run, LocalRegression)
     begin = check_start(start, run.shape)
-    held = run.nodes.held
-    x, y = run.nodes.x[held], run.nodes.y[held]
+    rows = run.nodes.held
+    x, y = run.nodes.x[rows], run.nodes.y[rows]
     centralised = minimum_norm(x, y)
     right = run._stacked[0]
     outside = float(np.linalg.norm(begin - right.T @ (right @ begin)))
     residual = float(np.linalg.norm(x @ centralised - y) / max(np.linalg.norm(y), np.finfo(float).tiny))
-    found = (
+    assumptions = (
         assumption("overparameterised", "examples of all nodes < dimensions", len(y), "<", x.shape[1]),
         assumption("full rank", "nodes with an X_i of lower rank", len(run.deficient), "<=", 0),
         assumption("converged", "share of a local residual that is left", run.unfinished, "<=", ROUNDING),
         assumption("start", "part of w_0 outside the span of the data", outside, "<=", ROUNDING),
         assumption("interpolation", "relative residual of the centralised model", residual, "<=", 1e-9),
     )
-    return LocalTheorem1(found, centralised, run.contraction)
+    return LocalTheorem1(assumptions, centralised, run.contraction)

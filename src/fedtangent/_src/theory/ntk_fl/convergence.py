@@ -35,10 +35,11 @@ Points that the proofs leave open or state otherwise:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption,
 from fedtangent._src.theory.flow.clients import response
 from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound
 from fedtangent._src.theory.precision import in_float64
-from fedtangent._src.types import AnyArray, ArrayLike, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class TwoLayerStart(NamedTuple):
@@ -156,6 +157,9 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 
     Returns:
         [m, n] float64.
+
+    Raises:
+        ValueError: An unstable step, or numbers out of range.
     """
     eigenvalues, vectors = np.linalg.eigh(np.asarray(kernels.ntk_train, np.float64))
     number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
@@ -181,26 +185,29 @@ def ntk_evolved(
 
     Returns:
         [T, n, C] float64.
+
+    Raises:
+        ValueError: Shapes that do not fit, times that do not increase, or an unstable step.
     """
     start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
-    wanted = [whole("times", t, 0) for t in np.ravel(times).tolist()]
+    increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]
     checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
-    if not wanted or sorted(set(wanted)) != wanted:
-        raise ValueError(f"times: got {wanted}, must be some that rise")
+    if not increasing or sorted(set(increasing)) != increasing:
+        raise ValueError(f"times: got {increasing}, must be some that rise")
     number("step", step, above=0)
 
     @jax.jit
-    def steps(theta: Any, a: Any, count: Any) -> Any:
+    def steps(theta: Array, a: Array, count: int | Array) -> Array:
         return jax.lax.fori_loop(0, count, lambda i, a: a + step * (start - product(theta, a)), a)
 
-    found, a, theta = [], jnp.zeros_like(start), jnp.asarray(kernels.ntk_train)
-    for before, t in zip([0, *wanted], wanted, strict=False):
+    coefficients, a, theta = [], jnp.zeros_like(start), jnp.asarray(kernels.ntk_train)
+    for before, t in itertools.pairwise((0, *increasing)):
         a = steps(theta, a, t - before)
-        found.append(np.asarray(a))
-    left = float(jnp.linalg.norm(start - product(theta, a)))
-    if not left <= float(jnp.linalg.norm(start)) * (1 + 1e-5):  # no stable step makes a residual larger
+        coefficients.append(np.asarray(a))
+    residual_norm = float(jnp.linalg.norm(start - product(theta, a)))
+    if not residual_norm <= float(jnp.linalg.norm(start)) * (1 + 1e-5):  # no stable step makes a residual larger
         raise ValueError(f"step: got {step}, which diverges, must be at most 2 / lambda_max")
-    return np.stack(found)
+    return np.stack(coefficients)
 
 
 def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
@@ -254,6 +261,9 @@ def ntk_theorem_1(
 
     Returns:
         The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     inputs = checks.check_rows("x", x, "N, d")
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
@@ -273,14 +283,16 @@ def ntk_theorem_2(
 ) -> NtkTheorem:
     """Computes the rate of NTK-FL's Theorem 2, FedAvg with every client in every round, and checks its assumptions.
 
-    The arguments without an entry here are documented at ``ntk_theorem_1``.
-
     Args:
+        x, residual, network, delta: As for ``ntk_theorem_1``.
         partition: Examples of each client; every example belongs to exactly one client.
         learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
             FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
         local_steps: Number tau of local steps.
         radius: R, the distance that a neuron moved, including local steps.
+
+    Raises:
+        ValueError: As for ``ntk_theorem_1``, or an example that does not belong to exactly one client.
     """
     inputs = checks.check_rows("x", x, "N, d")
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
@@ -325,14 +337,15 @@ def _theorem(
     if radius is not None:
         number("radius", radius, at_least=0)
     reach = c.movement_bound() if radius is None else float(radius)
-    found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
+    conditions = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
     if initial_kernel is not None:
         start = symmetric("network.kernel", initial_kernel)
         checks.check_shape("network.kernel", start, kernel.shape)
         text = "Lemma 4: operator norm of H - H_inf at the start"
         distance = float(np.linalg.norm(start - kernel, 2))
-        found.append(assumption("lemma_4", text, distance, "<=", sampling_bound(c.width, c.num_examples, c.delta)))
-    return NtkTheorem(name, c, reach, tuple(found))
+        bound = sampling_bound(c.width, c.num_examples, c.delta)
+        conditions.append(assumption("lemma_4", text, distance, "<=", bound))
+    return NtkTheorem(name, c, reach, tuple(conditions))
 
 
 def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumption]:

@@ -20,7 +20,6 @@ would not follow from (25d) and Lemma 1; Fig. 9 has ``2 sum gamma_u`` in its pla
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -41,20 +40,33 @@ def expected_kernel(x: ArrayLike, covariance: ArrayLike = 1.0) -> Float64[np.nda
     Args:
         x: Inputs [N, d].
         covariance: Covariance of v, [d, d]; or a number times the identity, which the kernel does not depend on.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     inputs = checks.check_rows("x", x, "N, d")
     return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
 
 
 def empirical_kernel(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N N"]:
-    """Computes ``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12), [N, N] float64."""
+    """Computes ``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` (below eq. 12), [N, N] float64.
+
+    Args:
+        x: Inputs [N, d].
+        v: Weights [n, d].
+    """
     inputs = checks.check_rows("x", x, "N, d")
     active = active_neurons(inputs, v)
     return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
 
 
 def active_neurons(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N n"]:
-    """Computes ``1{v_r' x_i >= 0}`` for inputs x [N, d] and weights v [n, d], [N, n] float64."""
+    """Computes ``1{v_r' x_i >= 0}``, [N, n] float64.
+
+    Args:
+        x: Inputs [N, d].
+        v: Weights [n, d].
+    """
     inputs, weights = checks.check_rows("x", x, "N, d"), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
         raise ValueError(f"v: got shape {weights.shape}, must be [n, {inputs.shape[1]}]")
@@ -75,13 +87,16 @@ def undecided_bound(
         form: "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example. "union":
             N times that, for all examples. "concentration":
             ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all examples.
+
+    Raises:
+        ValueError: Another form, or numbers out of range.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     if form == "concentration":
         mean = math.erf(radius / (math.sqrt(2) * alpha))
         return width * (mean + math.sqrt(math.log(num_examples / delta) / (2 * width)))
-    each = math.sqrt(2 / math.pi) * width * radius / (delta * alpha)
-    return each * num_examples if form == "union" else each
+    single = math.sqrt(2 / math.pi) * width * radius / (delta * alpha)
+    return single * num_examples if form == "union" else single
 
 
 def drift_bound(
@@ -89,12 +104,14 @@ def drift_bound(
 ) -> float:
     """Computes Lemma 3's bound of the operator norm of ``H(v') - H(v)``, if no neuron has moved further than R.
 
-    The other arguments are documented at ``undecided_bound``.
-
     Args:
+        radius, alpha, delta, width, num_examples: As for ``undecided_bound``.
         form: "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's inequality for the
             sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry changes by at most
             ``(|S_i| + |S_j|) / n``.
+
+    Raises:
+        ValueError: Another form, or numbers out of range.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
@@ -106,9 +123,10 @@ def sampling_bound(width: float, num_examples: int, delta: float) -> float:
     It holds with probability 1 - delta for independently drawn neurons.
 
     Args:
-        width: Number n of neurons.
-        num_examples: Number N of examples.
-        delta: Probability with which the bound may fail.
+        width, num_examples, delta: As for ``undecided_bound``.
+
+    Raises:
+        ValueError: Numbers out of range.
     """
     _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
@@ -149,6 +167,9 @@ def weight_gap_bound(
         input_size: Dimension d of inputs of norm 1.
         radius: R, the distance that no neuron exceeds in these steps.
         alpha, delta: Constants of Lemma 1.
+
+    Raises:
+        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)
@@ -165,9 +186,7 @@ def switched_bound(
     Args:
         gamma: Numbers [T] above every example's residual.
         switched: Inner sums ``sum_i |S_i(u)|`` [T].
-        learning_rate: eta of ``1/(2 N) |f - y|^2``.
-        width: Number n of neurons.
-        input_size: Dimension d.
+        learning_rate, width, input_size: As for ``weight_gap_bound``.
         num_examples: Number N of examples.
     """
     counts = real_array("switched", switched)
@@ -184,9 +203,7 @@ def residual_part(
     Args:
         apart: Norms ``|sum_{u<t} (r_u - r~_u)|_1`` over examples [T + 1], of the residuals of the network minus the
             residuals of its linearisation, each trained by gradient descent.
-        learning_rate: eta of ``1/(2 N) |f - y|^2``.
-        width: Number n of neurons.
-        input_size: Dimension d.
+        learning_rate, width, input_size: As for ``weight_gap_bound``.
         num_examples: Number N of examples.
     """
     norms = real_array("apart", apart)
@@ -209,7 +226,7 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
     return learning_rate * math.sqrt(input_size / width)
 
 
-def _sums(gamma: Any) -> np.ndarray:
+def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
     """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T; the first step has equal Jacobians and is left out."""
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.comparison.statistics import relative_distance, width_slope
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
-from fedtangent._src.comparison.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Verdict, exact_verdict, judged, slope_rival
+from fedtangent._src.comparison.verdicts import SLOPE, SLOPE_MARGIN, Verdict, judged, slope_rival
 from fedtangent._src.theory.deep_linear.gram import products
-from fedtangent._src.theory.deep_linear.rounds import averaged, local_paths, residual_terms
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, averaged, local_paths, residual_terms
 from fedtangent._src.theory.deep_linear.theorem import deep_linear_limit, stable_learning_rate
 
 SIZES = Size(4, 5, 6, 2, 48, 5, 4), Size(8, 10, 20, 5, 200, 10, 6)
@@ -18,9 +22,10 @@ WIDTHS = (64, 256, 1024, 4096), (64, 128, 256, 512, 1024)
 DRAWS = 32, 32  # networks of each width
 SPREAD = 0.4  # the least singular value of X (the largest is 1)
 STEP = 0.1  # the learning rate, as a fraction of the largest stable one
+Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode and output
 
 
-def one_round(size: Size, seed: int) -> list[Verdict]:
+def _one_round(size: Size, seed: int) -> list[Verdict]:
     """Checks that a simulated round equals eq. (6) to (8), and its residual the sum of the four terms of eq. (17)."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
@@ -28,30 +33,24 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
     path = run_of(size, x, y, work.learning_rate, seed, 1).weights
     sizes = f"{size}, {size.rounds} rounds"
 
-    def told(given: object) -> float:
+    def error(work: FullBatchWork) -> float:
         """Returns the worst round's distance of eq. (8) from the simulation, relative to the weights' movement."""
-        return max(
-            relative_distance(_moved(path[r], averaged(local_paths(path[r], given))), _moved(path[r], path[r + 1]))  # type: ignore[arg-type]
+        moves = (
+            (_moved(path[r], averaged(local_paths(path[r], work))), _moved(path[r], path[r + 1]))
             for r in range(size.rounds)
         )
+        return max(relative_distance(predicted, move) for predicted, move in moves)
 
     others = np.roll(work.partition.indices, 1)
-    wrong = {
-        "a local step less": told(work._replace(local_steps=size.local_steps - 1)),
-        "a mean in place of the sum": told(work._replace(learning_rate=work.learning_rate / size.held)),
-        "examples of another client": told(work._replace(partition=work.partition._replace(indices=others))),
-        "N forgotten": max(
-            relative_distance(size.clients * _moved(path[r], path[r + 1]), _moved(path[r], path[r + 1]))
-            for r in range(size.rounds)
-        ),
+    moves = [_moved(path[r], path[r + 1]) for r in range(size.rounds)]
+    controls = {
+        "a local step less": error(work._replace(local_steps=size.local_steps - 1)),
+        "a mean in place of the sum": error(work._replace(learning_rate=work.learning_rate / size.held)),
+        "examples of another client": error(work._replace(partition=work.partition._replace(indices=others))),
+        "N forgotten": max(relative_distance(size.clients * move, move) for move in moves),
     }
-    steps = exact_verdict(
-        "DeepLin eq. (6)-(8)",
-        "simulated round = local steps on the sum of squares, plain mean",
-        told(work),
-        wrong,
-        EXACT,
-    )
+    statement = "simulated round = local steps on the sum of squares, plain mean"
+    steps = Claim("DeepLin eq. (6)-(8)", statement, sizes).exact(error(work), controls)
     off, without = 0.0, dict.fromkeys(("first", "second", "third", "fourth"), np.inf)
     for r in range(size.rounds):
         after = products(path[r + 1], x).outputs - y
@@ -61,37 +60,30 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
             if r > 0 or name != "second":  # in the first round P has moved only within the local steps
                 without[name] = min(without[name], relative_distance(terms.total - term, after))
     missing = {f"without the {name} term": value for name, value in without.items()}
-    identity = exact_verdict("DeepLin eq. (16), (17)", "residual after a round = its four terms", off, missing, EXACT)
-    return [steps._replace(sizes=sizes), identity._replace(sizes=sizes)]
+    claim = Claim("DeepLin eq. (16), (17)", "residual after a round = its four terms", sizes)
+    return [steps, claim.exact(off, missing)]
 
 
 def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([(b - a).ravel() for a, b in zip(before, after, strict=True)])
 
 
-def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
+def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
     """Checks that the residual's modes approach FedAvg of the linear model as networks become wider.
 
-    Modes are coefficients in the eigenbasis of the limit of P(0).
-
-    Args:
-        size: Sizes of the problem; its width is ignored.
-        widths: Widths of the networks.
-        draws: Number of networks of each width.
-        seed: Seed of data and networks.
+    Modes are coefficients in the eigenbasis of the limit of P(0). The width of ``size`` is ignored.
     """
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
-    left, singular, _ = np.linalg.svd(x, full_matrices=False)
+    basis, singular, _ = np.linalg.svd(x, full_matrices=False)
     eigenvalues = size.depth * singular**2 / size.outputs  # of L/C X X'
     limit, one_step = (deep_linear_limit(w, size.depth) for w in (work, work._replace(local_steps=1)))
     pace = 1 - work.learning_rate * size.local_steps * eigenvalues.max() / size.clients
     rounds = np.arange(size.rounds + 1)
 
-    def of(models: np.ndarray) -> np.ndarray:
-        """Returns the coefficients of residuals, [R + 1, r, C]."""
-        return np.asarray(np.einsum("nr,tnc->trc", left, x @ models - y))
+    def of(models: np.ndarray) -> Coefficients:
+        return np.asarray(np.einsum("nr,tnc->trc", basis, x @ models - y))
 
     def without_n(start: np.ndarray) -> np.ndarray:
         path = [start]
@@ -99,63 +91,58 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
             path.append(path[-1] + size.clients * (limit.models(1, path[-1])[1] - path[-1]))
         return np.array(path)
 
-    wrong = {
+    theories: dict[str, Callable[[np.ndarray], Coefficients]] = {
+        "": lambda start: of(limit.models(size.rounds, start)),
         "lambda_max in place of lambda": lambda start: of(start[None]) * pace ** rounds[:, None, None],
         "K forgotten": lambda start: of(one_step.models(size.rounds, start)),
         "N forgotten": lambda start: of(without_n(start)),
     }
-    errors: list[np.ndarray] = []
-    missed: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
-    floors: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
+    errors, floors = (dict[str, list[np.ndarray]]((name, []) for name in theories) for _ in range(2))
     for width in widths:
-        own = size._replace(width=width)
-        paths = [
-            run_of(own, x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1).models for draw in range(draws)
-        ]
-        seen, right = [of(path) for path in paths], [of(limit.models(size.rounds, path[0])) for path in paths]
-        errors.append(_by_mode(seen, right, right))
-        for name, theory in wrong.items():
-            rival = [theory(path[0]) for path in paths]
-            missed[name].append(_by_mode(seen, rival, right))
-            floors[name].append(_by_mode(right, rival, right))
+        seeds = range(1000 * seed, 1000 * seed + draws)
+        network = size._replace(width=width)
+        runs = [run_of(network, x, y, work.learning_rate, draw, size.rounds + 1).models for draw in seeds]
+        measured = [of(models) for models in runs]
+        right = [theories[""](models[0]) for models in runs]
+        for name, theory in theories.items():
+            predicted = [theory(models[0]) for models in runs]
+            errors[name].append(_by_mode(measured, predicted, right))
+            floors[name].append(_by_mode(right, predicted, right))
+    estimate, right_errors = [width_slope(widths, errors[""])], errors.pop("")
+    rivals = [slope_rival(name, widths, right_errors, errors[name], floors[name]) for name in errors]
+    theorem = "DeepLin eq. (16), mode by mode"
     statement = "residual by mode of P(0), each network to FedAvg of the linear model: slope against width"
-    found = [width_slope(widths, errors)]
-    rivals = [slope_rival(name, widths, errors, missed[name], floors[name]) for name in wrong]
     sizes = f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths"
-    return [
-        judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, found, [rival])._replace(sizes=sizes)
-        for rival in rivals
-    ]
+    verdicts = [judged(theorem, statement, SLOPE, SLOPE_MARGIN, estimate, [rival]) for rival in rivals]
+    return [verdict._replace(sizes=sizes) for verdict in verdicts]
 
 
-def _by_mode(seen: list[np.ndarray], predicted: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-    """Returns the error of each network's prediction over all rounds, [E]: the root mean square over modes.
+def _by_mode(
+    measured: list[Coefficients], predicted: list[Coefficients], right: list[Coefficients]
+) -> Float64[np.ndarray, "E"]:
+    """Returns the error of each network's prediction over all rounds: the root mean square over modes.
 
-    The error of a mode is relative to how far the mode moves by the right theory. Arguments are lists of coefficients
-    [R + 1, r, C], one entry for each network.
+    The error of a mode is relative to how far the mode moves by the right theory. Lists have an entry for each network.
     """
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))
 
-    pairs = zip(seen, predicted, right, strict=True)
-    return np.array([np.sqrt(np.mean((norm(s - p) / norm(t - t[0])) ** 2)) for s, p, t in pairs])
+    networks = zip(measured, predicted, right, strict=True)
+    return np.array([np.sqrt(np.mean((norm(m - p) / norm(t - t[0])) ** 2)) for m, p, t in networks])
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks a round and its terms exactly, and its modes by width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
-    return [*one_round(of_scale(scale, *SIZES), seed), *modes(of_scale(scale, *MODES), widths, draws, seed)]
+    return [*_one_round(of_scale(scale, *SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 
 
-ENTRIES = (
-    TheoremEntry(
-        "deep_linear.rounds",
-        "a round of FedAvg on deep linear networks, the four terms of its residual, its modes by width",
-        checks,
-        papers=("liu_deep_linear",),
-        statement="eq. (6) to (8), (16) and (17) of DeepLin",
-        functions=(deep_linear_limit, residual_terms),
-        figures=("deep_linear.theorem",),
-    ),
+ENTRIES = entries(
+    _checks,
+    "a round of FedAvg on deep linear networks, the four terms of its residual, its modes by width",
+    papers=("liu_deep_linear",),
+    statement="eq. (6) to (8), (16) and (17) of DeepLin",
+    functions=(deep_linear_limit, residual_terms),
+    figures=("deep_linear.theorem",),
 )

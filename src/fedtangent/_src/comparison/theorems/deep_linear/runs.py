@@ -53,15 +53,15 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
         truth: Spectral norm of W*.
     """
     rng = np.random.default_rng([seed, size.dimension])
-    left = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
-    right = np.linalg.qr(rng.standard_normal((size.dimension, size.dimension)))[0]
-    x = left * np.linspace(1, spread, size.dimension) @ right
+    columns = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
+    rows = np.linalg.qr(rng.standard_normal((size.dimension, size.dimension)))[0]
+    x = columns * np.linspace(1, spread, size.dimension) @ rows
     star = rng.standard_normal((size.dimension, size.outputs))
     return x, x @ (truth * star / np.linalg.norm(star, 2))
 
 
 def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> FullBatchWork:
-    """Returns the local work of ``algorithm_of`` in the form that theory needs.
+    """Returns the local work of ``run_of`` in the form that theory needs.
 
     Args:
         size: Sizes of the problem.
@@ -73,7 +73,7 @@ def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> F
 
 
 @functools.lru_cache(maxsize=32)
-def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
+def _algorithm(size: Size, learning_rate: float) -> Algorithm:
     """Builds FedAvg on the sum of squares with full batches and a plain mean; cached: all seeds share one program."""
     return fed_avg(
         deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.float64),
@@ -103,15 +103,15 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
         seed: Seed of the initial weights.
         every: Rounds between records of the weights.
     """
-    algorithm, count = algorithm_of(size, learning_rate), itertools.count()
-    read, kept = algorithm.params, dict[int, list[np.ndarray]]()
+    algorithm, count = _algorithm(size, learning_rate), itertools.count()
+    read, weights = algorithm.params, dict[int, list[np.ndarray]]()
     assert read is not None  # FedAvg has a global model
     scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
 
     def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         layers, r = [np.asarray(layer[0][0]) for layer in read(state)[::2]], next(count)
         if r % every == 0:
-            kept[r] = [layer.T.copy() for layer in layers]
+            weights[r] = [layer.T.copy() for layer in layers]
         product = layers[-1]
         for layer in layers[-2::-1]:
             product = layer @ product
@@ -121,4 +121,4 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
     run = simulate(
         algorithm, data, num_rounds=size.rounds, seed=seed, evaluation=Evaluation(1, look), devices=Devices("scan")
     )
-    return Run(np.array([e.metrics["model"] for e in run.history.evaluations]), kept)
+    return Run(np.array([e.metrics["model"] for e in run.history.evaluations]), weights)

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedtangent._src.comparison.settings import exact_arithmetic
 from fedtangent._src.comparison.statistics import Interval, combined
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent._src.comparison.verdicts import EXACT, Rival, Verdict, judged
@@ -33,7 +34,7 @@ SOONER = 8  # the corollary's last round, over an earlier one that must not have
 DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 1, eq. (11)"
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks Corollary 1 at its limit, and every term of eq. (10) / (3) after a few rounds."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
@@ -41,20 +42,20 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks ``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over a grid and simulated ensembles."""
-    problem = repeated_runs.spaced_problem(seed, local_steps=LIMIT_STEPS)
+    problem = repeated_runs.spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
     late, early = 0.0, 0.0
     for k in NUM_MODELS:
         schedule, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
         num_rounds = ages * max(k, 4)
-        said = corollary_1(problem.blocks, problem.y, k)
-        assert said.limit is not None and said.mean is not None
-        limit = float(said.limit.mean())
+        mean, variance = corollary_1(problem.blocks, problem.y, k)[:2]
+        assert mean is not None and variance is not None
+        limit = float(variance.mean())
         runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
-        ratios[k] = np.mean((runs - said.mean) ** 2, axis=(2, 3)).ravel() / limit
+        ratios[k] = np.mean((runs - mean) ** 2, axis=(2, 3)).ravel() / limit
         for laws in repeated_runs.laws(problem, schedule, (num_rounds // SOONER, num_rounds), seeds):
-            off = [float(np.mean(law.variance + ((law.mean - said.mean) ** 2)[:, 0])) / limit - 1 for law in laws]
+            off = [float(np.mean(law.variance + ((law.mean - mean) ** 2)[:, 0])) / limit - 1 for law in laws]
             early, late = np.maximum((early, late), np.abs(off))
     prior, cross, test = prior_blocks(problem.blocks)
     b = np.linalg.solve(problem.blocks.ntk_train, problem.blocks.ntk_test_train.T).T
@@ -64,24 +65,21 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
         "cross terms once": (float(np.trace(test + b @ prior @ b.T - b @ cross.T) / whole), 1),
         "the prior's variance": (float(np.trace(test) / whole), 1),
     }
-    rivals = [Rival(name, abs(1 / by - 1), partial(_mean, ratios[k] / by)) for name, (by, k) in wrong.items()]
+    rivals = [_rival(name, by, ratios[k]) for name, (by, k) in wrong.items()]
     sizes = (
         f"RBF-linear sine toy, n = {len(problem.x)} on {clients} unequal clients, "
         f"K = {', '.join(map(str, NUM_MODELS))}, round {ages * LAST} (of the largest K), "
         f"{schedules} schedules x {draws} initialisations"
     )
     close = 0.1 * LIMIT_MARGIN
-    reached = Verdict.of(
-        COROLLARY,
-        "variance and bias of the exact flow's ensemble are the corollary's: relative distance, largest over K",
-        sizes,
+    flow = "variance and bias of the exact flow's ensemble are the corollary's: relative distance, largest over K"
+    reached = Claim(COROLLARY, flow, sizes).judged(
         (f"{late:.1e}", f"<= {close:g}", late <= close),
         (f"{SOONER} times sooner", f"{early:.1e}", early > close),
         f"{close:.0%}",
     )
-    found = [_mean(values) for values in ratios.values()]
-    statement = "squared distance of the ensemble from m(x), over k(x, x) / K, the worst K"
-    return [_judged(COROLLARY, statement, LIMIT_MARGIN, found, rivals)._replace(sizes=sizes), reached]
+    claim = Claim(COROLLARY, "squared distance of the ensemble from m(x), over k(x, x) / K, the worst K", sizes)
+    return [_judged(claim, LIMIT_MARGIN, list(ratios.values()), rivals), reached]
 
 
 def _mean(values: np.ndarray) -> Interval:
@@ -89,9 +87,16 @@ def _mean(values: np.ndarray) -> Interval:
     return combined((1,), (values,))
 
 
-def _judged(subject: str, statement: str, margin: float, found: list[Interval], rivals: list[Rival]) -> Verdict:
-    row = judged(subject, statement, 1.0, margin, found, rivals)
-    return row._replace(notices=f"{margin + max(e.length for e in found):.1%}")
+def _rival(name: str, ratio: float, values: np.ndarray) -> Rival:
+    """Builds the wrong theory that is ``ratio`` times the right one, with respect to which ``values`` should be 1."""
+    return Rival(name, abs(1 / ratio - 1), partial(_mean, values / ratio))
+
+
+def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:
+    """Checks that the mean of each of ``values`` is 1 to ``margin``."""
+    estimates = [_mean(ratios) for ratios in values]
+    verdict = judged(claim.theorem, claim.statement, 1.0, margin, estimates, rivals)
+    return verdict._replace(sizes=claim.sizes, notices=f"{margin + max(e.length for e in estimates):.1%}")
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
@@ -104,7 +109,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
         return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
 
     exact = law(problem)
-    other = {f"{s} local steps for {STEPS}": law(problem._replace(local_steps=s)) for s in (1, 3)}
+    other = {f"{steps} local steps for {STEPS}": law(problem._replace(local_steps=steps)) for steps in (1, 3)}
     runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
     batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
     sizes = (
@@ -114,34 +119,34 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
         """Checks one term; ``more`` are wrong values of it, by name, in addition to ``other``."""
-        wrong = {what: getattr(each, name).value for what, each in other.items()} | dict(more)
+        wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
-        rivals = [Rival(what, abs(right / by - 1), partial(_mean, values / by)) for what, by in wrong.items()]
-        statement = f"{name} of the ensemble of {LAST} over its closed form"
-        return _judged(DECOMPOSED, statement, margin, [_mean(values / right)], rivals)._replace(sizes=sizes)
+        rivals = [Rival(mistake, abs(right / by - 1), partial(_mean, values / by)) for mistake, by in wrong.items()]
+        claim = Claim(DECOMPOSED, f"{name} of the ensemble of {LAST} over its closed form", sizes)
+        return _judged(claim, margin, [values / right], rivals)
 
     return [
         part("bias", BIAS_MARGIN, {"variance not taken off": exact.bias.value + exact.variance.value}),
         part("initialisation", MARGIN, {"K - 1 for K": LAST / (LAST - 1) * exact.initialisation.value}),
-        _error(problem, exact, runs, seed)._replace(sizes=sizes),
+        _error(problem, exact, runs, seed, sizes),
         _schedules(seed, schedules, num_rounds),
     ]
 
 
-def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int) -> Verdict:
+def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int, sizes: str) -> Verdict:
     """Checks that ``E (y - h)^2`` on fresh labels of fresh clients equals the sum of the three terms in closed form."""
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
-    each = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
+    errors = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
     total, variance = exact.total.value, exact.variance.value
     wrong = {
         "bias of h itself, as FE-2024 prints it": total + variance,
         "no data uncertainty": total - exact.noise,
         "no variance": total - variance,
     }
-    rivals = [Rival(what, abs(total / by - 1), partial(_mean, each / by)) for what, by in wrong.items()]
+    rivals = [Rival(mistake, abs(total / by - 1), partial(_mean, errors / by)) for mistake, by in wrong.items()]
     statement = "mean squared error on fresh labels over data uncertainty + bias (of the mean of h, FE-2021) + variance"
-    return _judged(DECOMPOSED, statement, MARGIN, [_mean(each / total)], rivals)
+    return _judged(Claim(DECOMPOSED, statement, sizes), MARGIN, [errors / total], rivals)
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
@@ -151,26 +156,24 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
     runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
     exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
-    seen = decompose_runs(runs, problem.expected).variance.value
+    variance = decompose_runs(runs, problem.expected).variance.value
     biased = exact * (schedules - 1) / schedules
-    return Verdict.of(
+    return Claim(
         DECOMPOSED,
         "variance that the schedules alone add (all models start at 0): simulation = closed form to 1e-9",
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules",
-        (f"{seen:.6g}", f"{exact:.6g}", abs(seen - exact) <= EXACT * exact),
-        ("divided by S for S - 1", f"{biased:.6g}", abs(seen - biased) > EXACT * exact),
+    ).judged(
+        (f"{variance:.6g}", f"{exact:.6g}", abs(variance - exact) <= EXACT * exact),
+        ("divided by S for S - 1", f"{biased:.6g}", abs(variance - biased) > EXACT * exact),
         f"{EXACT:.0e}",
     )
 
 
-ENTRIES = (
-    TheoremEntry(
-        "fed_ensemble.bias_variance",
-        "the variance of an ensemble against its size, and the decomposition of its error",
-        checks,
-        papers=("shi2024", "shi2021"),
-        statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
-        functions=(corollary_1, decompose_laws, decompose_runs),
-        figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
-    ),
+ENTRIES = entries(
+    _checks,
+    "the variance of an ensemble against its size, and the decomposition of its error",
+    papers=("shi2024", "shi2021"),
+    statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
+    functions=(corollary_1, decompose_laws, decompose_runs),
+    figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
 )

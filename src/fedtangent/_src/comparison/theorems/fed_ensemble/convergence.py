@@ -14,14 +14,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int
 
-from fedtangent._src.comparison.theorems import TheoremEntry
-from fedtangent._src.comparison.theorems.fed_ensemble.second_order import (
-    RandomFederation,
-    least_noticed,
-    slope_in_the_step,
-)
-from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
+from fedtangent._src.comparison.theorems import entries
+from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems.fed_ensemble.second_order import RandomFederation, least_noticed, step_slope
+from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.fed_ensemble.convergence import (
     Networks,
@@ -31,7 +29,7 @@ from fedtangent._src.theory.fed_ensemble.convergence import (
     largest_progress,
     theorem_1,
 )
-from fedtangent._src.theory.flow import Rule
+from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Cohort
 
 INSIDE = 0.999  # the fraction used of what an assumption allows
@@ -41,140 +39,105 @@ NUM_MODELS = 5
 STEPS = 4  # tau
 UNEQUAL_STEPS = (3, 4, 2, 4, 5, 4)
 FALLING_STEPS = np.array([0.02, 0.01, 0.005, 0.0025])  # eta_0 tau
+WHAT = "fall of the worst initial residual's logarithm in an age / exponent u / 3, least over models"
+FEDERATION = f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 3, K = {NUM_MODELS}, nbar = 3"
+WHERE = f"{FEDERATION}, kernel lambda_m / 3 off"
 
 
 class EdgeCase(NamedTuple):
     """Clients that take turns at the models, and a model's kernel as far from the limit as the theorem allows."""
 
     limit: RandomFederation  # with the limiting kernel Theta
-    own: RandomFederation  # with the model's empirical Theta_0
-
-    @property
-    def smallest(self) -> float:
-        """The least eigenvalue lambda_m of Theta."""
-        return float(np.linalg.eigvalsh(self.limit.theta)[0])
-
-    @property
-    def c2(self) -> float:
-        """The constant C_2, the sum over clients of C_i = sqrt(trace Theta_ii)."""
-        return _c2(self.limit)
+    empirical: RandomFederation  # with the model's empirical Theta_0
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
-        """Evaluates Theorem 1 for ``repeats`` ages at each of ``rates``."""
+        """Evaluates Theorem 1.
+
+        Args:
+            rates: Learning rates, one after the other.
+            repeats: Ages at each of them.
+        """
         length, ages = len(self.limit.model), len(rates) * repeats
         cohorts = Cohort(*(np.tile(np.asarray(part), (ages, 1)) for part in self.limit.cohorts))  # type: ignore[arg-type]
-        theta, n = self.limit.theta, len(self.limit.theta)
+        theta = self.limit.theta
         return theorem_1(
             KernelBlocks(theta, theta[:1]),
-            np.ones((n, 1)),
+            np.ones((len(theta), 1)),
             self.limit.partition,
             cohorts,
             Rule(self.limit.steps, np.repeat(rates, repeats * length)),
             num_models=int(self.limit.model.max()) + 1,
-            networks=Networks(initial_kernel=self.own.theta),
+            networks=Networks(initial_kernel=self.empirical.theta),
         )
 
+    def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
+        """Computes how much the logarithm of the worst initial residual falls in an age, over the bound's exponent.
 
-def _c2(case: RandomFederation) -> float:
-    return float(sum(np.sqrt(np.trace(case.theta[np.ix_(r, r)])) for r in case.rows))
+        By the theorem it is at least 1. It is the least over all models and one age at each rate. A bound that holds
+        for one age and every initial residual holds for any number of ages, as operator norms multiply.
+
+        Args:
+            rates: Learning rates, [A].
+            exponent: Cumulative exponent of the theory.
+        """
+        least = np.inf
+        for rate, fallen in zip(rates, np.diff(exponent), strict=True):
+            for k in range(int(self.empirical.model.max()) + 1):
+                age = self.empirical.true_age(rate, trained_model=k)
+                least = np.minimum(least, -np.log(np.linalg.norm(age, 2)) / fallen)
+        return float(least)
 
 
-def edge_case(
+def _edge_case(
     seed: int,
     sizes: tuple[int, ...] = SIZES,
-    group: np.ndarray = GROUP,
+    group: Int[np.ndarray, "N"] = GROUP,
     steps: int | tuple[int, ...] = STEPS,
     scale: float = 1.0,
 ) -> EdgeCase:
     """Draws a case with as many groups of clients as models; the groups take turns at the models.
 
-    If ``steps`` differ, the features of the client with the fewest steps are halved, and so its kernel is a fourth.
-
-    Args:
-        seed: Seed of the features and of the clients' rows.
-        sizes: Examples of every client.
-        group: Group of every client, [N].
-        steps: Local steps of all clients, or of each.
-        scale: Expected norm of the random features.
+    If the ``steps`` of the clients differ, the features of the client with the fewest are halved, and so its kernel is
+    a fourth. ``scale`` is the expected norm of the random features.
     """
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
     rows = tuple(np.split(rng.permutation(n), np.cumsum(sizes)[:-1]))
-    each = np.broadcast_to(np.asarray(steps), (len(sizes),))
-    if np.ptp(each):
-        features[rows[int(np.argmin(each))]] /= 2
+    local_steps = np.broadcast_to(np.asarray(steps), (len(sizes),))
+    if np.ptp(local_steps):
+        features[rows[int(np.argmin(local_steps))]] /= 2
     theta = features @ features.T
     values, vectors = np.linalg.eigh(theta)
-    own = theta - INSIDE / 3 * values[0] * np.outer(vectors[:, 0], vectors[:, 0])
-    limit = RandomFederation(theta, rows, (group + np.arange(num_models)[:, None]) % num_models, each)
-    return EdgeCase(limit, limit._replace(theta=own))
+    empirical = theta - INSIDE / 3 * values[0] * np.outer(vectors[:, 0], vectors[:, 0])
+    limit = RandomFederation(theta, rows, (group + np.arange(num_models)[:, None]) % num_models, local_steps)
+    return EdgeCase(limit, limit._replace(theta=empirical))
 
 
-def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray) -> float:
-    """Computes how much the logarithm of the worst initial residual falls in an age, over the bound's exponent.
-
-    By the theorem it is at least 1. It is the least over all models and one age at each of ``rates``. A bound that
-    holds for one age and every initial residual holds for any number of ages, as operator norms multiply.
-
-    Args:
-        case: The federation.
-        rates: Learning rates, [A].
-        exponent: Cumulative exponent of the theory, [A + 1].
-    """
-    found = np.inf
-    for rate, fallen in zip(rates, np.diff(exponent), strict=True):
-        for k in range(int(case.own.model.max()) + 1):
-            age = case.own.true_age(rate, trained_model=k)
-            found = np.minimum(found, -np.log(np.linalg.norm(age, 2)) / fallen)
-    return float(found)
-
-
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks every statement on the decay of the residual and on the movement of the weights."""
-    return [
-        _as_proved(seed),
-        _as_stated(seed),
-        _unequal_steps(seed),
-        _rate(seed),
-        _growth(seed),
-        _movement(seed),
-    ]
+    parts = _as_proved, _as_stated, _unequal_steps, _rate, _growth, _movement
+    return [part(seed) for part in parts]
 
 
-WHAT = "fall of the worst initial residual's logarithm in an age / exponent u / 3, least over models"
-WHERE = f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 3, K = {NUM_MODELS}, nbar = 3, kernel lambda_m / 3 off"
-
-
-def _decay_row(subject: str, statement: str, sizes: str, found: float, said: str, wrong: tuple[str, float]) -> Verdict:
-    """Checks that ``decay_in_exponents`` is at least 1; ``wrong`` is the control and the factor of its exponent."""
-    name, factor = wrong
-    return Verdict.of(
-        subject,
-        statement,
-        sizes,
-        (f"{found:.3f} {said}", ">= 1", found >= 1),
-        (name, f"{found / factor:.3f}", found / factor < 1),
-        f"rate x {found:.3f}",
-    )
+def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, applies: bool = True) -> Verdict:
+    """Checks that a decay in exponents is at least 1; ``factor`` multiplies the exponent of the control."""
+    right = f"{decay:.3f} {note}", ">= 1", applies and decay >= 1
+    return claim.judged(right, (control, f"{decay / factor:.3f}", decay / factor < 1), f"rate x {decay:.3f}")
 
 
 def _as_proved(seed: int) -> Verdict:
     """Checks the theorem when all assumptions hold, also the proof's; the second age has half the step of the first."""
-    case = edge_case(seed)
-    curvature = kappa_3(1.0, 0.0, case.c2, 1.0, 1.0, len(SIZES))
-    progress = INSIDE * case.smallest / 2 / (6 * 3 * curvature)  # kappa_3 <= u / 6 of the smaller step
-    rates = [progress / STEPS, progress / STEPS / 2]
+    case = _edge_case(seed)
+    curvature = kappa_3(1.0, 0.0, case.limit.c2, 1.0, 1.0, len(SIZES))
+    progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
+    rates = [progress / STEPS, progress / STEPS / 2]  # kappa_3 <= u / 6
     theorem = case.theorem(rates)
-    found = decay_in_exponents(case, rates, theorem.exponent())
-    row = _decay_row(
-        "FE-2021 Theorem 9.1, as proved",
-        f"every assumption holds, those of the proof too: {WHAT}",
-        f"{WHERE}, eta_0 tau = {progress:.1e} and half of it",
-        found,
-        f"(kappa_2 {theorem.constants.kappa_2:.1e}; fail: {', '.join(theorem.failing) or 'none'})",
-        ("1 for 1/3", theorem.exponent("first_order")[-1] / theorem.exponent()[-1]),
-    )
-    return row._replace(holds=bool(row.holds) and not theorem.failing)
+    exponent = theorem.exponent()
+    statement = f"every assumption holds, those of the proof too: {WHAT}"
+    claim = Claim("FE-2021 Theorem 9.1, as proved", statement, f"{WHERE}, eta_0 tau = {progress:.1e} and half of it")
+    note = f"(kappa_2 {theorem.constants.kappa_2:.1e}; fail: {', '.join(theorem.failing) or 'none'})"
+    factor = theorem.exponent("first_order")[-1] / exponent[-1]
+    return _decay(claim, case.decay(rates, exponent), note, "1 for 1/3", factor, not theorem.failing)
 
 
 def _as_stated(seed: int) -> Verdict:
@@ -182,22 +145,16 @@ def _as_stated(seed: int) -> Verdict:
 
     The last line of the proof needs a smaller step.
     """
-    case = edge_case(seed)
-    rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / STEPS
+    case = _edge_case(seed)
+    rate = INSIDE * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / STEPS
     theorem = case.theorem([rate])
-    found = decay_in_exponents(case, [rate], theorem.exponent())
-    row = _decay_row(
-        "FE-2024 Theorem 1 (FE-2021 4.1)",
-        f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}",
-        f"{WHERE}, eta_0 tau = {STEPS * rate:.1e}",
-        found,
-        f"(kappa_2 {theorem.constants.kappa_2:.3f}; fail: {', '.join(theorem.failing)})",
-        (
-            "4.1 as stated, t = rounds x local steps: K/6 for 1/3",
-            theorem.exponent("informal")[-1] / theorem.exponent()[-1],
-        ),
-    )
-    return row._replace(holds=bool(row.holds) and set(theorem.failing) <= {"kappa_3_small"})
+    exponent = theorem.exponent()
+    statement = f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}"
+    claim = Claim("FE-2024 Theorem 1 (FE-2021 4.1)", statement, f"{WHERE}, eta_0 tau = {STEPS * rate:.1e}")
+    note = f"(kappa_2 {theorem.constants.kappa_2:.3f}; fail: {', '.join(theorem.failing)})"
+    factor = theorem.exponent("informal")[-1] / exponent[-1]
+    control, applies = "4.1 as stated, t = rounds x local steps: K/6 for 1/3", set(theorem.failing) <= {"kappa_3_small"}
+    return _decay(claim, case.decay([rate], exponent), note, control, factor, applies)
 
 
 def _unequal_steps(seed: int) -> Verdict:
@@ -205,24 +162,21 @@ def _unequal_steps(seed: int) -> Verdict:
 
     The theorem has one number tau of local steps; here it is the least of all clients.
     """
-    case = edge_case(seed, steps=UNEQUAL_STEPS)
-    rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / max(UNEQUAL_STEPS)
+    case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
+    rate = INSIDE * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / most
     theorem = case.theorem([rate])
-    found = decay_in_exponents(case, [rate], theorem.exponent())
-    return _decay_row(
-        "FE-2021 Theorem 9.1, unequal steps",
-        f"outside of the theorem, which has one tau: the least of {min(UNEQUAL_STEPS)} to {max(UNEQUAL_STEPS)} local "
-        f"steps for tau, and kappa_2 < 1 at the most: {WHAT}",
-        f"{WHERE}, eta_0 = {rate:.1e}",
-        found,
-        f"(fail: {', '.join(theorem.failing)})",
-        ("the most steps for the least", max(UNEQUAL_STEPS) / min(UNEQUAL_STEPS)),
+    statement = (
+        f"outside of the theorem, which has one tau: the least of {least} to {most} local steps for tau, and kappa_2 < "
+        f"1 at the most: {WHAT}"
     )
+    claim = Claim("FE-2021 Theorem 9.1, unequal steps", statement, f"{WHERE}, eta_0 = {rate:.1e}")
+    note, decay = f"(fail: {', '.join(theorem.failing)})", case.decay([rate], theorem.exponent())
+    return _decay(claim, decay, note, "the most steps for the least", most / least)
 
 
 def _rate(seed: int) -> Verdict:
     """Checks eq. (27): an age decays at the rates eta_0 tau lambda_i / nbar, up to the order of the step."""
-    case = edge_case(seed).limit
+    case = _edge_case(seed).limit
     values = np.linalg.eigvalsh(case.theta)
     rates = []
     for progress in FALLING_STEPS:
@@ -230,21 +184,17 @@ def _rate(seed: int) -> Verdict:
         rates.append(np.sort(-np.log(multipliers)) / (progress * values))  # times nbar they are 1
 
     def slope(nbar: float) -> float:
-        return slope_in_the_step(FALLING_STEPS, [float(np.linalg.norm(nbar * r - 1)) for r in rates])
+        return step_slope(FALLING_STEPS, [float(np.linalg.norm(nbar * r - 1)) for r in rates])
 
     nbar, mean_size = 3.0, float(np.mean(SIZES))
-    found, wrong = slope(nbar), slope(mean_size)
-    return Verdict.of(
-        "FE-2021 eq. (27)",
-        "rates of an age's modes / (eta_0 tau lambda / nbar) - 1: slope in the step",
-        f"{WHERE.rsplit(',', 1)[0]}, eta_0 tau = {FALLING_STEPS[-1]:g} .. {FALLING_STEPS[0]:g}",
-        (f"{found:.3f}", "1 (+- 0.1)", abs(found - 1) < 0.1),
-        (f"mean n_i = {mean_size:g} for nbar = {nbar:g}", f"{wrong:.3f}", abs(wrong - 1) >= 0.1),
-        f"rate x {1 + least_noticed(lambda error: abs(slope((1 + error) * nbar) - 1) >= 0.1):.5f}",
-    )
+    statement = "rates of an age's modes / (eta_0 tau lambda / nbar) - 1: slope in the step"
+    sizes = f"{FEDERATION}, eta_0 tau = {FALLING_STEPS[-1]:g} .. {FALLING_STEPS[0]:g}"
+    noticed = 1 + least_noticed(lambda error: abs(slope((1 + error) * nbar) - 1) >= 0.1)
+    control = f"mean n_i = {mean_size:g} for nbar = {nbar:g}", slope(mean_size)
+    return Claim("FE-2021 eq. (27)", statement, sizes).near(slope(nbar), control, 0.1, f"rate x {noticed:.5f}")
 
 
-def pulling(seed: int) -> RandomFederation:
+def _pulling(seed: int) -> RandomFederation:
     """Draws a case of one example a client in which the first client's step raises the second client's loss.
 
     The second client does not train the same model in that round.
@@ -259,19 +209,16 @@ def pulling(seed: int) -> RandomFederation:
 
 def _growth(seed: int) -> Verdict:
     """Checks eq. (20), a bound on the residual's growth within an age, if one client's step raises another's loss."""
-    case, progress = pulling(seed), 1e-6
+    case, progress = _pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
-    c2 = _c2(case)
+    c2 = case.c2
     printed = kappa_2(progress, 0.0, c2, 1.0, 1.0)
     right = float(np.expm1(np.log1p(printed) + progress * (c2**2 - c2)))
-    return bounded_verdict(
+    return Claim(
         "FE-2021 eq. (20), (26)",
         "growth of the residual inside an age / kappa_2 with C_i^2 for C_i, ||Theta_i|| being no less; worst residual",
         f"n = 6, 6 clients, K = 2, eta_0 tau = {progress:g}, kappa_2 = {printed:.1e}",
-        growth / right,
-        "kappa_2 as printed: ||Theta_i|| <= C_i",
-        growth / printed,
-    )
+    ).bounded(growth / right, "kappa_2 as printed: ||Theta_i|| <= C_i", growth / printed)
 
 
 def _movement(seed: int) -> Verdict:
@@ -280,37 +227,31 @@ def _movement(seed: int) -> Verdict:
     In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by ``J' Theta^-1 (1 - A^t)
     g_0``.
     """
-    case, steps, ages = edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
-    rate = 0.1 * largest_progress(0.0, case.c2, 1.0, 1.0) / steps
+    case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
+    rate = 0.1 * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / steps
     theorem = case.theorem([rate], ages)
     bound, printed = (
         theorem.movement_bound(form)[:, 0] / theorem.constants.r0[0] for form in ("summed", "equation_18")
     )
-    values, vectors = np.linalg.eigh(case.own.theta)
-    root, age, at, ratios, wrong = vectors / np.sqrt(values), case.own.true_age(rate), 1, [], []
+    values, vectors = np.linalg.eigh(case.empirical.theta)
+    root, age, at, ratios, wrong = vectors / np.sqrt(values), case.empirical.true_age(rate), 1, [], []
     while at <= ages:
         moved = float(np.linalg.norm(root.T @ (np.eye(len(age)) - age), 2))
         ratios.append(moved / bound[at])
         wrong.append(moved / printed[at])
         age, at = age @ age, 2 * at
-    return bounded_verdict(
+    return Claim(
         "FE-2021 Theorem 9.1, eq. (18) second line",
         f"movement of the weights / bound summed over ages, worst initial residual; fail: {', '.join(theorem.failing)}",
         f"n = 4, 3 clients of 1 and 2, K = 2, nbar = 2, 1 to {ages} ages, kappa_2 = {theorem.constants.kappa_2:.2f}",
-        float(np.max(ratios)),
-        "as printed, 3 eta_0 nbar for 3",
-        float(np.max(wrong)),
-    )
+    ).bounded(float(np.max(ratios)), "as printed, 3 eta_0 nbar for 3", float(np.max(wrong)))
 
 
-ENTRIES = (
-    TheoremEntry(
-        "fed_ensemble.convergence",
-        "bounds on the residual and on the movement of the weights, beside the measured decay",
-        checks,
-        papers=("shi2024", "shi2021"),
-        statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
-        functions=(theorem_1,),
-        figures=("fed_ensemble.theorem1",),
-    ),
+ENTRIES = entries(
+    _checks,
+    "bounds on the residual and on the movement of the weights, beside the measured decay",
+    papers=("shi2024", "shi2021"),
+    statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
+    functions=(theorem_1,),
+    figures=("fed_ensemble.theorem1",),
 )

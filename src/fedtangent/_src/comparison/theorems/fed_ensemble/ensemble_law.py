@@ -5,7 +5,7 @@ a finite width shifts every entry a little, and hundreds of correlated entries s
 extrapolated to infinite width (``comparison/statistics.py``). The same sum of the predictions from the networks'
 initial functions, whose expectation is known, is subtracted as a control variate: most of the scatter cancels.
 
-Plain float64 NumPy. Samples are [K, m, C]: K models, m points, C outputs.
+Plain float64 NumPy. Samples are outputs of K models at m points, C outputs each.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from scipy.stats import norm
 
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.statistics import Interval, combined
 
 COVERED = 0.95
+Samples = Float[np.ndarray, "K m C"]
 
 
 class Entries(NamedTuple):
     """One statistic at all its E entries: measured over K models, predicted, and its standard error under the law."""
 
-    measured: np.ndarray  # [E]
-    predicted: np.ndarray  # [E]
-    standard_error: np.ndarray  # [E]
+    measured: Float[np.ndarray, "E"]
+    predicted: Float[np.ndarray, "E"]
+    standard_error: Float[np.ndarray, "E"]
 
     @property
     def farthest(self) -> float:
@@ -35,7 +37,7 @@ class Entries(NamedTuple):
         return float(np.max(np.abs(self.measured - self.predicted) / self.standard_error))
 
 
-def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
+def entries(samples: Samples, law: ModelLaw) -> dict[str, Entries]:
     """Computes mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models and of their law.
 
     Variances and covariances are of ``f_k - mean_k`` about its average, over K - 1. Standard errors are the law's:
@@ -43,7 +45,7 @@ def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
     average covariance of the models.
 
     Args:
-        samples: Outputs of K models, [K, m, C].
+        samples: Outputs of K models.
         law: Their law.
 
     Returns:
@@ -54,7 +56,7 @@ def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
     residual, cov = samples - law.mean, law.average_cov
     variance = np.diag(cov)
     above = np.triu_indices(points, 1)
-    found = _moments(residual)
+    mean, covariance = _moments(residual)
     error = np.sqrt((np.outer(variance, variance) + cov**2) / (count - 1))
 
     def spread(values: np.ndarray) -> np.ndarray:
@@ -62,9 +64,9 @@ def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
 
     average = law.mean.mean(axis=0)
     return {
-        "mean": Entries((average + found[0]).ravel(), average.ravel(), spread(np.sqrt(variance / count))),
-        "variance": Entries(np.diagonal(found[1]).T.ravel(), spread(variance), spread(np.diag(error))),
-        "covariance": Entries(found[1][above].ravel(), spread(cov[above]), spread(error[above])),
+        "mean": Entries((average + mean).ravel(), average.ravel(), spread(np.sqrt(variance / count))),
+        "variance": Entries(np.diagonal(covariance).T.ravel(), spread(variance), spread(np.diag(error))),
+        "covariance": Entries(covariance[above].ravel(), spread(cov[above]), spread(error[above])),
     }
 
 
@@ -75,7 +77,7 @@ def _moments(residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, (centred @ centred.swapaxes(1, 2)).transpose(1, 2, 0) / (len(residual) - 1)
 
 
-def _check(samples: np.ndarray, law: ModelLaw) -> None:
+def _check(samples: Samples, law: ModelLaw) -> None:
     if samples.ndim != 3 or samples.shape[0] < 2 or samples.shape[1] < 2:
         raise ValueError(f"samples: got shape {samples.shape}, must be [K, m, C] with K and m of at least 2")
     count, points, _ = samples.shape
@@ -83,11 +85,11 @@ def _check(samples: np.ndarray, law: ModelLaw) -> None:
         raise ValueError(f"law: got mean and cov of shapes {got}, must be {must}")
 
 
-def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.ndarray:
-    """Computes the share of each model's values in the law's central intervals, ``mean_k +- z sd_k``, [K].
+def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np.ndarray, "K"]:
+    """Computes the share of each model's values in the law's central intervals, ``mean_k +- z sd_k``.
 
     Args:
-        samples: Outputs of K models, [K, m, C].
+        samples: Outputs of K models.
         law: Their law.
         level: Probability of an interval.
     """
@@ -98,9 +100,14 @@ def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.nd
 
 
 def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
-    """Computes the share of draws from ``right`` in the intervals of ``law``: ``COVERED`` if both are the same."""
-    sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
-    reach, off = norm.ppf((1 + COVERED) / 2) * own / sd, (law.mean - right.mean) / sd
+    """Computes the share of draws from ``right`` in the intervals of ``law``: ``COVERED`` if both are the same.
+
+    Args:
+        right: Law of the draws.
+        law: Law of the intervals.
+    """
+    true_sd, sd = (np.sqrt(np.diagonal(one.cov, axis1=1, axis2=2))[:, :, None] for one in (right, law))
+    reach, off = norm.ppf((1 + COVERED) / 2) * sd / true_sd, (law.mean - right.mean) / true_sd
     return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
 
 
@@ -108,12 +115,12 @@ class Sampled(NamedTuple):
     """The outputs of K trained networks of one width, and those that the infinite-width flow predicts for them.
 
     Each prediction starts from the initial function of its network. With one hidden layer the mean and covariance of
-    the predictions are known at every width, so that their sampling error can be subtracted from that of the networks.
+    the predictions are known at every width, so that the networks' sampling error can be reduced by the predictions'.
     """
 
     width: int
-    seen: np.ndarray  # [K, m, C]
-    predicted: np.ndarray  # [K, m, C]
+    networks: Samples
+    predicted: Samples
 
 
 def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
@@ -125,8 +132,8 @@ def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: Mo
         law: Law that is tested.
     """
     expected = expected_cover(exact, law)
-    values = [covered(s.seen, law) - covered(s.predicted, law) + expected for s in sampled]
-    return combined([s.width for s in sampled], values, by_width=True)
+    values = [covered(one.networks, law) - covered(one.predicted, law) + expected for one in sampled]
+    return combined([one.width for one in sampled], values, by_width=True)
 
 
 def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
@@ -135,9 +142,7 @@ def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -
     The ratio is 1 if ``law`` is right.
 
     Args:
-        sampled: Networks and predictions of every width.
-        exact: Law of the predictions.
-        law: Law that is tested.
+        sampled, exact, law: As for ``cover_at_infinite_width``.
     """
     return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
@@ -149,15 +154,18 @@ def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw)
     ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
 
     Args:
-        sampled: Networks and predictions of every width.
-        exact: Law of the predictions.
-        law: Law that is tested.
+        sampled, exact, law: As for ``cover_at_infinite_width``.
     """
     return _ratio(sampled, exact, _off_diagonal(law))
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true."""
+    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true.
+
+    Args:
+        right: Law of the networks.
+        law: Law that is tested.
+    """
     cov = right.average_cov
     return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
 
@@ -170,10 +178,10 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
 def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Interval:
     """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
     expected, values = float(np.sum(weights * exact.average_cov)), []
-    for s in sampled:
-        change = _products(s.seen - exact.mean, weights) - _products(s.predicted - exact.mean, weights)
-        values.append(len(s.seen) / (len(s.seen) - 1) * change + expected)
-    return combined([s.width for s in sampled], values, by_width=True)
+    for _, networks, predicted in sampled:
+        change = _products(networks - exact.mean, weights) - _products(predicted - exact.mean, weights)
+        values.append(len(networks) / (len(networks) - 1) * change + expected)
+    return combined([one.width for one in sampled], values, by_width=True)
 
 
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from fedtangent._src import data as datasets
 from fedtangent._src.comparison.statistics import LEVEL, Interval
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine import Devices
 from fedtangent._src.engine.run import predict, simulate
@@ -22,8 +24,8 @@ from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory import gp_limit
 from fedtangent._src.theory.fed_ensemble.ensemble_mean import corollary_4_1
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.types import Gaussian
 
 SIZES = (1, 2, 4, 5)  # of the clients
@@ -33,46 +35,44 @@ FAR = 1.2  # standard deviations of the mean, where Chebyshev's inequality is ne
 MARGIN = 0.05  # of the probability itself
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
     draws = of_scale(scale, 2000, 20000)
-    limit, means, left = trained(seed, draws)
+    limit, means, residual = _trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
-    often = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
-    error = float(student.ppf(1 - LEVEL / 2, draws - 1) * often.std(ddof=1) / np.sqrt(draws))
-    found, bound = Interval.about(float(often.mean()), error), float(np.mean(corollary_4_1(limit, NUM_MODELS, epsilon)))
+    shares = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
+    error = float(student.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
+    share, bound = (
+        Interval.about(float(shares.mean()), error),
+        float(np.mean(corollary_4_1(limit, NUM_MODELS, epsilon))),
+    )
     where = (
         f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
-        f"(residual {left:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
+        f"(residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
     )
     exact, other = 2 * float(norm.sf(FAR)), 2 * float(norm.sf(FAR / 2**0.5))
-    what = f"how often the ensemble's mean is {FAR:g} standard deviations or more from m(x)"
+    event = f"how often the ensemble's mean is {FAR:g} standard deviations or more from m(x)"
+    chebyshev = Claim("FE-2021 Corollary 4.1, eq. (5)", f"{event}: at most k(x, x) / (K epsilon^2)", where)
+    gaussian = Claim("FE-2021 Corollary 4.1, Theorem 4.2", f"{event}: a Gaussian's probability", where)
     return [
-        Verdict.of(
-            "FE-2021 Corollary 4.1, eq. (5)",
-            f"{what}: at most k(x, x) / (K epsilon^2)",
-            where,
-            (str(found), f"<= {bound:.3f}", found.within(0, bound)),
-            ("K^2 for K", f"above {bound / NUM_MODELS:.3f}", found.outside(0, bound / NUM_MODELS)),
-            f"bound x {found.value / bound:.2g}",
+        chebyshev.judged(
+            (str(share), f"<= {bound:.3f}", share.within(0, bound)),
+            ("K^2 for K", f"above {bound / NUM_MODELS:.3f}", share.outside(0, bound / NUM_MODELS)),
+            f"bound x {share.value / bound:.2g}",
         ),
-        Verdict.of(
-            "FE-2021 Corollary 4.1, Theorem 4.2",
-            f"{what}: a Gaussian's probability",
-            where,
-            (str(found), f"{exact:.3f} +- {MARGIN:g}", found.within(exact - MARGIN, exact + MARGIN)),
-            ("half of the variance", f"not {other:.3f}", found.outside(other - MARGIN, other + MARGIN)),
-            f"probability off by {MARGIN + found.length:.2g}",
+        gaussian.judged(
+            (str(share), f"{exact:.3f} +- {MARGIN:g}", share.within(exact - MARGIN, exact + MARGIN)),
+            ("half of the variance", f"not {other:.3f}", share.outside(other - MARGIN, other + MARGIN)),
+            f"probability off by {MARGIN + share.length:.2g}",
         ),
     ]
 
 
-def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
-    """Trains ``draws`` ensembles in one run, and computes their limit.
+def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m draws"], float]:
+    """Trains ``draws`` ensembles in one run.
 
-    Returns:
-        The limit at the test points, the ensembles' means [m, draws] at the last round, and the training residual at
-        the last round over the initial one.
+    Returns their limit and their means at the test points after the last round, and the training residual at the last
+    round over the initial one.
     """
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
@@ -81,27 +81,25 @@ def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
     train, cross, test = theta[:n, :n], theta[n:, :n], theta[n:, n:]
     limit = gp_limit(KernelBlocks(train, cross, train, cross, test), y)
     clients = consecutive(SIZES)
-    largest = max(np.linalg.eigvalsh(train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4)))
+    client_rows = map(clients.client, range(4))
+    largest = max(np.linalg.eigvalsh(train[np.ix_(rows, rows)])[-1] / len(rows) for rows in client_rows)
     algorithm = algorithms.fed_ensemble(
         mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),
         schedule.per_client_permutations(len(SIZES), NUM_MODELS),
         client_learning_rate=float(1 / largest),
         work=Work(steps=LOCAL_STEPS),
     )
-    held = datasets.federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
+    data = federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
     start = np.asarray(predict(algorithm, algorithm.init(seed, len(SIZES)), jnp.asarray(x)).mean)
-    state = simulate(algorithm, held, num_rounds=NUM_ROUNDS, seed=seed, devices=Devices("scan")).state
+    state = simulate(algorithm, data, num_rounds=NUM_ROUNDS, seed=seed, devices=Devices("scan")).state
     means = np.asarray(predict(algorithm, state, jnp.asarray(points)).mean)
     return limit, means[n:], float(np.linalg.norm(means[:n] - y) / np.linalg.norm(start - y))
 
 
-ENTRIES = (
-    TheoremEntry(
-        "fed_ensemble.ensemble_mean",
-        "how often the mean of an ensemble is far from the limit's",
-        checks,
-        papers=("shi2021",),
-        statement="Corollary 4.1, eq. (5) of FE-2021",
-        functions=(corollary_4_1, gp_limit),
-    ),
+ENTRIES = entries(
+    _checks,
+    "how often the mean of an ensemble is far from the limit's",
+    papers=("shi2021",),
+    statement="Corollary 4.1, eq. (5) of FE-2021",
+    functions=(corollary_4_1, gp_limit),
 )

@@ -21,10 +21,12 @@ from fedtangent._src.comparison.predicted import ModelLaw, Predicted, networks, 
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.statistics import Interval, Pair, mean_error
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     COVERED,
     Sampled,
+    Samples,
     covariance_ratio,
     cover_at_infinite_width,
     expected_cover,
@@ -36,7 +38,8 @@ from fedtangent._src.data import partition
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.federated import schedule
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory import Flow, gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Gaussian
 
@@ -68,14 +71,17 @@ class LawDistance(NamedTuple):
         """Whether the distance is far below the verdicts' margins."""
         return self.mean <= REACHED * MEAN_MARGIN and self.variance <= REACHED * COVARIANCE_MARGIN
 
+    def __str__(self) -> str:
+        return f"mean {self.mean:.2g} of the movement, variance {self.variance:.1%}"
+
 
 class TrainedEnsemble(NamedTuple):
     """K networks of one width at the start and the last round, and the flow from the same initial functions."""
 
     width: int
-    start: np.ndarray  # [K, m, C]
-    samples: np.ndarray  # [K, m, C]
-    own_flow: np.ndarray  # [K, m, C]
+    start: Samples
+    samples: Samples
+    own_flow: Samples
     uplink_bytes: int
     downlink_bytes: int
 
@@ -148,14 +154,9 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
         num_rounds: Rounds R.
     """
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
-    given = whole.problem
-    problem = Problem(
-        given.x_train[:examples],
-        given.y_train[:examples],
-        given.x_test[:NUM_POINTS],
-        given.y_test[:NUM_POINTS],
-        consecutive(DIGITS),
-    )
+    x_train, y_train = whole.problem.x_train[:examples], whole.problem.y_train[:examples]
+    x_test, y_test = whole.problem.x_test[:NUM_POINTS], whole.problem.y_test[:NUM_POINTS]
+    problem = Problem(x_train, y_train, x_test, y_test, consecutive(DIGITS))
     plan = schedule.per_client_permutations(len(DIGITS), num_models)
     algorithm = cases.ensemble(problem, whole.algorithm.model, plan)
     title = f"Digits, {examples} examples on {len(DIGITS)} clients: ReLU network of one hidden layer"
@@ -186,7 +187,7 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
     trained = []
     for width in setting.size.widths:
         say(f"{setting.name}: {setting.num_models} networks of width {width}, {setting.size.num_rounds} rounds")
-        trained.append(train(setting, theory.flow, width))
+        trained.append(_train(setting, theory.flow, width))
     return Theorem2(theory, *gaps, law, of, moved, tuple(trained))
 
 
@@ -196,12 +197,12 @@ def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray])
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
 
 
-def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
+def _train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     """Trains K networks of ``width`` by Fed-ensemble, and computes the flow from the initial function of each."""
-    seen = trained_networks(setting, width)
-    own = networks(flow, [seen], (setting.size.num_rounds,))[0][0]
-    outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
-    return TrainedEnsemble(width, *outputs, seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes)
+    run = trained_networks(setting, width)
+    predicted = networks(flow, [run], (setting.size.num_rounds,))[0][0]
+    outputs = run.test[0][:, 0], run.test[-1][:, 0], predicted[:, 0]
+    return TrainedEnsemble(width, *outputs, run.sent[-1].uplink_bytes, run.sent[-1].downlink_bytes)
 
 
 def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
@@ -224,20 +225,20 @@ def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
-    each = squares.mean(axis=(1, 2))
-    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+    means = squares.mean(axis=(1, 2))
+    return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))
 
 
-def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
+def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
     """Builds wrong theories: clients missing, no training, prior kernel as tangent kernel, cross terms scaled."""
     setting, k = result.setting, result.theory.blocks
     assert k.nngp_train is not None and k.nngp_test_train is not None
     laws, by_size = {}, np.argsort(setting.problem.partition.sizes, kind="stable")
     for count in range(1, setting.problem.partition.num_clients):
         missing = [setting.problem.partition.client(int(c)) for c in by_size[:count]]
-        kept = np.setdiff1d(np.arange(len(setting.problem.x_train)), np.concatenate(missing))
+        rows = np.setdiff1d(np.arange(len(setting.problem.x_train)), np.concatenate(missing))
         b = np.zeros(k.ntk_test_train.shape)
-        b[:, kept] = np.linalg.solve(k.ntk_train[np.ix_(kept, kept)], k.ntk_test_train[:, kept].T).T
+        b[:, rows] = np.linalg.solve(k.ntk_train[np.ix_(rows, rows)], k.ntk_test_train[:, rows].T).T
         laws[f"the {count} smallest clients missing"] = _law(result, b)
     laws["untrained"] = _law(result, np.zeros(k.ntk_test_train.shape))
     laws["prior kernel for the tangent kernel"] = _law(result, np.linalg.solve(k.nngp_train, k.nngp_test_train.T).T)
@@ -256,20 +257,20 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
     )
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks the networks of each data set against their law."""
-    found = []
+    verdicts = []
     for name, size in of_scale(scale, *SIZES).items():
-        found += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
-    return found
+        verdicts += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
+    return verdicts
 
 
 def rows(result: Theorem2) -> list[Verdict]:
     """Computes all verdicts of one data set."""
-    found = sampled_rows(result)
+    verdicts = sampled_rows(result)
     if result.theory.limit is not None:
-        found.insert(0, _reached(result)._replace(sizes=found[0].sizes))
-    return found
+        verdicts.insert(0, _reached(result)._replace(sizes=verdicts[0].sizes))
+    return verdicts
 
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
@@ -280,38 +281,40 @@ def sampled_rows(result: Theorem2) -> list[Verdict]:
         f"n = {len(problem.x_train)} on {problem.partition.num_clients} clients, m = {len(problem.x_test)}, "
         f"C = {problem.y_train.shape[1]}"
     )
-    wrong = wrong_laws(result)
-    found = [_mean(result, wrong), *_ratios(result, wrong), _cover(result, wrong)]
-    return [row._replace(sizes=sizes) for row in found]
+    wrong = _wrong_laws(result)
+    verdicts = [_mean(result, wrong), *_ratios(result, wrong), _cover(result, wrong)]
+    return [verdict._replace(sizes=sizes) for verdict in verdicts]
 
 
-def _judged(result: Theorem2, what: str, target: float, margin: float, found: Interval, rivals: list[Rival]) -> Verdict:
-    statement = f"{what} at infinite width = {result.of}"
-    return judged(THEOREM, statement, target, margin, [found], rivals)
+def _judged(
+    result: Theorem2, quantity: str, target: float, margin: float, estimate: Interval, rivals: list[Rival]
+) -> Verdict:
+    statement = f"{quantity} at infinite width = {result.of}"
+    return judged(THEOREM, statement, target, margin, [estimate], rivals)
 
 
 def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    pairs = [Pair(s.width, s.seen[None], s.predicted[None]) for s in result.sampled]
+    pairs = [Pair(width, outputs[None], predicted[None]) for width, outputs, predicted in result.sampled]
     rivals = []
     for name, law in wrong.items():
         away = (law.mean - result.law.mean).mean(axis=0)
         far = float(np.linalg.norm(away)) / result.movement
         rivals.append(Rival(name, far, bound(mean_error, pairs, result.movement, away)))
-    found = mean_error(pairs, result.movement)
-    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, found, rivals)
+    estimate = mean_error(pairs, result.movement)
+    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, estimate, rivals)
 
 
 def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
-    rows = []
+    verdicts, sampled, flow = [], result.sampled, result.own
     kinds = ("variance", variance_ratio), ("off-diagonal covariance", covariance_ratio)
-    for place, (what, ratio) in enumerate(kinds):
+    for place, (quantity, ratio) in enumerate(kinds):
         rivals = [
-            Rival(name, abs(expected_ratios(result.law, law)[place] - 1), bound(ratio, result.sampled, result.own, law))
+            Rival(name, abs(expected_ratios(result.law, law)[place] - 1), bound(ratio, sampled, flow, law))
             for name, law in wrong.items()
         ]
-        found = ratio(result.sampled, result.own, result.law)
-        rows.append(_judged(result, f"{what} over the law's", 1.0, COVARIANCE_MARGIN, found, rivals))
-    return rows
+        estimate = ratio(sampled, flow, result.law)
+        verdicts.append(_judged(result, f"{quantity} over the law's", 1.0, COVARIANCE_MARGIN, estimate, rivals))
+    return verdicts
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
@@ -329,29 +332,20 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 def _reached(result: Theorem2) -> Verdict:
     """Checks that the flow's exact law at the last round is the limit."""
 
-    def said(gap: LawDistance) -> str:
-        return f"mean {gap.mean:.2g} of the movement, variance {gap.variance:.1%}"
-
     rounds = result.setting.size.num_rounds
-    allowed = f"<= {REACHED * MEAN_MARGIN:g}, <= {REACHED * COVARIANCE_MARGIN:.1%}"
-    return Verdict.of(
-        THEOREM,
-        f"the flow's law at round {rounds} is the limit",
-        "",
-        (said(result.gap), allowed, result.gap.reached),
-        (f"round {rounds // SOONER} instead", said(result.early), not result.early.reached),
-        f"{REACHED * MEAN_MARGIN:g}, {REACHED * COVARIANCE_MARGIN:.1%}",
+    margins = [f"{REACHED * MEAN_MARGIN:g}", f"{REACHED * COVARIANCE_MARGIN:.1%}"]
+    return Claim(THEOREM, f"the flow's law at round {rounds} is the limit", "").judged(
+        (str(result.gap), ", ".join(f"<= {margin}" for margin in margins), result.gap.reached),
+        (f"round {rounds // SOONER} instead", str(result.early), not result.early.reached),
+        ", ".join(margins),
     )
 
 
-ENTRIES = (
-    TheoremEntry(
-        "fed_ensemble.limit",
-        "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
-        checks,
-        papers=("shi2024", "shi2021"),
-        statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
-        functions=(gp_limit, covariance_terms),
-        figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
-    ),
+ENTRIES = entries(
+    _checks,
+    "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
+    papers=("shi2024", "shi2021"),
+    statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
+    functions=(gp_limit, covariance_terms),
+    figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
 )

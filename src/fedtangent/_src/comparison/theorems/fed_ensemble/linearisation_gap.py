@@ -11,16 +11,12 @@ import numpy as np
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.statistics import width_slope
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
-from fedtangent._src.comparison.theorems.fed_ensemble.networks import half_slope_row
-from fedtangent._src.comparison.theorems.fed_ensemble.small_networks import (
-    FollowedNetworks,
-    Task,
-    follow,
-    setting,
-    theorem,
-)
-from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems.fed_ensemble import small_networks
+from fedtangent._src.comparison.theorems.fed_ensemble.networks import half_slope
+from fedtangent._src.comparison.theorems.fed_ensemble.small_networks import FollowedNetworks, Task, follow
+from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.fed_ensemble.convergence import gap_from_drift, kappa_4, linearisation_gap
 from fedtangent._src.theory.fed_ensemble.second_order import age_operators, second_order_terms
 
@@ -33,63 +29,58 @@ MARGIN = 0.2  # of a slope
 WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
     widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
-    settings = [setting(SHORT, width, seed) for width in widths]
-    seen = [follow(given, draws) for given in settings]
-    where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {seen[0].c1.size} networks each"
-    return [*_slopes(settings, seen, where), _from_drift(settings, seen, where), _as_printed(scale, seed)]
+    runs = [(setting, follow(setting, draws)) for setting in (small_networks.setting(SHORT, w, seed) for w in widths)]
+    where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {runs[0][1].c1.size} networks each"
+    return [*_slopes(runs, where), _from_drift(runs, where), _as_printed(scale, seed)]
 
 
-def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> list[Verdict]:
+def _slopes(runs: list[tuple[Setting, FollowedNetworks]], where: str) -> list[Verdict]:
     """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast.
 
     The control is the change of the outputs, which does not fall.
     """
-    widths = tuple(s.width for s in seen)
-    limits = [given.blocks().ntk_train for given in settings]
-    far = [np.linalg.norm(s.kernels[:, -1] - k, 2, axis=(-2, -1)) for s, k in zip(seen, limits, strict=True)]
-    distance, drift, gap, change = (
-        width_slope(widths, values)
-        for values in (far, *([getattr(s, name)[:, -1] for s in seen] for name in ("drift", "gap", "change")))
-    )
-    statement, control = "operator norm of Theta_t - Theta: slope in the width", ("Theta_0 for the limit Theta", drift)
-    rows = [half_slope_row("FE-2021 Theorem 9.1", statement, where, distance, control, MARGIN)]
-    steep = -np.inf, -0.5
-    wrong = "initial function for the linearised one", str(change), change.outside(*steep)
-    said = {
+    widths = tuple(networks.width for _, networks in runs)
+    far = [
+        np.linalg.norm(networks.kernels[:, -1] - setting.blocks().ntk_train, 2, axis=(-2, -1))
+        for setting, networks in runs
+    ]
+    last = {name: [getattr(networks, name)[:, -1] for _, networks in runs] for name in ("drift", "gap", "change")}
+    distance, drift, gap, change = (width_slope(widths, values) for values in (far, *last.values()))
+    claim = Claim("FE-2021 Theorem 9.1", "operator norm of Theta_t - Theta: slope in the width", where)
+    verdicts = [half_slope(claim, distance, ("Theta_0 for the limit Theta", drift), MARGIN)]
+    slopes = {
         ("section 9.3", "operator norm of Theta_t - Theta_0: slope in the width"): drift,
         ("section 9.4", "||g - g_lin||, own linearisation: slope in the width"): gap,
     }
-    for (place, statement), found in said.items():
-        right = str(found), "-1/2 or steeper: O(l^-1/2)", found.within(*steep)
-        notices = f"slope flatter by {-0.5 - found.value + found.length:.2f}"
-        rows.append(Verdict.of(f"FE-2021 {place}", statement, where, right, wrong, notices))
-    return rows
+    control, steep = ("initial function for the linearised one", change), (-np.inf, -0.5)
+    for (place, statement), slope in slopes.items():
+        claim, notices = Claim(f"FE-2021 {place}", statement, where), -0.5 - slope.value + slope.length
+        expected = "-1/2 or steeper: O(l^-1/2)"
+        verdicts.append(claim.between(slope, control, steep, expected, f"slope flatter by {notices:.2f}"))
+    return verdicts
 
 
-def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> Verdict:
+def _from_drift(runs: list[tuple[Setting, FollowedNetworks]], where: str) -> Verdict:
     """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
-    ratios: list[float] = []
-    wrong: list[float] = []
-    for given, s in zip(settings, seen, strict=True):
-        progress = SHORT.ages * given.followed.local_steps * given.followed.learning_rate
-        drift, low = s.drift.max(axis=1), np.linalg.eigvalsh(s.kernels[:, 0])[..., 0]
-        for gap, moved, r0, smallest in zip(
-            s.gap[:, -1].flat, drift.flat, s.residual[:, 0].flat, (low - drift).flat, strict=True
-        ):
-            for found, factor in ((ratios, 1.0), (wrong, 2.0)):
+
+    def worst(factor: float) -> float:
+        """Returns the largest ratio of gap to bound, for ``factor`` times the least eigenvalue."""
+        ratios = []
+        for setting, networks in runs:
+            progress = SHORT.ages * setting.followed.local_steps * setting.followed.learning_rate
+            drift, low = networks.drift.max(axis=1), np.linalg.eigvalsh(networks.kernels[:, 0])[..., 0]
+            quantities = networks.gap[:, -1], drift, networks.residual[:, 0], low - drift
+            for gap, moved, r0, smallest in zip(*(q.flat for q in quantities), strict=True):
                 bound = gap_from_drift(progress, moved, r0, factor * max(smallest, 0.0), SHORT.nbar)
-                found.append(float(gap / bound))
-    return bounded_verdict(
-        "FE-2021 section 9.4, first order",
-        "||g - g_lin|| / R_0 drift t e^(-lambda t), t = eta_0 tau ages / nbar: largest over networks",
-        where,
-        float(np.max(ratios)),
-        "2 lambda for lambda",
-        float(np.max(wrong)),
-    )
+                ratios.append(float(gap / bound))
+        return float(np.max(ratios))
+
+    statement = "||g - g_lin|| / R_0 drift t e^(-lambda t), t = eta_0 tau ages / nbar: largest over networks"
+    claim = Claim("FE-2021 section 9.4, first order", statement, where)
+    return claim.bounded(worst(1.0), "2 lambda for lambda", worst(2.0))
 
 
 def _as_printed(scale: str, seed: int) -> Verdict:
@@ -97,42 +88,33 @@ def _as_printed(scale: str, seed: int) -> Verdict:
 
     The constants are measured on each network.
     """
-    given = setting(LONG, LONG_WIDTH, seed)
-    seen = follow(given, of_scale(scale, 2, 10))
-    rule = given.followed
+    setting = small_networks.setting(LONG, LONG_WIDTH, seed)
+    networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0
-    for draw in range(len(seen.start)):
-        constants = theorem(given, seen, draw).constants
+    clients, plan = setting.problem.partition, cohorts(setting)
+    for draw in range(len(networks.start)):
+        constants = small_networks.theorem(setting, networks, draw).constants
         largest = max(largest, constants.kappa_2)
-        for k in range(given.num_models):
-            start, r0 = seen.kernels[draw, 0, k], float(seen.residual[draw, 0, k])
-            age = age_operators(
-                start, given.problem.partition, cohorts(given), rule.local_steps, rule.learning_rate, model=k,
-                rounds=range(given.num_models),
-            )  # fmt: skip
+        for k in range(setting.num_models):
+            start, r0 = networks.kernels[draw, 0, k], float(networks.residual[draw, 0, k])
+            age = age_operators(start, clients, plan, rule.local_steps, rule.learning_rate, model=k, rounds=age_rounds)
             second = float(np.linalg.norm(second_order_terms(age, "gradient_descent"), 2)) / progress**2
-            kappa = kappa_4(progress, float(seen.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)
+            kappa = kappa_4(progress, float(networks.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)
             bound = linearisation_gap(kappa, progress, float(np.linalg.eigvalsh(start)[0]), LONG.nbar, second)
-            ratios.append(float(seen.gap[draw, :, k].max()) / bound)
-            wrong.append(float(seen.gap[draw, :, k].max()) / kappa)
-    return bounded_verdict(
+            ratios.append(float(networks.gap[draw, :, k].max()) / bound)
+            wrong.append(float(networks.gap[draw, :, k].max()) / kappa)
+    return Claim(
         "FE-2021 section 9.4, last line",
-        f"||g - g_lin|| / printed kappa_4 / (1 - q), C_1 <= {seen.c1.max():.2f} measured, kappa_2 {largest:.2f}: "
+        f"||g - g_lin|| / printed kappa_4 / (1 - q), C_1 <= {networks.c1.max():.2f} measured, kappa_2 {largest:.2f}: "
         "largest over networks and ages",
-        f"{WHERE}, width {LONG_WIDTH}, {LONG.ages} ages, {seen.c1.size} networks",
-        max(ratios),
-        "one age's kappa_4 for all of them",
-        max(wrong),
-    )
+        f"{WHERE}, width {LONG_WIDTH}, {LONG.ages} ages, {networks.c1.size} networks",
+    ).bounded(max(ratios), "one age's kappa_4 for all of them", max(wrong))
 
 
-ENTRIES = (
-    TheoremEntry(
-        "fed_ensemble.linearisation_gap",
-        "networks of growing width: drift of the kernel, distance to linear training",
-        checks,
-        papers=("shi2021",),
-        statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
-        functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
-    ),
+ENTRIES = entries(
+    _checks,
+    "networks of growing width: drift of the kernel, distance to linear training",
+    papers=("shi2021",),
+    statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
+    functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
 )

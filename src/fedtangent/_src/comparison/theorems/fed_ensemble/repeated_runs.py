@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedtangent._src import data
 from fedtangent._src.comparison.statistics import Slope, weighted_line
@@ -25,25 +25,26 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import drawn_cohorts, per_client_permutations
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Rule
 from fedtangent._src.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
+from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Cohort, Model, Partition, Schedule
 
 TEST_POINTS = 201
 # Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
 AMPLITUDE, NOISE = 0.2**2, 0.2**2
+ToyModel = Callable[[int], Model]
 
 
 class ToyProblem(NamedTuple):
     """Data, a model and its kernels, and the clients' training; the C outputs of a linear model are independent."""
 
-    x: np.ndarray  # [n, 1]
-    y: np.ndarray  # [n, 1]
+    x: Float[np.ndarray, "n 1"]
+    y: Float[np.ndarray, "n 1"]
     clients: Partition
-    x_test: np.ndarray  # [m, 1], an even grid
-    expected: np.ndarray  # [m, 1], E[y | x] on the grid
+    x_test: Float[np.ndarray, "m 1"]  # an even grid
+    expected: Float[np.ndarray, "m 1"]  # E[y | x] on the grid
     noise: float  # E_x Var[y | x] over the grid
-    model: Callable[[int], Model]  # number of outputs -> model
+    model: ToyModel  # number of outputs -> model
     blocks: KernelBlocks
     learning_rate: float
     local_steps: int
@@ -71,41 +72,61 @@ def sine_problem(
         num_clients: Number of clients.
         points_per_client: Examples of each client.
     """
-    toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
-                    test_points=TEST_POINTS)  # fmt: skip
+    toy = data.load(
+        "sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap, test_points=TEST_POINTS
+    )
 
     def model(outputs: int) -> Model:
         return rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
 
-    kernel = model(1).kernel
-    assert kernel is not None
-    blocks = kernel_blocks(kernel, toy.x_train, toy.x_test)
+    blocks = _blocks(model, toy.x_train, toy.x_test)
     assert blocks.ntk_test is not None
     expected = np.asarray(toy.y_test)
-    noise = float(np.mean(AMPLITUDE * expected**2 + NOISE))
-    clients = partition.by_user(np.asarray(toy.user_train))
-    return ToyProblem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
-                         noise, model, blocks, 1 / float(np.max(np.diag(blocks.ntk_test))), local_steps)  # fmt: skip
+    return ToyProblem(
+        np.asarray(toy.x_train),
+        np.asarray(toy.y_train),
+        partition.by_user(np.asarray(toy.user_train)),
+        np.asarray(toy.x_test),
+        expected,
+        float(np.mean(AMPLITUDE * expected**2 + NOISE)),
+        model,
+        blocks,
+        1 / float(np.max(np.diag(blocks.ntk_test))),
+        local_steps,
+    )
 
 
-def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
+def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
+    kernel = model(1).kernel
+    assert kernel is not None
+    return kernel_blocks(kernel, x, x_test)
+
+
+def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
     """Builds the toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
 
     On the papers' points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
     suffice for any seed.
+
+    Args:
+        seed: Seed of the data.
+        local_steps: Local steps of a round.
     """
     rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
     x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
     x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
     y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
-    kernel = whole.model(1).kernel
-    assert kernel is not None
-    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=kernel_blocks(kernel, x, whole.x_test))
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=_blocks(whole.model, x, whole.x_test))
 
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> Schedule:
-    """Returns ``per_client_permutations``, cached: each schedule object has a separate compiled program."""
+    """Returns ``per_client_permutations``, cached: each schedule object has a separate compiled program.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+    """
     return per_client_permutations(num_clients, num_models)
 
 
@@ -126,36 +147,26 @@ def laws(
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
 
+    Clients are weighted by their examples.
+
     Args:
         problem: Data, kernels and training.
         schedule: The schedule, which a seed makes definite.
         rounds: Rounds of the laws.
         seeds: Seeds of the runs.
     """
-    held = schedules(problem, schedule, max(rounds), seeds)
-    each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
-    return ensemble_laws(
-        problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
-        schedule.num_models,
-    )  # fmt: skip
+    last = max(rounds)
+    longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
+    runs = (drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds)
+    cohorts = [Cohort(*(np.asarray(part)[:last] for part in run)) for run in runs]  # type: ignore[arg-type]
+    rule = Rule(problem.local_steps, problem.learning_rate)
+    return ensemble_laws(problem.blocks, problem.y, problem.clients, cohorts, rule, rounds, schedule.num_models)
 
 
-def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
-    """Draws the cohorts of each seed's run, [schedules, R, S], with clients weighted by their examples.
-
-    Args:
-        problem: The clients.
-        schedule: The schedule.
-        num_rounds: Rounds R.
-        seeds: Seeds of the runs.
-    """
-    longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
-    drawn = [drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds]
-    return jax.tree.map(lambda *each: np.stack([leaf[:num_rounds] for leaf in each]), *drawn)
-
-
-def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
-    """Trains ensembles and returns their predictions, one run for each seed's schedule.
+def simulated(
+    problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int
+) -> Float[np.ndarray, "S J m 1"]:
+    """Trains ensembles and returns their predictions at the test points, one run for each seed's schedule.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
     initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
@@ -167,21 +178,16 @@ def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: S
         num_rounds: Rounds R.
         seeds: Seeds of the S runs.
         draws: Outputs J of the model in each run.
-
-    Returns:
-        Predictions at the test points, [S, J, m, 1].
     """
-    model = problem.model(draws)
-    algorithm = algorithms.fed_ensemble(
-        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
-    )
+    rate, work = problem.learning_rate, Work(steps=problem.local_steps)
+    algorithm = algorithms.fed_ensemble(problem.model(draws), schedule, client_learning_rate=rate, work=work)
     targets = np.tile(problem.y, (1, draws))
-    held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
-    x, seen = jnp.asarray(problem.x_test), []
+    examples = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    x, predictions = jnp.asarray(problem.x_test), []
     for seed in seeds:
-        run = simulate(algorithm, held, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
-        seen.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
-    return np.stack(seen)
+        run = simulate(algorithm, examples, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
+        predictions.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
+    return np.stack(predictions)
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
@@ -194,6 +200,6 @@ def power_law(variances: Mapping[int, Estimate]) -> Slope:
     if len(k) < 2 or not np.all(value > 0):
         raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")
     error = np.array([v.standard_error for v in variances.values()]) / value
-    known = bool(np.all(error > 0))
-    found = weighted_line(np.log(k), np.log(value), 1 / error**2 if known else np.ones(len(k)))
-    return found if known else found._replace(standard_error=0.0)
+    if np.all(error > 0):
+        return weighted_line(np.log(k), np.log(value), 1 / error**2)
+    return weighted_line(np.log(k), np.log(value), np.ones(len(k)))._replace(standard_error=0.0)

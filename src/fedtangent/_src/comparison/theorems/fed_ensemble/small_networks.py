@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Float64, Int, Shaped
 from scipy.special import erf
 
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, init_key
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine import Devices, Evaluation
+from fedtangent._src.engine.history import Measurement
+from fedtangent._src.engine.loop import Measure
 from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.federated.algorithms import fed_ensemble
 from fedtangent._src.federated.local import Work
@@ -28,7 +31,7 @@ from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import first_order
 from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
-from fedtangent._src.theory.flow import Rule
+from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
@@ -62,7 +65,7 @@ class Task(NamedTuple):
         return sum(size for size, group in zip(self.sizes, self.group, strict=True) if group == 0)
 
 
-def turns(group: tuple[int, ...]) -> Schedule:
+def _turns(group: tuple[int, ...]) -> Schedule:
     """Builds the schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
     num_models, num_clients = max(group) + 1, len(group)
 
@@ -84,8 +87,13 @@ def one_hidden_layer(input_size: int, width: int, activation: str = "erf") -> Mo
     return mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
 
 
-def inputs(rng: np.random.Generator, number: int) -> np.ndarray:
-    """Draws nearly orthogonal inputs of norm 1, [number, number + 1]."""
+def inputs(rng: np.random.Generator, number: int) -> Float64[np.ndarray, "number d"]:
+    """Draws nearly orthogonal inputs of norm 1, [number, number + 1].
+
+    Args:
+        rng: Source of randomness.
+        number: Number of inputs.
+    """
     size = number + 1
     x = np.linalg.qr(rng.standard_normal((size, size)))[0][:number]
     x = x + 0.15 * rng.standard_normal(x.shape) / np.sqrt(size)
@@ -113,19 +121,19 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     rate = task.step * largest_progress(c1, c2, r0, width) / task.local_steps
-    algorithm = fed_ensemble(model, turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
+    algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
     problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
     return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)
 
 
-def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
-    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy.
+def jacobian(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n P"]:
+    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, in NumPy.
 
     Args:
         activation: "erf" or "relu".
         params: Parameters of the network.
-        x: Inputs, [n, d].
+        x: Inputs.
     """
     w, a, first, last = _weights(params, x)
     function, slope, _ = ACTIVATIONS[activation]
@@ -134,7 +142,7 @@ def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
     return np.concatenate([below.reshape(len(x), -1), last * function(z)], axis=1)
 
 
-def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
+def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> float:
     """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
 
     It is exact for one example. The papers' weights are l^-1/2 times the weights here, so it is l^1/2 times the norm
@@ -144,9 +152,7 @@ def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
     norm is at most the root of the sum of squares.
 
     Args:
-        activation: "erf" or "relu".
-        params: Parameters of the network.
-        x: Inputs, [n, d].
+        activation, params, x: As for ``jacobian``.
     """
     w, a, first, last = _weights(params, x)
     _, slope, second = ACTIVATIONS[activation]
@@ -179,85 +185,87 @@ class FollowedNetworks(NamedTuple):
     """E draws of K networks of one width and their linearisations, at T ages of their training."""
 
     width: int
-    ages: np.ndarray  # [T], the first is 0
-    residual: np.ndarray  # [E, T, K] ||f - Y||
-    gap: np.ndarray  # [E, T, K] ||f - f_lin||
-    change: np.ndarray  # [E, T, K] ||f - f_0||
-    kernels: np.ndarray  # [E, T, K, n, n]
-    c1: np.ndarray  # [E, K], the largest along the way
-    start: np.ndarray  # [E, K, n, C] initial functions
+    ages: Int[np.ndarray, "T"]  # the first is 0
+    residual: Float64[np.ndarray, "E T K"]  # ||f - Y||
+    gap: Float64[np.ndarray, "E T K"]  # ||f - f_lin||
+    change: Float64[np.ndarray, "E T K"]  # ||f - f_0||
+    kernels: Float64[np.ndarray, "E T K n n"]
+    c1: Float64[np.ndarray, "E K"]  # the largest along the way
+    start: Float64[np.ndarray, "E K n C"]  # initial functions
 
     @property
-    def drift(self) -> np.ndarray:
-        """The operator norm of Theta_t - Theta_0, [E, T, K]."""
+    def drift(self) -> Float64[np.ndarray, "E T K"]:
+        """The operator norm of Theta_t - Theta_0."""
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
 
-def follow(given: Setting, draws: int) -> FollowedNetworks:
-    """Trains the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
-    problem, size, model = given.problem, given.size, given.model(given.size.largest)
+def follow(setting: Setting, draws: int) -> FollowedNetworks:
+    """Trains the K networks of the setting's width, and their linearisations.
+
+    Args:
+        setting: The setting.
+        draws: Number of initialisations.
+    """
+    problem, size, model = setting.problem, setting.size, setting.model(setting.size.largest)
     x, data = jnp.asarray(problem.x_train), problem.federated()
-    network, tangent = (given.algorithm.on(m) for m in (model, own_linearisation(model)))
+    network, tangent = (setting.algorithm.on(m) for m in (model, own_linearisation(model)))
     kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
 
-    def outputs(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
-        assert network.params is not None
-        weights = network.params(state)
-        each = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(given.num_models)]
-        curved = [curvature("erf", params, problem.x_train) for params in each]
-        members = np.asarray(predict(network, state, x).members)
-        return {"members": members, "kernels": np.asarray(kernels(weights)), "c1": np.array(curved)}
-
-    def straight(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+    def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         return {"members": np.asarray(predict(algorithm, state, x).members)}
 
-    found = []
-    for draw in range(draws):
-        start = init_key(given, draw, size.largest)
-        common: dict[str, Any] = {
-            "num_rounds": size.num_rounds,
-            "seed": given.seed,
-            "start": start,
-            "devices": Devices("scan"),
-        }
-        seen, linear = (
-            simulate(algorithm, data, evaluation=Evaluation(size.evaluate_every, measure), **common).history.evaluations
-            for algorithm, measure in ((network, outputs), (tangent, straight))
-        )
-        names = ("members", "kernels", "c1")
-        found.append([np.stack([e.metrics[name] for e in seen]) for name in names])
-        found[-1].append(np.stack([e.metrics["members"] for e in linear]))
-    members, kernel, c1, line = (np.stack(part) for part in zip(*found, strict=True))
+    def all_measured(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        assert algorithm.params is not None
+        weights = algorithm.params(state)
+        models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(setting.num_models)]
+        c1 = np.array([curvature("erf", params, problem.x_train) for params in models])
+        return {"c1": c1, **outputs(algorithm, state), "kernels": np.asarray(kernels(weights))}
+
+    train = partial(simulate, data=data, num_rounds=size.num_rounds, seed=setting.seed, devices=Devices("scan"))
+
+    def run(algorithm: Algorithm, draw: int, measure: Measure) -> list[Measurement]:
+        evaluation, start = Evaluation(size.evaluate_every, measure), init_key(setting, draw, size.largest)
+        return train(algorithm, start=start, evaluation=evaluation).history.evaluations
+
+    curved, straight = (
+        [run(algorithm, draw, measure) for draw in range(draws)]
+        for algorithm, measure in ((network, all_measured), (tangent, outputs))
+    )
+
+    def stacked(name: str, runs: list[list[Measurement]] = curved) -> np.ndarray:
+        return np.stack([np.stack([e.metrics[name] for e in evaluations]) for evaluations in runs])
+
+    members = stacked("members")
     return FollowedNetworks(
         size.largest,
-        np.array([e.round for e in seen]) // given.num_models,
+        np.array([e.round for e in curved[0]]) // setting.num_models,
         np.linalg.norm(members - problem.y_train, axis=(-2, -1)),
-        np.linalg.norm(members - line, axis=(-2, -1)),
+        np.linalg.norm(members - stacked("members", straight), axis=(-2, -1)),
         np.linalg.norm(members - members[:, :1], axis=(-2, -1)),
-        kernel,
-        c1.max(axis=1),
+        stacked("kernels"),
+        stacked("c1").max(axis=1),
         members[:, 0],
     )
 
 
-def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
+def theorem(setting: Setting, networks: FollowedNetworks, draw: int) -> Theorem1:
     """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit.
 
     Args:
-        given: The setting.
-        seen: Its networks.
+        setting: The setting.
+        networks: Its networks.
         draw: Number of the draw.
     """
-    x = given.problem.x_train
-    limit = np.asarray(given.kernel(jnp.asarray(x), None, get="ntk"))
-    start = seen.kernels[draw, 0]
+    x = setting.problem.x_train
+    limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
+    start = networks.kernels[draw, 0]
     farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
     return theorem_1(
-        given.blocks(),
-        given.problem.y_train,
-        given.problem.partition,
-        cohorts(given),
-        given.followed,
-        num_models=given.num_models,
-        networks=Networks(seen.start[draw], x, farthest, float(seen.c1[draw].max()), float(seen.width)),
+        setting.blocks(),
+        setting.problem.y_train,
+        setting.problem.partition,
+        cohorts(setting),
+        setting.followed,
+        num_models=setting.num_models,
+        networks=Networks(networks.start[draw], x, farthest, float(networks.c1[draw].max()), float(networks.width)),
     )

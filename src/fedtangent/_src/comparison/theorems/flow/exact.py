@@ -6,8 +6,9 @@ Every option of the algorithms is one entry of ``OPTIONS``: the arguments that s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ from fedtangent._src.comparison.predicted import networks
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, trained
 from fedtangent._src.comparison.statistics import relative_errors
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
-from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, slope_verdict
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, graph, schedule
 from fedtangent._src.federated.algorithms.entry import arguments_of
@@ -29,8 +31,10 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Flow, Rule, federated_flow
-from fedtangent._src.types import Algorithm, Model, Schedule
+from fedtangent._src.theory.flow.build import federated_flow
+from fedtangent._src.theory.flow.flow import Flow
+from fedtangent._src.theory.flow.rules import Rule
+from fedtangent._src.types import Model, Recipe, Schedule
 
 THEOREM = "federated flow (FE-2021 section 9.2, exact)"
 LOCAL_STEPS = 4
@@ -42,6 +46,8 @@ NUM_CLIENTS = 5
 NUM_STRATA = 2
 DECAY = 0.2
 SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factor of each local step's size
+Arguments = Mapping[str, Any]  # values by name, of a recipe or a Rule
+NONE: Arguments = MappingProxyType({})
 
 
 class Option(NamedTuple):
@@ -49,13 +55,49 @@ class Option(NamedTuple):
 
     name: str
     schedule: Callable[[], Schedule]
-    recipe: Callable[..., Algorithm] = algorithms.fed_avg
-    both: dict[str, Any] = {}  # arguments of the recipe, and fields of the Rule with the same names  # noqa: RUF012
-    simulated: dict[str, Any] = {}  # further arguments of the recipe  # noqa: RUF012
-    predicted: dict[str, Any] = {}  # further fields of the Rule  # noqa: RUF012
-    ignored: dict[str, Any] | None = None  # fields of a Rule that ignores the option; None: ignores the schedule
+    recipe: Recipe = algorithms.fed_avg
+    both: Arguments = NONE  # arguments of the recipe, and fields of the Rule with the same names
+    simulated: Arguments = NONE  # further arguments of the recipe
+    predicted: Arguments = NONE  # further fields of the Rule
+    ignored: Arguments | None = None  # fields of a Rule that ignores the option; None: ignores the schedule
     uniform: bool = False  # clients have equal weights, instead of their numbers of examples
     lazy: bool = True  # networks approach the flow as their width grows
+
+    def _rule(self, case: Case, changes: Arguments = NONE) -> Rule:
+        """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
+        rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
+        return Rule(**{**rates, **self.both, **self.predicted, **changes})
+
+    def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
+        """Builds the flow; ``changes`` of the Rule, "schedule" or "uniform" weights make it a wrong theory."""
+        plan, clients = self.schedule(), case.problem.partition
+        weighting = "uniform" if changes.get("uniform", self.uniform) else "examples"
+        followed = changes.get("schedule", plan)
+        cohorts = schedule.drawn_cohorts(followed, clients, case.num_rounds, case.seed, weighting)
+        rule = self._rule(case, {name: v for name, v in changes.items() if name not in ("schedule", "uniform")})
+        return federated_flow(blocks, case.problem.y_train, clients, cohorts, rule, num_models=plan.num_models)
+
+    def _wrong_flows(self, case: Case, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)) -> dict[str, Flow]:
+        """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates."""
+        wrong: dict[str, Arguments] = {}
+        if self.ignored is None:
+            wrong["schedule ignored"] = {"schedule": every_client(self.schedule().num_models)}
+        else:
+            wrong["local steps ignored" if "local_steps" in self.ignored else "option ignored"] = self.ignored
+        wrong["one local step less"] = {"local_steps": LOCAL_STEPS - 1}
+        wrong |= {f"client rate x {by}": {"learning_rate": by * case.learning_rate} for by in slower}
+        return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
+
+    def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
+        """Trains ``draws`` initialisations under the option; ``evaluate_every`` 0: only at the start and at the end."""
+        arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
+        if "client_optimizer" in arguments:  # a function from the rate
+            arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
+        work, more = Work(steps=LOCAL_STEPS), arguments_of(self.recipe, arguments)
+        algorithm = self.recipe(case.model, self.schedule(), work=work, **more)
+        size = Scale((width,), draws, case.num_rounds, evaluate_every)
+        setting = Setting(self.name, self.name, case.problem, algorithm, self._rule(case), size, case.seed)
+        return trained(setting, algorithm.on(setting.model(width)), self.name, width, mapping="scan")
 
 
 def every_client(num_models: int = 1) -> Schedule:
@@ -147,21 +189,13 @@ OPTIONS = (
 
 
 class Case(NamedTuple):
-    """A problem and a model, on which every option is run.
-
-    Attributes:
-        problem: Examples and clients.
-        model: Network, whose width may change.
-        learning_rate: The clients' step size.
-        num_rounds: Rounds R.
-        seed: Seed of initialisations and schedules.
-    """
+    """A problem and a model, on which every option is run."""
 
     problem: Problem
-    model: Model
-    learning_rate: float
+    model: Model  # network, whose width may change
+    learning_rate: float  # of the clients
     num_rounds: int
-    seed: int
+    seed: int  # of initialisations and schedules
 
     def blocks(self) -> KernelBlocks:
         """Computes the model's kernels at the training and test points."""
@@ -169,7 +203,7 @@ class Case(NamedTuple):
         return kernel_blocks(self.model.kernel, self.problem.x_train, self.problem.x_test)
 
 
-def linear_case(seed: int, num_rounds: int) -> Case:
+def _linear_case(seed: int, num_rounds: int) -> Case:
     """Builds the case of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
@@ -178,146 +212,69 @@ def linear_case(seed: int, num_rounds: int) -> Case:
     return _case((x, y, np.linspace(-1, 1, 15)[:, None]), model, num_rounds, seed)
 
 
-def network_case(seed: int, num_rounds: int) -> Case:
+def _network_case(seed: int, num_rounds: int) -> Case:
     """Builds the case of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
-    given = cases.digits(None, "smoke", seed).problem
-    model = mlp(given.x_train.shape[1], 3, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
-    return _case((given.x_train[:24], given.y_train[:24, :3], given.x_test[:20]), model, num_rounds, seed)
+    digits = cases.digits(None, "smoke", seed).problem
+    model = mlp(digits.x_train.shape[1], 3, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+    return _case((digits.x_train[:24], digits.y_train[:24, :3], digits.x_test[:20]), model, num_rounds, seed)
 
 
 def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: int) -> Case:
     """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
-    held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
-    problem = Problem(x_train, y_train, x_test, np.zeros((len(x_test), y_train.shape[1])), held)
+    clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
+    problem = Problem(x_train, y_train, x_test, np.zeros((len(x_test), y_train.shape[1])), clients)
     theta = Case(problem, model, 0.0, num_rounds, seed).blocks().ntk_train
-    own = [held.client(i) for i in range(NUM_CLIENTS)]
-    rate = 1 / max(float(np.linalg.eigvalsh(theta[np.ix_(i, i)])[-1]) / len(i) for i in own)
+    rows = [clients.client(i) for i in range(NUM_CLIENTS)]
+    rate = 1 / max(float(np.linalg.eigvalsh(theta[np.ix_(i, i)])[-1]) / len(i) for i in rows)
     return Case(problem, model, rate, num_rounds, seed)
 
 
-def run(option: Option, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-    """Trains ``draws`` initialisations under the option.
-
-    Args:
-        option: The option.
-        case: Problem, model, learning rate and rounds.
-        width: Width of the networks.
-        draws: Number of initialisations.
-        evaluate_every: Rounds between evaluations; 0: only at the start and at the end.
-    """
-    arguments = {"client_learning_rate": case.learning_rate, **option.both, **option.simulated}
-    if "client_optimizer" in arguments:  # a function from the rate
-        arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
-    algorithm = option.recipe(
-        case.model, option.schedule(), work=Work(steps=LOCAL_STEPS), **arguments_of(option.recipe, arguments)
-    )
-    size = Scale((width,), draws, case.num_rounds, evaluate_every)
-    setting = Setting(option.name, option.name, case.problem, algorithm, _rule(option, case), size, case.seed)
-    return trained(setting, algorithm.on(setting.model(width)), option.name, width, mapping="scan")
-
-
-def _rule(option: Option, case: Case, **changes: Any) -> Rule:
-    """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
-    given = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate, **option.both, **option.predicted}
-    return Rule(**given | changes)
-
-
-def flow_of(option: Option, case: Case, blocks: KernelBlocks, **changes: Any) -> Flow:
-    """Builds the flow under the option.
-
-    Args:
-        option: The option.
-        case: Problem, learning rate and rounds.
-        blocks: Kernels at the training and test points.
-        changes: Fields of the Rule, "schedule" or "uniform" weights, which make it a wrong theory.
-    """
-    own, clients = option.schedule(), case.problem.partition
-    weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
-    drawn = schedule.drawn_cohorts(changes.pop("schedule", own), clients, case.num_rounds, case.seed, weighting)
-    rule = _rule(option, case, **changes)
-    return federated_flow(blocks, case.problem.y_train, clients, drawn, rule, num_models=own.num_models)
-
-
-def wrong_flows(
-    option: Option, case: Case, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
-) -> dict[str, Flow]:
-    """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates.
-
-    Args:
-        option: The option.
-        case: Problem, learning rate and rounds.
-        blocks: Kernels at the training and test points.
-        slower: Factors of the wrong learning rates.
-    """
-    wrong: dict[str, dict[str, Any]] = {}
-    if option.ignored is None:
-        wrong["schedule ignored"] = {"schedule": every_client(option.schedule().num_models)}
-    else:
-        wrong["local steps ignored" if "local_steps" in option.ignored else "option ignored"] = option.ignored
-    wrong["one local step less"] = {"local_steps": LOCAL_STEPS - 1}
-    wrong |= {f"client rate x {by}": {"learning_rate": by * case.learning_rate} for by in slower}
-    return {name: flow_of(option, case, blocks, **changes) for name, changes in wrong.items()}
-
-
-def errors(flow: Flow, seen: Simulated) -> np.ndarray:
-    """Computes the error of every network to the flow from its initial function, at every round, [r, K, E].
+def _largest_error(flow: Flow, run: Simulated) -> float:
+    """Computes the largest error of any network to the flow from its initial function, at any round.
 
     It is relative to how far the flow moves the function at the test points over the whole run.
     """
-    predicted = networks(flow, [seen], seen.rounds)[0]
-    return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
+    predicted = networks(flow, [run], run.rounds)[0]
+    return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 
 
-def exact(option: Option, case: Case) -> Verdict:
+def _exact(option: Option, case: Case) -> Verdict:
     """Checks that the linear model under ``option`` equals the flow at every round, to ``EXACT``."""
-    blocks, seen = case.blocks(), run(option, case, 1, 2)
-    worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, case, blocks).items()}
-    right = float(np.max(errors(flow_of(option, case, blocks), seen)))
-    return exact_verdict(THEOREM, f"linear model = flow, every round: {option.name}", right, worst, EXACT)._replace(
-        sizes=f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
-    )
+    blocks, run = case.blocks(), option._run(case, 1, 2)
+    controls = {name: _largest_error(flow, run) for name, flow in option._wrong_flows(case, blocks).items()}
+    sizes = f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
+    claim = Claim(THEOREM, f"linear model = flow, every round: {option.name}", sizes)
+    return claim.exact(_largest_error(option._flow(case, blocks), run), controls)
 
 
-def slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
-    """Checks that the error of networks to the flow at the last round falls as width^-1/2.
-
-    Args:
-        option: The option.
-        case: Problem, learning rate and rounds.
-        widths: Widths of the networks.
-        num_networks: Number of networks of each width, at least.
-    """
-    blocks = case.blocks()
-    draws = -(-num_networks // option.schedule().num_models)
-    runs = [run(option, case, width, draws, evaluate_every=0) for width in widths]
-    right = networks(flow_of(option, case, blocks), runs, runs[0].rounds[-1:])
-    wrong = {
-        name: networks(flow, runs, runs[0].rounds[-1:])
-        for name, flow in wrong_flows(option, case, blocks, SLOWER_STILL).items()
-    }
-    return slope_verdict(THEOREM, widths, runs, right, wrong)._replace(
+def _slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
+    """Checks that the error of networks to the flow at the last round falls as width^-1/2."""
+    blocks, draws = case.blocks(), -(-num_networks // option.schedule().num_models)
+    runs = [option._run(case, width, draws, evaluate_every=0) for width in widths]
+    last = runs[0].rounds[-1:]
+    right = networks(option._flow(case, blocks), runs, last)
+    wrong = option._wrong_flows(case, blocks, SLOWER_STILL).items()
+    controls = {name: networks(flow, runs, last) for name, flow in wrong}
+    return slope_verdict(THEOREM, widths, runs, right, controls)._replace(
         statement=f"networks' error falls as width^-1/2: {option.name}",
         sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {case.num_rounds} rounds",
     )
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
     size = of_scale(scale, *SIZES)
-    linear, network = linear_case(seed, LINEAR_ROUNDS[scale]), network_case(seed, size.num_rounds)
-    found = [exact(option, linear) for option in OPTIONS]
-    return found + [slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
+    linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
+    verdicts = [_exact(option, linear) for option in OPTIONS]
+    return verdicts + [_slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
 
 
-ENTRIES = (
-    TheoremEntry(
-        "flow.exact",
-        "the exact federated flow: linear models equal it, networks come nearer to it with their width",
-        checks,
-        papers=("shi2021",),
-        statement="the discrete dynamics behind FE-2021, section 9.2",
-        functions=(federated_flow,),
-        figures=("local_gd.wide_network",),
-    ),
+ENTRIES = entries(
+    _checks,
+    "the exact federated flow: linear models equal it, networks come nearer to it with their width",
+    papers=("shi2021",),
+    statement="the discrete dynamics behind FE-2021, section 9.2",
+    functions=(federated_flow,),
+    figures=("local_gd.wide_network",),
 )

@@ -8,19 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data
 from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent._src.comparison.settings import Scale
 from fedtangent._src.comparison.statistics import Interval, width_slope
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data import partition
+from fedtangent._src.data.federated import federated_data
 from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.local import Work
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory import Rule, federated_flow
+from fedtangent._src.theory.flow.build import federated_flow
+from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Algorithm, Model
 
 THEOREM = "FE-2021 section 9.4 (residual ledger)"
@@ -33,7 +35,7 @@ SLOPE, BAND = -0.5, 0.1  # the gap's slope against the width is at most their su
 SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)  # draws: seeds
 
 
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks the ledger of a linear model and of networks of several widths."""
     size = of_scale(scale, *SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}
@@ -48,30 +50,29 @@ class Trainer(NamedTuple):
     algorithm: Algorithm
     width: int
 
+    @classmethod
+    def of(cls, model: Model, rate: float, width: int) -> Trainer:
+        """Builds the algorithm of K = 2 models.
 
-def _trainer(model: Model, rate: float, width: int) -> Trainer:
-    order = schedule.per_client_permutations(CLIENTS, 2)
-    algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
-    return Trainer(model, rate, algorithm, width)
+        Args:
+            model: The model.
+            rate: Step size of the clients.
+            width: Width of the model.
+        """
+        order = schedule.per_client_permutations(CLIENTS, 2)
+        algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
+        return cls(model, rate, algorithm, width)
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
     """Trains K = 2 models and returns the ledger of the run."""
     model, rate, algorithm, width = trainer
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
-    held = data.federated_data(x, y, clients, dtype=jnp.float64)
+    data, rounds = federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
     key = jax.random.fold_in(jax.random.key(seed), width)  # with one key, narrow networks would be parts of wider ones
-    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed, start=key)
-    every = size.num_rounds // EVALUATIONS
-    run = simulate(
-        algorithm,
-        held,
-        num_rounds=size.num_rounds,
-        seed=seed,
-        start=key,
-        evaluation=Evaluation(every, ledger),
-        devices=Devices("scan"),
-    )
+    ledger = residual_ledger(algorithm, model, data, rounds, Rule(STEPS, rate), seed=seed, start=key)
+    look, scan = Evaluation(rounds // EVALUATIONS, ledger), Devices("scan")
+    run = simulate(algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=look, devices=scan)
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
     return ledger
@@ -85,21 +86,16 @@ def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
     """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
-    trainer, found = _trainer(model, 1 / float(theta[0, 0]), width), []
-    for own in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
-        x = np.random.default_rng(own).standard_normal((_examples(size), 5))
+    trainer, ledgers = Trainer.of(model, 1 / float(theta[0, 0]), width), []
+    for draw in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
+        x = np.random.default_rng(draw).standard_normal((_examples(size), 5))
         x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
-        found.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, int(own)))
-    return found
+        ledgers.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, int(draw)))
+    return ledgers
 
 
 def _later(ledger: ResidualLedger) -> list[LedgerRow]:
     return [row for row in ledger.rows if row.round > 0]
-
-
-def _worst(ledgers: list[ResidualLedger]) -> float:
-    """Returns the largest ratio of gap to tolerance."""
-    return max(row.gap / row.tolerance for ledger in ledgers for row in _later(ledger))
 
 
 def _share_failed(ledgers: list[ResidualLedger]) -> str:
@@ -114,21 +110,23 @@ def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
 def _linear_check(size: Scale, seed: int) -> Verdict:
     x = np.linspace(-1, 1, _examples(size))[:, None]
     model = rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
-    ledger = _ledger(_trainer(model, 0.1, 60), x, np.sin(4 * x), size, seed)
+    ledger = _ledger(Trainer.of(model, 0.1, 60), x, np.sin(4 * x), size, seed)
     wrong, rows = _wrong_rate(ledger, 1 + 1e-6), _later(ledger)
     noticed = next((off for off in OFF if not _wrong_rate(ledger, 1 + off).passed), np.inf)
-    return Verdict.of(
+    gap, tolerance = max(row.gap for row in rows), max(row.tolerance for row in rows)
+    return Claim(
         THEOREM,
         "linear model: every client's residual at every evaluation is the flow's, to rounding",
         f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.num_rounds} rounds",
-        (
-            f"largest gap {max(row.gap for row in rows):.1e}",
-            f"<= {max(row.tolerance for row in rows):.1e}",
-            ledger.passed,
-        ),
+    ).judged(
+        (f"largest gap {gap:.1e}", f"<= {tolerance:.1e}", ledger.passed),
         ("step size wrong by 1e-6", f"{_share_failed([wrong])} fail", not wrong.passed),
         f"step size {noticed:.0e} off",
     )
+
+
+def _sizes(size: Scale, networks: dict[int, list[ResidualLedger]]) -> str:
+    return f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds"
 
 
 def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
@@ -136,16 +134,12 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     wrong = [_wrong_rate(ledger, LARGER) for ledger in widest]
     noticed = next((f for f in LARGER_STEPS if all(not _wrong_rate(of, f).passed for of in widest)), np.inf)
     ledgers = [ledger for same in networks.values() for ledger in same]
-    return Verdict.of(
-        THEOREM,
-        "networks: gap within the kernel's measured change, propagated, and its second-order share",
-        f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
-        (f"largest gap / tolerance {_worst(ledgers):.2f}", "<= 1", all(ledger.passed for ledger in ledgers)),
-        (
-            f"step size x {LARGER} at width {max(networks)}",
-            f"{_share_failed(wrong)} fail",
-            all(not ledger.passed for ledger in wrong),
-        ),
+    worst = max(row.gap / row.tolerance for ledger in ledgers for row in _later(ledger))
+    control, all_fail = f"step size x {LARGER} at width {max(networks)}", not any(ledger.passed for ledger in wrong)
+    statement = "networks: gap within the kernel's measured change, propagated, and its second-order share"
+    return Claim(THEOREM, statement, _sizes(size, networks)).judged(
+        (f"largest gap / tolerance {worst:.2f}", "<= 1", all(ledger.passed for ledger in ledgers)),
+        (control, f"{_share_failed(wrong)} fail", all_fail),
         f"step size x {noticed:g}",
     )
 
@@ -160,28 +154,23 @@ def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
     """Checks that the gap falls at least as width^-1/2: an upper bound, which smooth activations may undercut."""
-    found, steep = _slope(size, networks), (-np.inf, SLOPE + BAND)
+    slope, steep = _slope(size, networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})
         if other.outside(*steep):
             break
-    return Verdict.of(
-        THEOREM,
-        "networks: gap of the last round against width, O(l^-1/2) at most",
-        f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
-        (f"slope {found}", f"<= {SLOPE + BAND:g}", found.within(*steep)),
+    statement = "networks: gap of the last round against width, O(l^-1/2) at most"
+    return Claim(THEOREM, statement, _sizes(size, networks)).judged(
+        (f"slope {slope}", f"<= {SLOPE + BAND:g}", slope.within(*steep)),
         (f"step size x {factor:g}", f"slope {other}", other.outside(*steep)),
         f"step size x {factor:g}",
     )
 
 
-ENTRIES = (
-    TheoremEntry(
-        "flow.ledger",
-        "the residual ledger: simulated minus predicted residuals during training",
-        checks,
-        papers=("shi2021",),
-        statement="section 9.4 of FE-2021",
-        functions=(federated_flow,),
-    ),
+ENTRIES = entries(
+    _checks,
+    "the residual ledger: simulated minus predicted residuals during training",
+    papers=("shi2021",),
+    statement="section 9.4 of FE-2021",
+    functions=(federated_flow,),
 )

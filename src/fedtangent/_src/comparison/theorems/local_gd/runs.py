@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64
 
 from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.partition.given import consecutive
@@ -14,20 +14,20 @@ from fedtangent._src.engine import Devices, params_by_round
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import Work
 from fedtangent._src.models.features import linear
-from fedtangent._src.types import Algorithm, Partition, Schedule
+from fedtangent._src.types import Partition, Recipe, Schedule
 
 
 class Size(NamedTuple):
     """The sizes of a linear problem."""
 
     nodes: int  # M
-    held: int  # number N of examples of a node
+    per_node: int  # number N of examples of a node
     dimension: int  # d
 
     @property
     def examples(self) -> int:
         """The number of examples of all nodes."""
-        return self.nodes * self.held
+        return self.nodes * self.per_node
 
     def without_last(self) -> list[float]:
         """Returns weights [M] of the nodes in a wrong theory that ignores the last one."""
@@ -35,23 +35,24 @@ class Size(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the sizes as the table shows them."""
-        return f"M = {self.nodes}, N = {self.held}, d = {self.dimension}"
+        return f"M = {self.nodes}, N = {self.per_node}, d = {self.dimension}"
 
 
 SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes; each node has different linear targets."""
+    """The examples of all nodes, whose linear targets differ from node to node, and the seed of the problem's runs."""
 
     size: Size
-    x: np.ndarray  # [M N, d]
-    y: np.ndarray  # [M N]
+    x: Float64[np.ndarray, "examples d"]
+    y: Float64[np.ndarray, "examples"]
+    seed: int
 
     @property
     def partition(self) -> Partition:
         """The partition in which each node has consecutive examples."""
-        return consecutive([self.size.held] * self.size.nodes)
+        return consecutive([self.size.per_node] * self.size.nodes)
 
 
 class Descent(NamedTuple):
@@ -61,13 +62,12 @@ class Descent(NamedTuple):
     steps: int  # L
     rate: float  # eta
     rounds: int
-    seed: int
     scatter: float = 0.0  # standard deviation of the first model's weights
 
 
 def simulated(
-    recipe: Callable[..., Algorithm], problem: LinearProblem, descent: Descent, every: int = 1, **options: Any
-) -> np.ndarray:
+    recipe: Recipe, problem: LinearProblem, descent: Descent, every: int = 1, **options: float | str
+) -> Float64[np.ndarray, "records d"]:
     """Simulates a run and returns the global model at the start and after every ``every`` rounds.
 
     Args:
@@ -76,9 +76,6 @@ def simulated(
         descent: Schedule and steps.
         every: Rounds between records.
         options: Further arguments of the recipe.
-
-    Returns:
-        Weights [1 + R / every, d] in float64.
     """
     algorithm = recipe(
         linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
@@ -87,8 +84,8 @@ def simulated(
         work=Work(steps=descent.steps),
         **arguments_of(recipe, options),
     )
-    held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
+    data = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
     path = params_by_round(
-        algorithm, held, num_rounds=descent.rounds, seed=descent.seed, every=every, devices=Devices("vmap")
+        algorithm, data, num_rounds=descent.rounds, seed=problem.seed, every=every, devices=Devices("vmap")
     )
     return np.asarray(path["weights"][:, 0, :, 0])

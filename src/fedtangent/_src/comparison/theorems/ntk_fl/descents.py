@@ -1,31 +1,68 @@
-"""Gradient descent on a network and on its linearisation, step by step, from the same weights (Lemma 2)."""
+"""A problem for the two-layer ReLU network of eq. (12), and gradient descent on a network and on its linearisation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
 from fedtangent._src.checks import choice
 from fedtangent._src.kernels.empirical import empirical_ntk
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.models.two_layer import two_layer_relu
+from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Model, PyTree
+
+DIMENSION = 10
+
+
+class Sphere(NamedTuple):
+    """Random inputs of norm 1 with random signs as targets, and a network before training."""
+
+    x: Float64[np.ndarray, "n d"]
+    y: Float64[np.ndarray, "n"]
+    model: Model
+    params: PyTree  # initial weights of a run from ``jax.random.key(seed)``
+    step: float  # n / lambda_max of the empirical kernel, which is half of the largest stable step
+
+
+def sphere(seed: int, width: int, size: int, extra: int = 0) -> Sphere:
+    """Draws a problem on the sphere.
+
+    Args:
+        seed: Seed of data and network.
+        width: Number of neurons.
+        size: Number of examples, for which the step is half of the largest stable one.
+        extra: Number of further points that follow the examples in ``x`` and ``y``.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size + extra, DIMENSION))
+    model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
+    params = model.init(jax.random.split(jax.random.key(seed), 1)[0])
+    x, y = x / np.linalg.norm(x, axis=1, keepdims=True), rng.choice(np.array([-1.0, 1.0]), size + extra)
+    step = size / float(np.linalg.eigvalsh(empirical_kernel(x[:size], params["v"]))[-1])
+    return Sphere(x, y, model, params, step)
+
+
+Watch = Callable[[PyTree, PyTree], dict[str, Array]]
 
 
 class Descents(NamedTuple):
-    """Two descents after 0, 1, .. T steps, [T + 1] each; squared residuals are sums over examples and outputs."""
+    """Two descents after 0, 1, .. T steps; squared residuals are sums over examples and outputs."""
 
-    network: np.ndarray  # of the network under gradient descent
-    tangent: np.ndarray  # of the network at the linearisation's weights, which are NTK-FL's
-    linear: np.ndarray  # of the linearised network itself
-    largest: np.ndarray  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
-    apart: np.ndarray  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
-    gap: np.ndarray  # l1 distance of the two weights
-    watched: dict[str, np.ndarray]  # values returned by ``watch``
+    network: Float[AnyArray, "T"]  # squared residual of the network under gradient descent
+    tangent: Float[AnyArray, "T"]  # that of the network at the linearisation's weights, which are NTK-FL's
+    linear: Float[AnyArray, "T"]  # that of the linearised network itself
+    largest: Float[AnyArray, "T"]  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
+    apart: Float[
+        AnyArray, "T"
+    ]  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
+    gap: Float[AnyArray, "T"]  # l1 distance of the two weights
+    watched: Mapping[str, AnyArray]  # values returned by ``watch``, [T, ..]
 
 
 def _nothing(start: PyTree, weights: PyTree) -> dict[str, Array]:
@@ -35,14 +72,14 @@ def _nothing(start: PyTree, weights: PyTree) -> dict[str, Array]:
 def descents(
     model: Model,
     params: PyTree,
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     learning_rate: float,
     steps: int,
     kernel: str = "exact",
-    watch: Callable[[PyTree, PyTree], dict[str, Array]] = _nothing,
+    watch: Watch = _nothing,
 ) -> Descents:
-    """Runs both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
+    """Computes both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
 
     Args:
         model: The network.
@@ -50,17 +87,15 @@ def descents(
         x: Inputs, [N, ...].
         y: Targets, [N, C].
         learning_rate: Step size.
-        steps: Number of steps T.
+        steps: Number of steps.
         kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
             paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
-        watch: ``(initial weights, weights of the network) -> numbers`` by name, called at the start and after every
-            step.
+        watch: Returns numbers by name from the initial weights and the network's, at the start and after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
-    found = jax.device_get(
-        _descents(model, params, jnp.asarray(x), jnp.asarray(y), learning_rate, int(steps), kernel, watch)
-    )
-    return Descents(**{name: np.asarray(v) for name, v in found.items() if name != "watched"}, watched=found["watched"])
+    examples = jnp.asarray(x), jnp.asarray(y)
+    paths: Descents = jax.device_get(_descents(model, params, *examples, learning_rate, int(steps), kernel, watch))
+    return paths
 
 
 @partial(jax.jit, static_argnames=("model", "steps", "kernel", "watch"))
@@ -72,8 +107,8 @@ def _descents(
     learning_rate: float | Float[Array, ""],
     steps: int,
     kernel: str,
-    watch: Any,
-) -> dict[str, Any]:
+    watch: Watch,
+) -> Descents:
     outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
     transpose = jax.linear_transpose(push, params)
     matrix = empirical_ntk(model, params, x) if kernel == "averaged" else None
@@ -82,34 +117,30 @@ def _descents(
     def minus(weights: PyTree, gradient: PyTree) -> PyTree:
         return jax.tree.map(lambda w, g: w - step * g, weights, gradient)
 
-    def look(state: tuple[PyTree, PyTree, Array, Array]) -> tuple[Array, Callable[[Array], Any], dict[str, Any]]:
+    def look(state: tuple[PyTree, PyTree, Array, Array]) -> tuple[Array, Callable[[Array], PyTree], Descents]:
         weights, change, residual, total = state
         out, pull = jax.vjp(lambda p: model.apply(p, x), weights)
         real = out - y
         at_tangent = model.apply(jax.tree.map(jnp.add, params, change), x) - y
         distances = jax.tree.map(lambda w, p, c: jnp.sum(jnp.abs(w - (p + c))), weights, params, change)
-        return (
-            real,
-            pull,
-            {
-                "network": jnp.sum(real**2),
-                "tangent": jnp.sum(at_tangent**2),
-                "linear": jnp.sum(residual**2),
-                "largest": jnp.max(jnp.abs(real)),
-                "apart": jnp.sum(jnp.abs(total)),
-                "gap": sum(jax.tree.leaves(distances)),
-                "watched": watch(params, weights),
-            },
+        measured = Descents(
+            network=jnp.sum(real**2),
+            tangent=jnp.sum(at_tangent**2),
+            linear=jnp.sum(residual**2),
+            largest=jnp.max(jnp.abs(real)),
+            apart=jnp.sum(jnp.abs(total)),
+            gap=jax.tree.reduce(jnp.add, distances),
+            watched=watch(params, weights),
         )
+        return real, pull, measured
 
-    def one(state: tuple[PyTree, PyTree, Array, Array], _: None) -> tuple[Any, dict[str, Any]]:
-        real, pull, seen = look(state)
+    def one(state: tuple[PyTree, PyTree, Array, Array], _: None) -> tuple[PyTree, Descents]:
+        real, pull, measured = look(state)
         weights, change, residual, total = state
         moved = minus(change, transpose(residual)[0])
         evolved = outputs - y + push(moved) if matrix is None else residual - step * (matrix @ residual)
-        return (minus(weights, pull(real)[0]), moved, evolved, total + real - residual), seen
+        return (minus(weights, pull(real)[0]), moved, evolved, total + real - residual), measured
 
     start = (params, jax.tree.map(jnp.zeros_like, params), outputs - y, jnp.zeros_like(y))
     last, path = jax.lax.scan(one, start, None, length=steps)
-    end = look(last)[2]
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), path, end)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), path, look(last)[2])

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float64
 from scipy.stats import beta
 
 from fedtangent._src.comparison.statistics import LEVEL, Interval
-from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
 
@@ -23,7 +25,7 @@ ARC_RADIUS = 0.15 / (ON_ARC * ARC_WIDTH * np.sqrt(2 / np.pi))  # R: on average 0
 FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, tried in turn until one fails
 
 
-def exceeded(within: np.ndarray) -> Interval:
+def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
     """Computes the frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
     count, draws = int(np.sum(~within)), len(within)
     low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
@@ -31,24 +33,29 @@ def exceeded(within: np.ndarray) -> Interval:
     return Interval(count / draws, float(low), float(high))
 
 
-def rarely(found: Interval) -> bool | None:
-    """Returns whether a frequency is at most delta; None if there are too few draws to tell."""
-    return found.within(0.0, DELTA)
-
-
-def checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks every lemma, on a case in which its bound is nearly reached."""
     draws = of_scale(scale, 1, 4)
     return [
-        lemma_1(seed, 300_000 * draws),
-        lemma_1_concentration(seed, 30_000 * draws),
-        lemma_3(seed, 20_000 * draws),
-        switched(seed, 3000 * draws),
-        lemma_4(seed, 20_000 * draws),
+        _lemma_1(seed, 300_000 * draws),
+        _lemma_1_concentration(seed, 30_000 * draws),
+        _lemma_3(seed, 20_000 * draws),
+        _switched(seed, 3000 * draws),
+        _lemma_4(seed, 20_000 * draws),
     ]
 
 
-def lemma_1(seed: int, draws: int) -> Verdict:
+def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
+    """Checks that a bound is exceeded at most in a share delta of the draws, and a wrong bound more often.
+
+    ``fails(factor)`` is how often the bound times ``factor`` is exceeded.
+    """
+    limits = 0.0, DELTA
+    noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
+    return claim.between(fails(1.0), (control, wrong), limits, f"<= delta = {DELTA:g}", f"bound x {noticed:g}")
+
+
+def _lemma_1(seed: int, draws: int) -> Verdict:
     """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached.
 
     R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
@@ -61,16 +68,15 @@ def lemma_1(seed: int, draws: int) -> Verdict:
     def fails(factor: float) -> Interval:
         return exceeded(nearest > critical / factor)
 
-    return _row(
-        "NTK-FL Lemma 1",
-        "how often some |S_i| is above the bound that Markov's inequality gives the union, where that is 0.99 neurons",
-        f"N = {num} orthonormal inputs, n = {width}, R = {critical:.3g} alpha, {draws} draws",
-        fails,
-        ("the lemma as printed, for all examples at once", fails(1 / num)),
+    statement = (
+        "how often some |S_i| is above the bound that Markov's inequality gives the union, where that is 0.99 neurons"
     )
+    sizes = f"N = {num} orthonormal inputs, n = {width}, R = {critical:.3g} alpha, {draws} draws"
+    claim = Claim("NTK-FL Lemma 1", statement, sizes)
+    return _rarely(claim, fails, "the lemma as printed, for all examples at once", fails(1 / num))
 
 
-def lemma_1_concentration(seed: int, draws: int) -> Verdict:
+def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
     """Checks Lemma 1 with Hoeffding's inequality in place of Markov's, for R at which half the neurons may switch."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
@@ -81,16 +87,13 @@ def lemma_1_concentration(seed: int, draws: int) -> Verdict:
     def fails(factor: float) -> Interval:
         return exceeded(largest - mean <= factor * (bound - mean))
 
-    return _row(
-        "NTK-FL Lemma 1, by Hoeffding's inequality",
-        "how often some |S_i| is above its mean and the deviation that Hoeffding's inequality allows the union",
-        f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, {draws} draws",
-        fails,
-        ("half of the deviation", fails(0.5)),
-    )
+    statement = "how often some |S_i| is above its mean and the deviation that Hoeffding's inequality allows the union"
+    sizes = f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, {draws} draws"
+    claim = Claim("NTK-FL Lemma 1, by Hoeffding's inequality", statement, sizes)
+    return _rarely(claim, fails, "half of the deviation", fails(0.5))
 
 
-def lemma_3(seed: int, draws: int) -> Verdict:
+def _lemma_3(seed: int, draws: int) -> Verdict:
     """Checks Lemma 3 for close inputs.
 
     A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
@@ -98,53 +101,46 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     N times as much, far more than is measured.
     """
     norms = _drift_on_arc(seed, draws).operator
-    bounds = {form: drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed")}
-
-    def fails(factor: float) -> Interval:
-        return exceeded(norms <= factor * bounds["union"])
-
-    return _row(
-        "NTK-FL Lemma 3",
-        "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
-        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws",
-        fails,
-        ("the lemma as printed, by the inequality for one entry", exceeded(norms <= bounds["printed"])),
+    union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
+    statement = (
+        "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries"
+    )
+    sizes = f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws"
+    control = "the lemma as printed, by the inequality for one entry", exceeded(norms <= printed)
+    return _rarely(
+        Claim("NTK-FL Lemma 3", statement, sizes), lambda factor: exceeded(norms <= factor * union), *control
     )
 
 
-def switched(seed: int, draws: int) -> Verdict:
+def _switched(seed: int, draws: int) -> Verdict:
     """Checks (27) and (28): an entry of H changes by at most the neurons that switched on either input."""
-    found = _drift_on_arc(seed, draws)
-    some = found.counted > 0
-    ratio = float(np.max(found.frobenius[some] / found.counted[some]))
-    wrong = float(np.max(found.frobenius[some] / found.half_counted[some]))
-    return Verdict.of(
+    drift = _drift_on_arc(seed, draws)
+    some = drift.counted > 0
+    ratio, wrong = (float(np.max(drift.frobenius[some] / norms[some])) for norms in (drift.counted, drift.half_counted))
+    return Claim(
         "NTK-FL Lemma 3, (27) and (28)",
         "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
         f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, {int(some.sum())} draws in which a neuron switches",
-        (f"{ratio:.3f}", "<= 1", ratio <= 1),
-        ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
-        f"bound x {ratio:.2f}",
-    )
+    ).bounded(ratio, "only one of the two inputs counted, |S_i|", wrong)
 
 
 class WeightDrift(NamedTuple):
-    """Norms of H(v') - H(v), and Frobenius norms of (28) with the neurons that did switch; [draws] each."""
+    """Norms of H(v') - H(v), and Frobenius norms of (28) with the neurons that did switch."""
 
-    operator: np.ndarray
-    frobenius: np.ndarray
-    counted: np.ndarray  # of (|S_i| + |S_j|) x_i'x_j / n
-    half_counted: np.ndarray  # of |S_i| x_i'x_j / n
+    operator: Float64[np.ndarray, "draws"]
+    frobenius: Float64[np.ndarray, "draws"]
+    counted: Float64[np.ndarray, "draws"]  # of (|S_i| + |S_j|) x_i'x_j / n
+    half_counted: Float64[np.ndarray, "draws"]  # of |S_i| x_i'x_j / n
 
 
-def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
+def drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
     """Computes the change of H when every neuron moves by R towards the plane of its nearest input.
 
     H is computed here from activation patterns, by its definition below (12).
 
     Args:
-        x: Inputs, [N, d].
-        v: Neurons, [draws, n, d].
+        x: Inputs.
+        v: Neurons.
         radius: Distance R.
     """
     gram, width = x @ x.T, v.shape[1]
@@ -172,7 +168,7 @@ def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
     return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
 
 
-def lemma_4(seed: int, draws: int) -> Verdict:
+def _lemma_4(seed: int, draws: int) -> Verdict:
     """Checks Lemma 4 for two close inputs, for which the union bound over entries loses least."""
     width, num = 200, 2
     x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
@@ -185,40 +181,15 @@ def lemma_4(seed: int, draws: int) -> Verdict:
     def fails(factor: float) -> Interval:
         return exceeded(norms <= factor * bound)
 
-    return _row(
-        "NTK-FL Lemma 4",
-        "how often the operator norm of H - H_inf is above the bound",
-        f"N = {num} inputs 0.05 radian apart, n = {width}, {draws} draws",
-        fails,
-        ("half of the bound", fails(0.5)),
-    )
+    statement = "how often the operator norm of H - H_inf is above the bound"
+    claim = Claim("NTK-FL Lemma 4", statement, f"N = {num} inputs 0.05 radian apart, n = {width}, {draws} draws")
+    return _rarely(claim, fails, "half of the bound", fails(0.5))
 
 
-def _row(
-    subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
-) -> Verdict:
-    """Checks how often a bound fails.
-
-    ``fails(factor)`` is how often the bound times ``factor`` is exceeded; ``wrong`` is the control and its frequency.
-    """
-    found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
-    return Verdict.of(
-        subject,
-        statement,
-        sizes,
-        (str(found), f"<= delta = {DELTA:g}", rarely(found)),
-        (wrong[0], str(wrong[1]), wrong[1].outside(0.0, DELTA)),
-        f"bound x {noticed:g}",
-    )
-
-
-ENTRIES = (
-    TheoremEntry(
-        "ntk_fl.lemmas",
-        "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
-        checks,
-        papers=("yue2022",),
-        statement="Lemmas 1, 3 and 4 of NTK-FL",
-        functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
-    ),
+ENTRIES = entries(
+    _checks,
+    "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
+    papers=("yue2022",),
+    statement="Lemmas 1, 3 and 4 of NTK-FL",
+    functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
 )

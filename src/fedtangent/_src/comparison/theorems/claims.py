@@ -1,0 +1,103 @@
+"""Claims: one statement of a theorem each, and the ways in which a check turns measurements into its verdict.
+
+Every check builds a problem, simulates it, measures how far the simulation is from theory, and repeats the measurement
+with a wrong theory, the control. The text of the row and the two measurements make the ``Verdict``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src.comparison.statistics import Interval
+from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
+
+Answer = bool | np.bool | None
+
+
+class Claim(NamedTuple):
+    """A statement of a theorem, and the sizes of the problem on which it is checked, as texts of a row."""
+
+    theorem: str
+    statement: str
+    sizes: str
+
+    def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
+        """Returns the verdict for answers that the check has worked out.
+
+        Args:
+            right: Measured value, expected value, and whether they agree.
+            wrong: Name of the control, its measured value, and whether it fails.
+            notices: The smallest error of a theory that the check notices.
+        """
+        return Verdict.of(*self, right, wrong, notices)
+
+    def exact(self, error: float, controls: dict[str, float]) -> Verdict:
+        """Checks that ``error`` is at most ``EXACT``, and the errors of all wrong theories far above.
+
+        Args:
+            error: Relative error of the theory.
+            controls: Relative error of each wrong theory, by name.
+        """
+        return exact_verdict(self.theorem, self.statement, error, controls, EXACT)._replace(sizes=self.sizes)
+
+    def bounded(self, ratio: float, control: str, wrong: float) -> Verdict:
+        """Checks that a measured value is at most its bound, and more than a wrong bound.
+
+        Args:
+            ratio: Measured value divided by its bound.
+            control: Name of the wrong bound.
+            wrong: Measured value divided by the wrong bound.
+        """
+        return bounded_verdict(*self, ratio, control, wrong)
+
+    def near(
+        self,
+        value: float,
+        control: tuple[str, float],
+        margin: float,
+        notices: str,
+        *,
+        target: float = 1.0,
+        formats: tuple[str, str] = (".3f", ".3f"),
+        applies: bool = True,
+    ) -> Verdict:
+        """Checks that a number is within ``margin`` of its target, and the control's number is not.
+
+        Args:
+            value: Measured number.
+            control: Name of the wrong theory, and its number.
+            margin: Allowed deviation from the target.
+            notices: The smallest error of a theory that the check notices.
+            target: Number that theory predicts.
+            formats: Format specifications of the measured number and of the control's.
+            applies: Whether the assumptions of the theorem hold.
+        """
+        name, wrong = control
+        return self.judged(
+            (format(value, formats[0]), f"{target:g} +- {margin:g}", applies and abs(value - target) <= margin),
+            (name, format(wrong, formats[1]), abs(wrong - target) > margin),
+            notices,
+        )
+
+    def between(
+        self,
+        estimate: Interval,
+        control: tuple[str, Interval],
+        limits: tuple[float, float],
+        expected: str,
+        notices: str,
+    ) -> Verdict:
+        """Checks that an interval lies within limits, and the control's outside; else the verdict is undecided.
+
+        Args:
+            estimate: Measured number.
+            control: Name of the wrong theory, and its number.
+            limits: Least and largest number that theory allows.
+            expected: The limits, as text.
+            notices: The smallest error of a theory that the check notices.
+        """
+        name, wrong = control
+        right = str(estimate), expected, estimate.within(*limits)
+        return self.judged(right, (name, str(wrong), wrong.outside(*limits)), notices)
