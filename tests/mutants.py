@@ -415,7 +415,7 @@ def names_of(tree: ast.AST) -> set[str]:
 
 def elsewhere(name: str, root: Path) -> str:
     """Where else a definition has this name, for the message that it is not where the list says."""
-    last, folder = name.rpartition(".")[2], root / SOURCES
-    pattern = re.compile(rf"^ *(def|class) {last}\b|^{last}\b.*=", re.MULTILINE)
+    outer, folder = name.partition(".")[0], root / SOURCES
+    pattern = re.compile(rf"^ *(def|class) {outer}\b|^{outer}\b.*=", re.MULTILINE)
     paths = [str(p.relative_to(folder)) for p in sorted(folder.rglob("*.py")) if pattern.search(p.read_text())]
-    return f"; {last} is in {', '.join(paths)}" if paths else ""
+    return f"; {outer} is in {', '.join(paths[:3])}" if paths else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,8 @@ from fedtangent._src.experiments.lab.results import Outcome
 from fedtangent._src.experiments.lab.runner import changed
 from fedtangent._src.output.files import Metric
 
+from ..metrics_file import rows_of
+
 NAME = "fed_ensemble.versus_fed_avg"
 TINY = ["--scale", "smoke", "--set", "num_clients=6", "num_models=2", "num_rounds=3", "evaluate_every=2"]
 TINY += ["local_epochs=1", "width=8", "learning_rates=0.1,0.3", "num_train=120", "num_validation=60", "num_test=80"]
@@ -27,11 +28,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the work has started")
 
     monkeypatch.setattr(runs, "trial_program", started)
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, folder: Path) -> None:
