@@ -151,6 +151,19 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert set((ROOT / "docs").rglob("*.md")) == listed | {ROOT / "docs" / "index.md"}
 
 
+def test_the_map_of_the_code_names_what_is_there() -> None:
+    text, package = (ROOT / "CONTRIBUTING.md").read_text(), ROOT / "src" / "fedtangent"
+    named = re.findall(r"((?:`\w+`(?:, | and )?)+),? (?:in |\()`((?:\w+/)*\w+\.py)`", text)
+    functions = [(name, path) for names, path in named for name in re.findall(r"`(\w+)`", names)]
+    paths = re.findall(r"`((?:[\w.]+/)*\w+\.(?:pyi?|toml|txt))`", text)
+    places = (ROOT, package, package / "_src")
+    gone = [path for path in paths if not any((place / path).exists() for place in places)]
+    for name, path in functions:
+        code = (package / "_src" / path).read_text() if path not in gone else ""
+        gone += [] if re.search(rf"^(?: *(?:def|class) )?{name}\b", code, re.MULTILINE) else [f"{name} in {path}"]
+    assert len(functions) > 30 and gone == []
+
+
 # ---- what is made from the code ----
 
 

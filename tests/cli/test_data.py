@@ -67,22 +67,6 @@ def test_another_form_is_read_and_named(run: Callable, tmp_path: Path) -> None:
     assert ended.code == 0 and "990 x 7" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("data", "action"),
-        ("data mend printers", "action: got 'mend', allowed are prepare, verify"),
-        ("data prepare prints", "dataset: got 'prints', allowed are cifar10"),
-        ("data prepare digits", "name: got 'digits', of which nothing is downloaded, allowed are cifar10, "),
-        ("data verify printers --data-dir nowhere", "data_dir: got nowhere, must be a folder"),
-    ],
-)
-def test_what_is_refused(run: Callable, folder: Path, line: str, says: str) -> None:
-    ended = run(*line.split())
-    assert ended.code == 2 and ended.err.count("\n") == 1 and says in ended.err and ended.out == ""
-    assert list(folder.iterdir()) == []
-
-
 def test_what_cannot_be_had_is_one_line(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(published: object, role: str, path: Path) -> None:
         raise ValueError(download.unavailable(PUBLISHED["printers"], OSError("no route to host")))
