@@ -106,7 +106,7 @@ test-jax-versions: $(INSTALLED) ## the wheel installed, and tested, under the ol
 
 .PHONY: mutants
 mutants: $(INSTALLED) ## put each fault of tests/mutants.toml into a copy: the tests must catch it
-	$(BIN)/python tests/mutants.py $(MUTANT_ARGS)
+	$(BIN)/python tests/run_mutants.py $(MUTANT_ARGS)
 
 .PHONY: fuzz
 fuzz: $(INSTALLED) ## random command lines and calls: each ends well, or is refused in one line (FUZZ_ARGS=--help)

@@ -61,7 +61,6 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 PROGRAMS_BYTES = 2 * 2**30
-DATA = "FEDTANGENT_DATA"
 MOST_MAPS = 25_000
 MOST_BYTES, MORE_BYTES = 1300 * 2**20, 300 * 2**20
 _TESTED = pytest.StashKey[dict[str, int]]()
@@ -91,31 +90,6 @@ def pytest_configure(config: pytest.Config) -> None:
     ours = Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent
     if ours.parts[-2:] == ("fedtangent", "tests") and not hasattr(config, "workerinput"):
         discard_oldest(ours, PROGRAMS_BYTES)
-
-
-def _data_folder() -> Path | None:
-    """The folder of real data that the environment names, or None; a name that is no folder ends the run."""
-    name = os.environ.get(DATA)
-    if not name:
-        return None
-    if not Path(name).is_dir():
-        raise pytest.UsageError(f"{DATA} is {name!r}, which is not a folder; unset it or name a folder with data")
-    return Path(name).resolve()
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say whether the tests on real data run."""
-    return f"real data: {_data_folder() or f'none, tests that read it are deselected; name its folder with {DATA}'}"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, and count as deselected, the tests that need real data where there is none."""
-    if _data_folder() is not None:
-        return
-    needy = [item for item in items if "data_dir" in getattr(item, "fixturenames", ())]
-    if needy:
-        config.hook.pytest_deselected(items=needy)
-        items[:] = [item for item in items if item not in needy]
 
 
 def _memory_maps() -> int:
@@ -157,11 +131,3 @@ def _few_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     if _resident_bytes() > state["most"] or (state["tests"] % 10 == 0 and _memory_maps() > MOST_MAPS):
         _forget_programs()
         state["most"] = max(MOST_BYTES, _resident_bytes() + MORE_BYTES)  # what stays is not programs
-
-
-@pytest.fixture
-def data_dir() -> Path:
-    """The folder of real data named by FEDTANGENT_DATA."""
-    folder = _data_folder()
-    assert folder is not None, f"{DATA} is not set"
-    return folder

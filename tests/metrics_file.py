@@ -1,4 +1,4 @@
-"""What equal runs write alike."""
+"""Reads metrics.csv: its rows, and what equal runs write alike."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def alike(folder: Path) -> tuple[str, list[list[str]]]:
     place = rows[0].index("seconds")
     timeless = json.loads((folder / "result.json").read_text(), object_hook=_timeless)
     return json.dumps(timeless), [row[:place] + row[place + 1 :] for row in rows]
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv by column."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -19,13 +19,12 @@ from fedtangent._src.engine.checkpoints import CheckpointError, Checkpoints
 from fedtangent._src.engine.run import simulate
 from fedtangent._src.federated import algorithms, faults, schedule
 from fedtangent._src.federated.local import Work, validate_work
-from fedtangent._src.types import Partition
 
 from .federated.toys import OUTPUTS, two_layer, uneven_data
 
 
-def average(rate: float = 0.1, steps: int = 1, loss: str = "squared_error", dropout: float = 0.0) -> Any:
-    plan = faults.dropout(schedule.all_clients(6), dropout) if dropout else schedule.all_clients(6)
+def average(rate: float = 0.1, steps: int = 1, loss: str = "squared_error") -> Any:
+    plan = schedule.all_clients(6)
     return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=Work(steps=steps), loss=loss)
 
 
@@ -40,14 +39,6 @@ def test_a_label_that_the_model_has_no_output_for() -> None:
     wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
     with pytest.raises(ValueError, match="data: has the label 2, but the model two_layer has 2 outputs"):
         simulate(classifier(), wrong, num_rounds=1)
-
-
-def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
-    run = simulate(average(dropout=0.5), uneven_data(), num_rounds=40)
-    last, filled = run.history.evaluations[-1], int((run.history.rounds["cohort"].weight > 0).sum())
-    assert 0 < filled < 40 * 6
-    assert last.uplink_bytes == filled * run.history.cost.uplink
-    assert last.downlink_bytes == 40 * 6 * run.history.cost.downlink
 
 
 @pytest.mark.parametrize("work", [Work(steps=2.5), Work(steps=True), Work(epochs="3"), Work(steps=1, batch_size=2.5)])  # type: ignore[arg-type]
@@ -117,22 +108,6 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
         )
     with pytest.raises(ValueError, match="data: has the label 2"):
         hypergradients.hypergradient(build, wrong, 1, 0, {"rate": 0.1}, zero)
-
-
-def test_a_malformed_partition_in_a_sweep() -> None:
-    data = uneven_data()
-    offsets = np.asarray(data.offsets)
-    for indices, ends in ((-np.ones(offsets[-1], int), offsets), (np.asarray(data.indices), offsets[::-1])):
-        with pytest.raises(ValueError, match="clients: 'bad': partition"):
-            sweeps.sweep(
-                lambda: average(0.1, 1),
-                data,
-                num_rounds=1,
-                seeds=[0],
-                grid={},
-                evaluation=Evaluation(measure=lambda a, s: {}),
-                clients={"a": {"bad": Partition(indices, ends)}},
-            )
 
 
 def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweeps.Sweep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fedtangent._src.engine import Devices, simulate
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.types import Algorithm, Cost
 
+from ..metrics_file import rows_of
 from .asking import prepared
 
 P = 64 * 16 + 16 + 16 * 10 + 10
@@ -43,10 +43,8 @@ def test_metrics_carry_the_exact_bytes(run: Callable, folder: Path) -> None:
     options, message = RUNS["dp_fed_avg"]
     ended = run("train", *options.split(), *GIVEN.split(), "--output", "out")
     assert ended.code == 0, ended
-    with (folder / "out" / "metrics.csv").open(newline="") as file:
-        found = {
-            tuple(int(row[c]) for c in ("round", "uplink_bytes", "downlink_bytes")) for row in csv.DictReader(file)
-        }
+    columns = ("round", "uplink_bytes", "downlink_bytes")
+    found = {tuple(int(row[column]) for column in columns) for row in rows_of(folder / "out")}
     assert found == {(r, r * 3 * message, r * 3 * 4 * P) for r in (0, 2, 4)}
     assert "privacy: epsilon " in ended.out and "at delta 1e-05, for the data of one client" in ended.out
 

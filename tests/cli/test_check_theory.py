@@ -79,21 +79,3 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
     rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
     found = [(row["check"], row["sizes"]) for row in rows]
     assert found == [(name, "paper 0") for name in ("flow.ledger", *(n for n in NAMES if n.startswith("ntk_fl.")))]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--scale", "huge"), "scale: got 'huge', allowed are default, paper"),
-        (
-            ("--only", "gp"),
-            f"only: got 'gp', allowed are {', '.join(NAMES)}, or a paper: "
-            "deep_linear, fed_ensemble, flow, local_gd, ntk_fl",
-        ),
-        (("--seed", "-1"), "seed: got -1, must be a whole number from 0 to 4294967295"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(run: Callable, folder: Path, arguments: tuple, said: str) -> None:
-    ended = run("check-theory", *arguments)
-    assert (ended.code, ended.err, ended.out) == (2, f"fedtangent: error: {said}\n", "")
-    assert list(folder.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 from fedtangent._src.cli import compare
 from fedtangent._src.comparison import Comparison, Setting, judged, predicted
 
+from ..metrics_file import rows_of
 from .conftest import tiny
 from .test_commands import COMPARE
 
@@ -50,8 +50,7 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     for v in result["verdicts"]:
         if "simulation = flow" in v["statement"]:
             assert v["passed"]
-    with (out / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out)
     assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"
     fed = [r for r in rows if r["algorithm"].startswith("Fed-ensemble") and r["split"] == "test"]
     assert [int(r["round"]) for r in fed] == [0, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,18 +16,13 @@ from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent._src.engine import Evaluation, Measurement
 from fedtangent._src.measures.tangent_kernels import METRICS
 
-from ..metrics_file import alike
+from ..metrics_file import alike, rows_of
 from .asking import prepared
 
 RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]
 RUN += ["--widths", "8", "--num-rounds", "4", "--evaluate-every", "2", "--client-learning-rate", "0.1"]
 RUN += ["--mapping", "scan", "--host-devices", "1"]
 WATCHED = ["--diagnostics-examples", "40", "--checkpoint-every", "1", "--diagnostics"]
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def untimed(row: dict[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,27 +10,15 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import commands, experiment, main
-from fedtangent._src.experiments.lab import runs
 from fedtangent._src.experiments.lab.results import Outcome
 from fedtangent._src.experiments.lab.runner import changed
 from fedtangent._src.output.files import Metric
 
+from ..metrics_file import rows_of
+
 NAME = "fed_ensemble.versus_fed_avg"
 TINY = ["--scale", "smoke", "--set", "num_clients=6", "num_models=2", "num_rounds=3", "evaluate_every=2"]
 TINY += ["local_epochs=1", "width=8", "learning_rates=0.1,0.3", "num_train=120", "num_validation=60", "num_test=80"]
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*args: object, **options: object) -> None:
-        pytest.fail("the work has started")
-
-    monkeypatch.setattr(runs, "trial_program", started)
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, folder: Path) -> None:
@@ -102,27 +89,3 @@ def test_the_help_of_an_experiment_names_its_own_data_sets(name: str) -> None:
         shown = dict(word.strip(",.").split("=") for word in page.partition("  --set")[2].split() if "=" in word)
         changes = [f"{field}={value}" for field, value in shown.items() if field in vars(settings)]
         assert changed(settings, changes) == settings and len(changes) == len(vars(settings))
-
-
-BAD = {
-    "name": (["x"], f"experiment: got 'x', allowed are {next(iter(entries.catalogue('experiments')))}, "),
-    "scale": ([NAME, "--scale", "huge"], "scale: got 'huge', allowed are smoke, default, paper"),
-    "seeds": ([NAME, "--seeds", "a"], "seeds: got 'a'"),
-    "seed twice": ([NAME, "--seeds", "0:3", "--seed", "2"], "seed: got 2 with seeds, must be left out there"),
-    "seed": ([NAME, "--seed", "-1"], "seed: got -1, must be a whole number from 0 to 4294967291"),
-    "setting": ([NAME, "--set", "rounds=3"], "set: got 'rounds', allowed are num_clients"),
-    "limit": ([NAME, "--set", "num_rounds=0"], "num_rounds: got 0, must be a whole number of at least 1"),
-    "no folder": ([NAME, "--dataset", "mnist", "--data-dir", "nowhere"], "data_dir: got nowhere, must be a folder"),
-}
-
-
-@pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_ends_before_any_work(run: Callable, folder: Path, name: str) -> None:
-    arguments, says = BAD[name]
-    ended = run("experiment", *arguments, "--output", "out")
-    assert ended.code == 2, ended
-    assert ended.err.startswith("fedtangent: error: ") and ended.err.count("\n") == 1, ended.err
-    assert says in ended.err
-    assert ended.out == ""
-    assert list(folder.iterdir()) == []

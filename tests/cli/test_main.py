@@ -110,60 +110,6 @@ def test_the_help_of_choices_has_their_options_and_their_names() -> None:
         assert all(name in page for name in catalogue(kind))
 
 
-def having(kind: str, option: str, inside: bool = False) -> str:
-    """Who has an option, of what may stand inside another algorithm or of all."""
-    found = [e for e in catalogue(kind).values() if option in option_names(e) and (not inside or e.inside)]
-    assert found
-    return ", ".join(entry.name for entry in found)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--mu 0.3", f"mu: is not used with algorithm 'fed_avg', only with {having('algorithms', 'mu')}"),
-        ("--partition iid --alpha 3", f"with partition 'iid', only with {having('partitions', 'alpha')}"),
-        (
-            "--algorithm fed_ensemble --clients-per-round 1",
-            "clients_per_round: is not used with schedule 'permutations'",
-        ),
-        ("--algorithm ntk_fl --weighting uniform", "weighting: is not used with algorithm 'ntk_fl', only with "),
-        ("--algorithm ntk_fl --sparsity 0.5", f"'ntk_fl', only with {having('algorithms', 'sparsity')}"),
-        ("--algorithm ntk_fl --secure-aggregation", "secure_aggregation: is not used with algorithm 'ntk_fl'"),
-        ("--algorithm centralised --beta 0.5", "beta: is not used with algorithm 'centralised', only with "),
-        ("--algorithm fed_ensemble --mu 1", f"nor with base 'fed_avg', only with {having('algorithms', 'mu', True)}"),
-        ("--graph torus", f"only with {having('algorithms', 'graph')}; nor with schedule 'uniform'"),
-        ("--num-models -3", f"with schedule 'uniform', only with {having('schedules', 'num_models')}"),
-        ("--model logistic --widths 3", f"with model 'logistic', only with {having('models', 'widths')}"),
-        ("--partition by_user --dataset sine --num-clients 7", "num_clients: is not used with partition 'by_user'"),
-        ("--completion-spread 2", "completion_spread: is used with keep_first only"),
-        ("--coordinator localhost:1234", "coordinator: is used with distributed only"),
-        ("--key-file key", "key_file: is used with projection only"),
-        ("--diagnostics-examples 9", "diagnostics_examples: is used with diagnostics only"),
-        ("--nonsense 1", "nonsense: is no option of train"),
-        ("--num-round 1", "num_round: is no option of train; did you mean num_rounds?"),
-        ("--num-rounds x", "num_rounds: got 'x', must be a whole number"),
-        ("--num-rounds 1.5", "num_rounds: "),
-        ("--alpha many", "alpha: got 'many', must be a number"),
-        ("--algorithm fedavg", f"algorithm: got 'fedavg', allowed are {', '.join(catalogue('algorithms'))}"),
-        ("--algorithm fed_ensemble --base ntk_fl", "base: got 'ntk_fl', allowed are "),
-        ("--dataset cifar", "dataset: got 'cifar', allowed are "),
-        ("--partition x", "partition: got 'x', allowed are "),
-        ("--model resnet", "model: got 'resnet', allowed are "),
-        ("--schedule x", "schedule: got 'x', allowed are "),
-        ("--config nowhere", "config: nowhere cannot be read: [Errno 2] No such file"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line_before_anything_is_loaded(
-    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
-) -> None:
-    monkeypatch.setattr(train, "build", lambda described: pytest.fail("the work has started"))
-    ended = run("train", "--host-devices", "1", *arguments.split())
-    assert (ended.code, ended.out) == (2, ""), ended
-    assert ended.err.startswith("fedtangent: error: ") and ended.err.count("\n") == 1, ended.err
-    assert message in ended.err
-    assert list(folder.iterdir()) == []
-
-
 def test_what_suits_the_model_and_the_data_is_the_default() -> None:
     plain, images = asked("train").values, asked("train --model cnn").values
     assert (plain["model"], plain["partition"], plain["loss"]) == ("mlp", "dirichlet", "squared_error")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fedtangent._src import entries
 from fedtangent._src.data import Dataset
 from fedtangent._src.data.dataset import DatasetEntry, SourceInfo
 
+from ..metrics_file import rows_of
 from .test_bad_input import assert_refused
 
 MODELS = {
@@ -52,8 +52,7 @@ def test_two_rounds(run: Callable, folder: Path, name: str) -> None:
     few = [] if "--dataset" in MODELS[name] else ["--num-train", "16", "--num-test", "4"]
     ended = run("train", "--model", name, *MODELS[name], *SHORT, *few)
     assert ended.code == 0, ended
-    with (folder / "out" / "metrics.csv").open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"]) in (("train", "nll"), ("train", "mse"))]
+    rows = [r for r in rows_of(folder / "out") if (r["split"], r["metric"]) in (("train", "nll"), ("train", "mse"))]
     losses = {int(r["round"]): float(r["value"]) for r in rows}
     assert set(losses) == {0, 2} and np.isfinite(list(losses.values())).all() and losses[0] != losses[2]
 

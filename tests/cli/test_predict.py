@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent._src.cli import predict
-
 from .asking import asked
 
 SIZES = {
@@ -93,42 +91,6 @@ def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path)
     assert [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again] == [
         ("fed_prox", 0.5), ("fed_prox", 2.0), ("fed_avg", None),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("predict --algorithm fed_prox --mu 0.1 0.1", "mu: got 0.1 0.1, must be different ones"),
-        ("predict --num-train 50 60", "Unrecognized options: 60"),
-        ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', which theory does not follow: its server"),
-        ("predict --algorithm fed_avg scaffold --mu 1", "mu: is not used with algorithm 'fed_avg', only with"),
-        ("predict --algorithm fed_avg scaffold --rate 1", "rate: is no option of predict"),
-        ("predict --algorithm fed_avg fed_nope", "algorithm: got 'fed_nope', allowed are"),
-        ("predict --algorithm", "Missing value for argument '--algorithm'"),
-        ("predict --dataset digits sine", "Unrecognized options: sine"),
-        ("predict --target 2", "target: got 2.0, must be above 0 and at most 1"),
-        ("predict --target 0", "target: got 0.0, must be above 0"),
-        ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
-        ("predict --channel qsgd:4", "its channel may leave numbers out; nearest is one that is lossless"),
-        ("predict --figures jpg", "figures: got 'jpg', allowed are png, pdf, svg"),
-        ("train --figures PDF", "figures: got 'PDF', allowed are png, pdf, svg"),
-        ("compare --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
-        ("compare --algorithm fed_avg --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
-        ("experiment local_gd.fig1a --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
-        ("check-theory --figures pdf", "figures: is no option of check-theory"),
-        ("report --figures pdf", "figures: is no option of report"),
-        ("predict --mapping scan", "mapping: is no option of predict"),
-        ("train --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),
-        ("compare --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),
-    ],
-)
-def test_bad_input_is_one_line(
-    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, says: str
-) -> None:
-    monkeypatch.setattr(predict, "forecasts", lambda *given, **more: pytest.fail("work was started"))
-    ended = run(*arguments.split())
-    assert ended.code == 2 and ended.out == "" and says in ended.err
-    assert ended.err.count("\n") == 1 and not list(folder.iterdir())
 
 
 def test_a_folder_that_holds_a_run_is_refused(run: Callable, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from fedtangent._src.engine.history import Run
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Ended
 
-from ..metrics_file import alike
+from ..metrics_file import alike, rows_of
 from ..stand_ins import stand_in
 from .asking import prepared
 
@@ -34,11 +33,6 @@ RUNS = {
 SEVERAL = [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2", "--loss", "cross_entropy", "--seeds", "0,1"]
 
 pytestmark = pytest.mark.usefixtures("kept_builds")
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("name", RUNS)

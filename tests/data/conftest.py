@@ -26,9 +26,8 @@ class Fake(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def no_surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if "data_dir" not in request.fixturenames:  # which names the folder of real data
-        monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
+def no_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
     monkeypatch.delenv("FEDTANGENT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default_cache"))
 

@@ -84,21 +84,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ValueError, match=r"femnist: data directory .* has no emnist_all.sqlite.lzma, nor femnist\*.npz"
     ):
         load("femnist_digits", data_dir=tmp_path)
-    femnist(tmp_path, train_offsets=np.array([0, 4, 6, 8]))
-    with pytest.raises(ValueError, match=r"train_offsets of .* got 0 to 8, must be from 0 to 9"):
-        load("femnist_digits", data_dir=tmp_path)
-    femnist(tmp_path, test_labels=np.array([12, 62, 6]))
-    with pytest.raises(ValueError, match="labels: got 62 at position 1"):
-        load("femnist_digits", data_dir=tmp_path)
     femnist(tmp_path, test_labels=np.array([], int))
     with pytest.raises(ValueError, match="has no test_labels; it has train_images"):
         load("femnist_digits", data_dir=tmp_path)
-    femnist(tmp_path, train_images=RNG.integers(0, 256, (9, 27, 28), np.uint8))
-    with pytest.raises(ValueError, match=r"got uint8 \(9, 27, 28\) .* must be uint8 \[n, 28, 28\] and \[n\]"):
-        load("femnist_digits", data_dir=tmp_path)
-    (tmp_path / "cifar10_part.npz").write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(ValueError, match=r"cifar10: .* cannot be read"):
-        load("cifar10", data_dir=tmp_path)
 
 
 BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -158,13 +146,6 @@ def test_cifar10_is_read_from_its_original_archive(tmp_path: Path, monkeypatch: 
 def test_original_files_of_cifar10_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     binary(folder, monkeypatch)
-    whole = (folder / BATCHES[2]).read_bytes()
-    (folder / BATCHES[2]).write_bytes(whole[:-3073])
-    with pytest.raises(ValueError, match=r"got 6146 bytes in .*data_batch_3\.bin, must be 9219: 3 records of 3073"):
-        load("cifar10", data_dir=tmp_path)
-    (folder / BATCHES[2]).write_bytes(bytes([10]) + whole[1:])
-    with pytest.raises(ValueError, match=r"labels: got 10 at position 0 \(1 such\), must be from 0 to 9"):
-        load("cifar10", data_dir=tmp_path)
     (folder / BATCHES[2]).unlink()
     with pytest.raises(ValueError, match=r"cifar10: .*data_batch_3\.bin cannot be read: .*No such file"):
         load("cifar10", data_dir=tmp_path)

@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as hnp
 
 from fedtangent._src.data import idx
 from fedtangent._src.data.published import lacking, located
-from fedtangent._src.data.sources import mnist
 
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6)))
@@ -95,22 +94,6 @@ def test_read_rejects_an_altered_file(fake, tmp_path, packed):
         idx.read(fake.source, "y_test", path)
 
 
-def test_read_rejects_another_data_sets_file(fake):
-    with pytest.raises(ValueError, match=r"fashion_mnist: .* is not the published"):
-        idx.read(mnist.FASHION_MNIST, "y_test", fake.folder / "t10k-labels-idx1-ubyte.gz")
-
-
 def test_read_reports_a_file_it_cannot_open(fake, tmp_path):
     with pytest.raises(ValueError, match=r"fake_images: .*nowhere cannot be read"):
         idx.read(fake.source, "y_test", tmp_path / "nowhere")
-
-
-def test_read_reports_what_is_published_but_unreadable(fake, tmp_path):
-    import hashlib
-
-    path = tmp_path / "half.gz"
-    path.write_bytes((fake.folder / "t10k-images-idx3-ubyte.gz").read_bytes()[:100])
-    file = fake.source.files["x_test"]._replace(sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    source = fake.source._replace(files={**fake.source.files, "x_test": file})
-    with pytest.raises(ValueError, match=r"half\.gz cannot be read"):
-        idx.read(source, "x_test", path)

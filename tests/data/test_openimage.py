@@ -53,22 +53,12 @@ def test_what_is_refused(made: Path, tmp_path: Path) -> None:
         load("openimage", made, num_users=4)
     with pytest.raises(ValueError, match="image_size: got 0"):
         load("openimage", made, image_size=0)
-    image = made / "train" / "train3.png"
-    whole = image.read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"no image"):
-        image.write_bytes(content)
-        with pytest.raises(ValueError, match=r"openimage: .*train3\.png cannot be read") as caught:
-            load("openimage", made, image_size=4)
-        assert "\n" not in str(caught.value)
-    image.unlink()
+    (made / "train" / "train3.png").unlink()
     with pytest.raises(ValueError, match=r"train3\.png cannot be read: .*No such file"):
         load("openimage", made)
     table = made / "client_data_mapping" / "test.csv"
     for text, says in (
         ("", "cannot be read"),
-        (HEAD, "must be lines of client_id"),
-        ("a,b\n1,2\n", r"got \['a', 'b'\]"),
-        (HEAD + "1,a.png,thing,-1\n", "got .*'-1'.* in line 2"),
         (HEAD + "1,a.png\n", "in line 2"),
     ):
         table.write_text(text)

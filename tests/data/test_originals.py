@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import gzip
-import io
 import json
 import lzma
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import Dataset, download, load
-from fedtangent._src.data.sources import cifar, printers
+from fedtangent._src.data.sources import printers
 from fedtangent._src.data.sources.shakespeare import CHARACTERS
 from fedtangent._src.entries import catalogue
 
@@ -100,19 +98,6 @@ def test_no_network_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytes
 
 def unreachable(*args: object, **options: object) -> None:
     raise download.urllib.error.URLError("Temporary failure in name resolution")
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_tfds: Callable) -> None:
-    write("printers", tmp_path / "files", monkeypatch)
-    seed_tfds(printers.PUBLISHED, tmp_path / "files", tmp_path / "tfds")
-
-    def full(*args: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ValueError, match=r"cache folder .* cannot be written: .*No space left"):
-        load("printers", cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("No space left")])
@@ -210,17 +195,6 @@ def test_a_printer_is_tested_at_speed_30(tmp_path: Path, monkeypatch: pytest.Mon
             load("printers", tmp_path / "packed")
 
 
-def test_labels_beyond_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / cifar.FOLDERS["cifar100"]
-    folder.mkdir()
-    for name, size in (("train.bin", 15), ("test.bin", 3)):
-        (folder / name).write_bytes(originals.records(np.zeros((size, 32, 32, 3)), np.full((size, 2), 100)))
-    monkeypatch.setitem(cifar.RECORDS, "cifar10", 3)
-    monkeypatch.setitem(cifar.RECORDS, "cifar100", 15)
-    with pytest.raises(ValueError, match="labels: got 100 at position 0"):
-        load("cifar100", tmp_path)
-
-
 def leaf(folder: Path, **splits: dict[str, tuple[list, list]]) -> None:
     for split, users in splits.items():
         (folder / split).mkdir(parents=True, exist_ok=True)
@@ -243,17 +217,11 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
     assert digits.y_train.tolist() == [3, 9] and digits.y_test.tolist() == [0]
     for harm, says in {
         "stranger": "writer 'c' .* must be among those to train",
-        "no examples": "user 'a' .* must have as many x as y, one or more",
-        "label": "labels of .* got 62",
-        "pixels": "must be images of 784 shades",
         "shade": "must be images of 784 shades, in 255ths",
         "dark": "must be shades from 0 to 1",
     }.items():
         own = {
             "stranger": {"c": (image[3:], [1, 2])},
-            "no examples": {"a": ([], [])},
-            "label": {"a": (image[3:], [62, 1])},
-            "pixels": {"a": ([[0.5] * 783], [1])},
             "shade": {"a": ([[0.501] * 784], [1])},
             "dark": {"a": ([[-1 / 255] * 784], [1])},
         }[harm]
@@ -313,6 +281,7 @@ def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
         ([1, 300, 700], "got 1 to 700, must be from 0 to 700"),
         ([0, 300, 300, 700], r"got \[300, 300\] for user 1, must rise"),
         ([0, 500, 300, 700], r"got \[500, 300\] for user 1, must rise"),
+        (np.array([0, 500, 300, 700], np.uint16), r"got \[500, 300\] for user 1, must rise"),
         ([0.0, 700.0], r"got float64 \(2,\), must be whole numbers"),
         ([700], r"got int64 \(1,\), must be whole numbers"),
     ],
@@ -323,24 +292,6 @@ def test_offsets_that_would_give_the_wrong_user(tmp_path: Path, offsets: list, s
     assert len(load("shakespeare", tmp_path, stride=1).y_train) == 560 - 80
     np.savez(tmp_path / "shakespeare_roles.npz", text=text, offsets=np.array(offsets))
     with pytest.raises(ValueError, match=says):
-        load("shakespeare", tmp_path)
-
-
-def test_offsets_that_fall_in_numbers_without_a_sign(tmp_path: Path) -> None:
-    offsets = np.array([0, 500, 300, 700], np.uint16)
-    np.savez(tmp_path / "shakespeare_roles.npz", text=np.zeros(700, np.uint8), offsets=offsets)
-    with pytest.raises(ValueError, match=r"got \[500, 300\] for user 1, must rise"):
-        load("shakespeare", tmp_path)
-
-
-def test_archives_are_never_unpickled(tmp_path: Path) -> None:
-    np.savez(tmp_path / "shakespeare_roles.npz", text=np.array([{}], object), offsets=np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"shakespeare: .* cannot be read: .* holds Python objects"):
-        load("shakespeare", tmp_path)
-    whole = io.BytesIO()
-    np.savez_compressed(whole, text=np.zeros(900, np.uint8), offsets=np.array([0, 900]))
-    (tmp_path / "shakespeare_roles.npz").write_bytes(whole.getvalue()[:-30])
-    with pytest.raises(ValueError, match=r"shakespeare: .* cannot be read"):
         load("shakespeare", tmp_path)
 
 

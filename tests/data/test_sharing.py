@@ -10,13 +10,11 @@ import pytest
 from fedtangent._src.data import partition, sharing
 from fedtangent._src.types import Partition
 
+from .clients import lists
+
 LABELS = np.repeat([0, 1, 4], [50, 20, 30])
 CLIENTS = Partition(np.array([5, 3, 8, 1, 0, 7], np.int32), np.array([0, 2, 2, 5, 6], np.int32))  # client 1 is empty
 SHARED = [3, 9, 1, 6]
-
-
-def lists(p: Partition) -> list[list[int]]:
-    return [p.client(i).tolist() for i in range(p.num_clients)]
 
 
 def test_a_global_set_has_equally_many_of_each_class() -> None:

@@ -158,16 +158,9 @@ def test_the_ledger_is_charged_for_each_neighbour(g: graph.Graph, messages: int)
     assert down == 0
 
 
-def test_it_is_the_same_in_chunks_and_in_float32() -> None:
+def test_it_is_the_same_in_chunks() -> None:
     states = [ran("mix_then_train", True, True, mapping)[1] for mapping in ("scan", "chunked:4")]
     assert distance(*(state.server.params for state in states)) < 1e-12
-    single = algorithms.gossip(
-        two_layer(np.float32), EVERYBODY, client_learning_rate=RATE, work=WORK, mixing=Mixing(RING)
-    )
-    data = DATA._replace(x=DATA.x.astype(np.float32), y=DATA.y.astype(np.float32))
-    state, engine = single.init(SEED, NUM_CLIENTS), engine_for(data, "scan")
-    after = jax.eval_shape(lambda s, d: single.step(s, d, engine)[0], state, data)
-    assert {leaf.dtype for leaf in jax.tree.leaves(after.server.params)} == {np.dtype(np.float32)}
 
 
 W4 = np.full((6, 6), 1 / 6)

@@ -16,7 +16,6 @@ from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import at_start, charge
 from fedtangent._src.engine.run import predict
 from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.algorithms.bayesian import DistilledEnsemble
 from fedtangent._src.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps
 from fedtangent._src.federated.algorithms.posterior import Clients, dirichlet, gaussian
 from fedtangent._src.federated.local import Work
@@ -236,23 +235,6 @@ def test_before_the_first_round_the_ensemble_is_the_model(loss: str) -> None:
     expected = np.log(reference_fed_be.softmax(f)) if loss == "cross_entropy" else f
     np.testing.assert_allclose(got.mean, expected, rtol=0, atol=1e-12)
     assert np.isfinite(np.asarray(got.members)).all()
-
-
-def test_float32_stays_float32() -> None:
-    data = uneven_data(labels=True)
-    data = data._replace(x=data.x.astype(np.float32))
-    case = CASES["gaussian"]
-    algorithm = algorithms.fed_be(
-        two_layer(np.float32),
-        case.schedule,
-        client_learning_rate=RATE,
-        work=Work(steps=STEPS),
-        loss="cross_entropy",
-        ensemble=DistilledEnsemble(num_samples=SAMPLES, server_data=SERVER_X.astype(np.float32), distillation=MINI),
-    )
-    step = functools.partial(algorithm.step, engine=engine_for(data, "scan"))
-    state, _ = jax.eval_shape(step, algorithm.init(SEED, NUM_CLIENTS), data)
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.server)} == {np.dtype(np.float32)}
 
 
 def clients_with(values: np.ndarray, weight: np.ndarray) -> Clients:

@@ -296,6 +296,19 @@ def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_
     assert distance(trained(case.seldom.states[4]), trained(again.states[4])) > VISIBLE  # another seed, another run
 
 
+def test_float32_stays_float32(case: Case) -> None:
+    """A round of a float32 model changes no dtype of the state, whatever numbers in float64 the recipe was given."""
+    algorithm = case.build(two_layer(jnp.float32), case.laws.arguments)
+    data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, case.data)
+    step = functools.partial(algorithm.step, data=data, engine=engine_for(data, "scan"))
+    before = algorithm.init(SEED, LAW_CLIENTS)
+    after = jax.eval_shape(step, before)[0]
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(before)]
+    assert np.dtype(float) not in {leaf.dtype for leaf in jax.tree.leaves(trained(after))}
+    wide = {leaf.dtype for leaf in jax.tree.leaves(trained(case.start))}
+    assert np.dtype(float) in wide  # the control: a float64 model's state
+
+
 def test_a_run_draws_the_cohorts_that_drawn_cohorts_shows(case: Case) -> None:
     recorded, unrolled = case.seldom.run.history.rounds["cohort"], cohorts(case.schedule, SEED, 5)
     assert np.array_equal(recorded.client, unrolled.client)

@@ -265,12 +265,6 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
 # --- bad arguments ---------------------------------------------------------------------------------------------
 
 
-def test_data_of_another_number_of_clients(model: Model, data: FederatedData) -> None:
-    algorithm = algorithms.fed_avg(model, all_clients(5), client_learning_rate=0.1, work=Work(steps=1))
-    with pytest.raises(ValueError, match="data: has 6 clients, but the schedule was built for 5"):
-        simulate(algorithm, data, num_rounds=1)
-
-
 def test_unknown_weighting(model: Model) -> None:
     local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
     with pytest.raises(ValueError, match="weighting: got 'size', allowed are examples, uniform"):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
 from fedtangent._src.federated.local import Work
@@ -21,12 +19,9 @@ from . import reference
 from . import reference_personalised as loops
 from .personalised_runs import (
     DATA,
-    GLOBAL,
     MODEL,
     PARTIAL,
     PERMUTED,
-    RATE,
-    SEED,
     TOLERANCE,
     VISIBLE,
     X,
@@ -39,7 +34,7 @@ from .personalised_runs import (
     start,
     train,
 )
-from .toys import NUM_CLIENTS, arguments_of, distance, models_of, two_layer
+from .toys import NUM_CLIENTS, arguments_of, distance, models_of
 
 
 def ditto_loop(fault: str) -> tuple[reference.Params, list[reference.Params]]:
@@ -162,20 +157,6 @@ def test_parts_of_a_nested_model_join_again() -> None:
     shared, own = shared_part(mask, params), private_part(mask, params)
     assert [len(jax.tree.leaves(part)) for part in (shared, own)] == [2, 2]
     assert distance(joined(shared, own), params) == 0
-
-
-@pytest.mark.parametrize("recipe", ["ditto", "lg_fed_avg", "local_only"])
-def test_float32_stays_float32(recipe: str) -> None:
-    extra = {"ditto": {"mu": 0.1}, "lg_fed_avg": {"private": "V"}}.get(recipe, {})
-    model = two_layer(jnp.float32)
-    build = getattr(algorithms, recipe)
-    given = {"client_learning_rate": RATE, "work": GLOBAL, **extra}
-    algorithm = build(model, PERMUTED, **arguments_of(build, given))
-    data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, DATA)
-    before = algorithm.init(SEED, NUM_CLIENTS)
-    after = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine_for(data, "vmap"))[0], before, data)
-    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(before)]
-    assert jnp.float64 not in {leaf.dtype for leaf in jax.tree.leaves((before.server, before.client))}
 
 
 COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}

@@ -244,13 +244,3 @@ def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None
     arguments = GOOD[recipe] | changed
     with pytest.raises(ValueError, match=named):
         getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)
-
-
-@pytest.mark.parametrize("recipe", ["centralised", "data_sharing"])
-def test_float32_stays_float32(recipe: str) -> None:
-    algorithm = getattr(algorithms, recipe)(two_layer(jnp.float32), all_clients(6), **GOOD[recipe])
-    data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, DATA)
-    before = algorithm.init(SEED, NUM_CLIENTS)
-    after = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine_for(data, "vmap"))[0], before, data)
-    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(before)]
-    assert jnp.float64 not in {leaf.dtype for leaf in jax.tree.leaves(before.server)}

@@ -219,3 +219,8 @@ def record(
     coded = data._replace(x=jnp.eye(rows), y=-jnp.ones((rows, max_steps)))
     infos = go(algorithm, coded, mapping, num_rounds, algorithm.init(seed, data.num_clients))[1]
     return Recording(infos["share"], infos["cohort"].client, infos)
+
+
+def flat(params: PyTree) -> np.ndarray:
+    """All numbers of ``params`` in one row."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])

@@ -6,13 +6,10 @@ import numpy as np
 
 from fedtangent._src.data import partition
 from fedtangent._src.data.partition import drawn
-from fedtangent._src.types import Partition
+
+from ..clients import lists
 
 BALANCED = np.arange(1000) % 10
-
-
-def lists(p: Partition) -> list[list[int]]:
-    return [p.client(i).tolist() for i in range(p.num_clients)]
 
 
 def test_shards_of_sorted_labels_meet_their_classes():

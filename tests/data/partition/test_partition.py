@@ -11,12 +11,10 @@ from fedtangent._src.data.partition.drawn import METHODS, DirichletOptions
 from fedtangent._src.entries import NoOptions, catalogue, choose
 from fedtangent._src.types import Partition
 
+from ..clients import lists
+
 labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=120)
 seeds = st.integers(0, 2**32 - 1)
-
-
-def lists(p: Partition) -> list[list[int]]:
-    return [p.client(i).tolist() for i in range(p.num_clients)]
 
 
 def assert_partition(p: Partition, num_examples: int, num_clients: int) -> None:

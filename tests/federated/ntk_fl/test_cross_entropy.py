@@ -20,6 +20,7 @@ from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp
 
 from ...drawn import parameters
+from ..toys import flat
 from .descent import jacobian_of, linearised_descent, outputs_of
 
 RATE, STEPS, N, C = 0.3, 60, 11, 3
@@ -32,10 +33,6 @@ EVERY_ROW = np.ones(N, bool)
 @functools.cache
 def network():
     return mlp(4, C, (12,), "relu", dtype=jnp.float64)
-
-
-def flat(params) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
 def softmax(f: np.ndarray) -> np.ndarray:

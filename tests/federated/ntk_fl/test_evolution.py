@@ -25,6 +25,7 @@ from fedtangent._src.models import mlp, rbf_linear
 from fedtangent._src.types import DIVERGED, NO_EXAMPLES, OK
 
 from ...drawn import parameters
+from ..toys import flat
 from .descent import jacobian_of, linearised_descent, outputs_of
 
 RATE, STEPS = 0.4, 150
@@ -45,10 +46,6 @@ def start_of(model):
 
 def targets(outputs: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(9, outputs))
-
-
-def flat(params) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
 def descend(model, params, y, steps: int, rate: float) -> np.ndarray:

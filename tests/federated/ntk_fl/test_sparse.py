@@ -16,6 +16,7 @@ from fedtangent._src.models import mlp
 from fedtangent._src.types import Model
 
 from ...drawn import parameters
+from ..toys import flat
 from .descent import jacobian_of, outputs_of
 
 RNG = np.random.default_rng(0)
@@ -33,10 +34,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 def network(name: str, structured: bool, dtype: Any = jnp.float64) -> Model:
     model = mlp(INPUTS, OUTPUTS, dtype=dtype, **NETWORKS[name])
     return model if structured else model._replace(structure=None)
-
-
-def flat(tree: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def whole_jacobian(model: Model, params: Any, x: np.ndarray = X) -> np.ndarray:

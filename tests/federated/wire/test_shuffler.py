@@ -21,12 +21,7 @@ from fedtangent._src.federated.wire.shuffler import folded, permuted
 from fedtangent._src.models import mlp
 from fedtangent._src.types import RoundInfo
 
-from ..toys import distance, two_layer, uneven_data
-
-
-def flat(tree: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
+from ..toys import distance, flat, two_layer, uneven_data
 
 NETWORK = mlp(3, 2, (5,), dtype=jnp.float64)
 
