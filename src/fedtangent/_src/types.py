@@ -31,6 +31,16 @@ PyTree = Any
 Key = jax.Array
 OfParameters: TypeAlias = Callable[[PyTree], PyTree]
 """A function of the parameters of one model, which returns a tree."""
+Settle: TypeAlias = Callable[[PyTree, PyTree, PyTree], PyTree]
+"""A function of a client's state before and after its update and of the message as the server received it.
+
+It returns the client's corrected state.
+"""
+Uplink: TypeAlias = Callable[[PyTree, PyTree], tuple[int, int]]
+"""A function of the shapes of a message and of the server's broadcast.
+
+It returns the bytes of a message, and the additional bytes for each example of its client.
+"""
 
 
 @runtime_checkable
@@ -279,20 +289,6 @@ class LocalUpdate(Protocol):
 
 
 @runtime_checkable
-class Settle(Protocol):
-    """A function that corrects a client's state after its message has travelled."""
-
-    def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
-        """Returns the client's corrected state.
-
-        Args:
-            before: The client's state before its update.
-            after: The client's state after its update.
-            sent: The client's message as the server received it.
-        """
-
-
-@runtime_checkable
 class ServerUpdate(Protocol):
     """A function that updates the server's state of one model."""
 
@@ -468,19 +464,6 @@ class Send(Protocol):
             key: Key of this client in this round.
             message: The client's message.
             memory: The client's memory of earlier messages.
-        """
-
-
-@runtime_checkable
-class Uplink(Protocol):
-    """A function that counts the bytes of a message."""
-
-    def __call__(self, message: PyTree, broadcast: PyTree, /) -> tuple[int, int]:
-        """Returns the bytes of a message, and the additional bytes for each example of its client.
-
-        Args:
-            message: Shapes of a message.
-            broadcast: Shapes of the server's broadcast.
         """
 
 
