@@ -26,7 +26,6 @@ from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
 EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument and result are of one kind
-Function = TypeVar("Function")
 PyTree = Any
 Key = jax.Array
 OfParameters: TypeAlias = Callable[[PyTree], PyTree]
@@ -61,7 +60,9 @@ def described(parts: Mapping[str, object]) -> str:
     Values that are no arrays are shown by their ``repr``.
     """
     return ", ".join(
-        f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
+        f"{name} {part.dtype} {tuple(part.shape)}"
+        if hasattr(part, "dtype") and hasattr(part, "shape")
+        else f"{name} {part!r}"
         for name, part in parts.items()
     )
 
@@ -306,7 +307,7 @@ class ServerUpdate(Protocol):
 class MapModels(Protocol):
     """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
 
-    def __call__(self, function: Function, /) -> Function:
+    def __call__(self, function: Any, /) -> Any:
         """Returns the mapped function, whose arguments and results have a leading axis K.
 
         Args:
@@ -550,7 +551,7 @@ class Training(NamedTuple):
     """
 
     model: Model
-    learning_rate: float | Array | Callable[[Array], Array] | None
+    learning_rate: Any
     optimizer: Any
     work: Any
     loss: str | Loss
