@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent._src.data import load, partition, text
+from fedtangent._src.data import load, partition
 from fedtangent._src.data.images import StoredImageOptions
-from fedtangent._src.data.sources import mnist
+from fedtangent._src.data.sources import mnist, shakespeare
 from fedtangent._src.data.stored import obtain
 from fedtangent._src.experiments.ntk_fl.fig4 import WRITERS
 from fedtangent._src.types import Partition
@@ -119,7 +119,7 @@ def test_roles_and_the_tiny_text(data_dir):
         first = bytes(archive["text"][:81]).decode()
     kept = sum(size - round(0.8 * size) > 80 for size in sizes)
     assert d.user_train.max() + 1 == d.user_test.max() + 1 == kept
-    assert "".join(text.CHARACTERS[i] for i in d.x_train[0]) + text.CHARACTERS[d.y_train[0]] == first
+    assert "".join(shakespeare.CHARACTERS[i] for i in d.x_train[0]) + shakespeare.CHARACTERS[d.y_train[0]] == first
     tiny = load("tiny_shakespeare", data_dir=data_dir, stride=1)
     assert len(tiny.y_train) == int(0.9 * 1115394) - 80 and tiny.num_classes == 65
 
