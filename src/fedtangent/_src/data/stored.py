@@ -108,8 +108,8 @@ def entry_of(
         published: The data set.
         load: Function ``(options, data_dir, seed) -> Dataset``.
         options: Dataclass of the options.
-        papers: Keys of papers besides that of the data set.
-        fields: Kind of input and default partition, if they are not those of ``DatasetEntry``.
+        papers: Keys of further papers, before the paper of the data set.
+        fields: Fields of ``DatasetEntry``: the kind of input and the default partition.
     """
     name, summary, is_regression = published.name, published.description, published.num_classes == 0
     citations = (*papers, published.paper)
