@@ -220,7 +220,7 @@ def check_targets(name: str | Loss, values: AnyArray, argument: str = "targets")
         raise ValueError(f"{argument}: got {flat[jnp.argmax(wrong)]:g}, must be -1 or 1 for the loss {name!r}")
 
 
-def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] = ()) -> str:
+def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] | np.ndarray = ()) -> str:
     """Returns how a run has diverged, ``NOT_FINITE`` or another text; "" for a run that has not diverged.
 
     Args:

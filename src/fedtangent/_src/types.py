@@ -26,11 +26,20 @@ from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
 EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument and result are of one kind
-Function = TypeVar("Function")
 PyTree = Any
 Key = jax.Array
 OfParameters: TypeAlias = Callable[[PyTree], PyTree]
 """A function of the parameters of one model, which returns a tree."""
+Settle: TypeAlias = Callable[[PyTree, PyTree, PyTree], PyTree]
+"""A function of a client's state before and after its update and of the message as the server received it.
+
+It returns the client's corrected state.
+"""
+Uplink: TypeAlias = Callable[[PyTree, PyTree], tuple[int, int]]
+"""A function of the shapes of a message and of the server's broadcast.
+
+It returns the bytes of a message, and the additional bytes for each example of its client.
+"""
 
 
 @runtime_checkable
@@ -51,7 +60,9 @@ def described(parts: Mapping[str, object]) -> str:
     Values that are no arrays are shown by their ``repr``.
     """
     return ", ".join(
-        f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
+        f"{name} {part.dtype} {tuple(part.shape)}"
+        if hasattr(part, "dtype") and hasattr(part, "shape")
+        else f"{name} {part!r}"
         for name, part in parts.items()
     )
 
@@ -279,20 +290,6 @@ class LocalUpdate(Protocol):
 
 
 @runtime_checkable
-class Settle(Protocol):
-    """A function that corrects a client's state after its message has travelled."""
-
-    def __call__(self, before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
-        """Returns the client's corrected state.
-
-        Args:
-            before: The client's state before its update.
-            after: The client's state after its update.
-            sent: The client's message as the server received it.
-        """
-
-
-@runtime_checkable
 class ServerUpdate(Protocol):
     """A function that updates the server's state of one model."""
 
@@ -310,7 +307,7 @@ class ServerUpdate(Protocol):
 class MapModels(Protocol):
     """A function that maps another function over a leading axis of models, as ``jax.vmap`` does."""
 
-    def __call__(self, function: Function, /) -> Function:
+    def __call__(self, function: Any, /) -> Any:
         """Returns the mapped function, whose arguments and results have a leading axis K.
 
         Args:
@@ -471,19 +468,6 @@ class Send(Protocol):
         """
 
 
-@runtime_checkable
-class Uplink(Protocol):
-    """A function that counts the bytes of a message."""
-
-    def __call__(self, message: PyTree, broadcast: PyTree, /) -> tuple[int, int]:
-        """Returns the bytes of a message, and the additional bytes for each example of its client.
-
-        Args:
-            message: Shapes of a message.
-            broadcast: Shapes of the server's broadcast.
-        """
-
-
 class Channel(NamedTuple):
     """The transport of a message from a client to the server, and its cost.
 
@@ -567,7 +551,7 @@ class Training(NamedTuple):
     """
 
     model: Model
-    learning_rate: float | Array | Callable[[Array], Array] | None
+    learning_rate: Any
     optimizer: Any
     work: Any
     loss: str | Loss

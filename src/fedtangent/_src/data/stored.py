@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedtangent._src.data import cache
+from fedtangent._src.data.dataset import Dataset, DatasetEntry
 from fedtangent._src.data.published import Arrays, Published, lacking, located
 from fedtangent._src.entries import option
 from fedtangent._src.storage import cache_directory, expanded
@@ -96,3 +97,22 @@ def prepare(published: Published, options: StoredOptions) -> Arrays:
     arrays = builder.prepare(published, tfds_dir)
     cache.write(folder, arrays)
     return arrays
+
+
+def entry_of(
+    published: Published, load: Callable[[Any, Path | None, int], Dataset], options: type, *papers: str, **fields: str
+) -> DatasetEntry:
+    """Builds the entry of a published data set.
+
+    Args:
+        published: The data set.
+        load: Function ``(options, data_dir, seed) -> Dataset``.
+        options: Dataclass of the options.
+        papers: Keys of further papers, before the paper of the data set.
+        fields: Fields of ``DatasetEntry``: the kind of input and the default partition.
+    """
+    name, summary, is_regression = published.name, published.description, published.num_classes == 0
+    citations = (*papers, published.paper)
+    return DatasetEntry(
+        name, summary, load, options, citations, is_regression=is_regression, published=published, **fields
+    )

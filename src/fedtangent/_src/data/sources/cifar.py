@@ -12,11 +12,11 @@ import numpy as np
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive
-from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent._src.data.dataset import IMAGE, Dataset
 from fedtangent._src.data.files import content, reading
 from fedtangent._src.data.images import StoredImageOptions, dataset
 from fedtangent._src.data.published import Arrays, Published, contents, files_of
-from fedtangent._src.data.stored import Found, obtain
+from fedtangent._src.data.stored import Found, entry_of, obtain
 
 SIZE = (32, 32, 3)
 PIXELS = 32 * 32 * 3  # bytes behind the labels of a record: all of red, then green, then blue, each row after row
@@ -114,14 +114,6 @@ CIFAR10 = _published("cifar10", 10, "ten things")
 CIFAR100 = _published("cifar100", 100, "a hundred things")
 
 ENTRIES = tuple(
-    DatasetEntry(
-        published.name,
-        published.description,
-        functools.partial(_load, published),
-        StoredImageOptions,
-        (published.paper,),
-        kind=IMAGE,
-        published=published,
-    )
+    entry_of(published, functools.partial(_load, published), StoredImageOptions, kind=IMAGE)
     for published in (CIFAR10, CIFAR100)
 )

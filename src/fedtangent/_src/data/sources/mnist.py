@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtangent._src.data import idx
-from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent._src.data.dataset import IMAGE, Dataset
 from fedtangent._src.data.images import StoredImageOptions, dataset
 from fedtangent._src.data.published import Arrays, Published, files_of
-from fedtangent._src.data.stored import obtain
+from fedtangent._src.data.stored import entry_of, obtain
 
 
 def load_images(
@@ -59,14 +59,6 @@ FASHION_MNIST = _published(
 )
 
 ENTRIES = tuple(
-    DatasetEntry(
-        published.name,
-        published.description,
-        functools.partial(load_images, published),
-        StoredImageOptions,
-        (published.paper,),
-        kind=IMAGE,
-        published=published,
-    )
+    entry_of(published, functools.partial(load_images, published), StoredImageOptions, kind=IMAGE)
     for published in (MNIST, FASHION_MNIST)
 )

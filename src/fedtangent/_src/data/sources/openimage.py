@@ -48,8 +48,8 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
     The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
     downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
     label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is None if a user of
-    the test set does not train. Nothing is random.
+    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. There are no test
+    users if one of them does not train. Nothing is random.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)

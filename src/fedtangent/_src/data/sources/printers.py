@@ -10,10 +10,10 @@ import numpy as np
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive
-from fedtangent._src.data.dataset import Dataset, DatasetEntry, SourceInfo
+from fedtangent._src.data.dataset import Dataset, SourceInfo
 from fedtangent._src.data.files import reading
 from fedtangent._src.data.published import Arrays, Published, files_of, verify
-from fedtangent._src.data.stored import Found, StoredOptions, obtain
+from fedtangent._src.data.stored import Found, StoredOptions, entry_of, obtain
 
 PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15
 TEST_SPEED = 30
@@ -112,15 +112,4 @@ PUBLISHED = Published(
     stem="printer",
 )
 
-ENTRIES = (
-    DatasetEntry(
-        "printers",
-        PUBLISHED.description,
-        _load,
-        PrintersOptions,
-        ("shi2024", PUBLISHED.paper),
-        partition="by_user",
-        is_regression=True,
-        published=PUBLISHED,
-    ),
-)
+ENTRIES = (entry_of(PUBLISHED, _load, PrintersOptions, "shi2024", partition="by_user"),)

@@ -13,10 +13,10 @@ from jaxtyping import Num, UInt8
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, leaf, tff
-from fedtangent._src.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
+from fedtangent._src.data.dataset import TOKENS, Dataset, SourceInfo
 from fedtangent._src.data.files import content, places
 from fedtangent._src.data.published import Arrays, Published, contents, files_of
-from fedtangent._src.data.stored import Found, StoredOptions, obtain
+from fedtangent._src.data.stored import Found, StoredOptions, entry_of, obtain
 
 WINDOW = 80  # characters
 # LEAF's characters, in its order (Caldas et al., 2018); a character that is not among them is read as a space.
@@ -242,24 +242,6 @@ TINY = Published(
 )
 
 ENTRIES = (
-    DatasetEntry(
-        ROLES.name,
-        ROLES.description,
-        _load,
-        RolesOptions,
-        ("mcmahan2017", leaf.PAPER),
-        kind=TOKENS,
-        partition="by_user",
-        published=ROLES,
-    ),
-    DatasetEntry(
-        TINY.name,
-        TINY.description,
-        _load_tiny,
-        TextOptions,
-        (TINY.paper,),
-        kind=TOKENS,
-        partition="iid",
-        published=TINY,
-    ),
+    entry_of(ROLES, _load, RolesOptions, "mcmahan2017", kind=TOKENS, partition="by_user"),
+    entry_of(TINY, _load_tiny, TextOptions, kind=TOKENS, partition="iid"),
 )
