@@ -30,7 +30,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature, Networks, Theorem1, theorem_1
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
@@ -120,7 +120,7 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
-    rate = task.step * largest_progress(c1, c2, r0, width) / task.local_steps
+    rate = task.step * Curvature(c2, c1, r0, width).largest_progress() / task.local_steps
     algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
     problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
