@@ -216,24 +216,10 @@ def theorem_1(
     finite("f0_train", f0)
     c1, width = number("c1", c1, at_least=0), number("width", width, at_least=1)
     eigenvalues, vectors = np.linalg.eigh(theta)
-    constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
-    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
-    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
-
-
-def _constants(
-    theta: Float64[np.ndarray, "n n"],
-    eigenvalues: Float64[np.ndarray, "n"],
-    partition: Partition,
-    plan: AgePlan,
-    r0: Float64[np.ndarray, "K"],
-    c1: float,
-    width: float,
-) -> Constants:
-    diagonal, clients = np.diag(theta), range(partition.num_clients)
+    diagonal, r0, clients = np.diag(theta), np.linalg.norm(f0 - y, axis=(1, 2)), range(partition.num_clients)
     norms = np.sqrt([float(diagonal[partition.client(i)].sum()) if plan.trains[i] else 0.0 for i in clients])
     curvature, progress = Curvature(float(norms.sum()), float(c1), float(r0.max()), float(width)), plan.most_progress
-    return Constants(
+    constants = Constants(
         lambda_min=max(float(eigenvalues[0]), 0.0),
         lambda_max=float(eigenvalues[-1]),
         examples_per_round=float(plan.examples.max()),
@@ -247,6 +233,8 @@ def _constants(
         kappa_3=curvature.kappa_3(progress, int(plan.trains.sum())),
         largest_progress=curvature.largest_progress(),
     )
+    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
 
 
 def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) -> float:
