@@ -143,11 +143,13 @@ def _local_lemmas(run: Observed) -> list[Verdict]:
     decay, fast, drift, moved, total = map(max, ratios)
     blocks = _kernels(run.theorem.initial, run.last, paths, work)
     joint, changes = ([_norm(block[i]) for block in blocks] for i in (0, 1))
-    parts = [[_norm(part) for part in _parts(block, work)] for block, _ in blocks]
+    ends = work.y.shape[1] * np.cumsum(np.asarray(work.partition.sizes))[:-1]  # of the clients' columns
+    parts = [[_norm(part) for part in np.split(block, ends, axis=1)] for block, _ in blocks]
     root = max(whole / np.sqrt(np.sum(np.square(part))) for whole, part in zip(joint, parts, strict=True))
     largest = max(whole / max(part) for whole, part in zip(joint, parts, strict=True))
     narrow = max(_narrow_drift(theorem, weights, work) for theorem, weights in run.narrow_networks())
-    a, b = _factors(run.last, work)
+    below = products(run.last, work.x).below
+    a, b = (below[i] @ below[i].T for i in (1, 0))  # P consists of Kronecker products of this kind
     kron = _norm(np.kron(a, b))
     exact, frobenius = (abs(kron / (norm * _norm(b)) - 1) / EXACT for norm in (_norm(a), float(np.linalg.norm(a))))
     after_rounds, changed = f"{ALL_NARROW} after {NARROW_ROUNDS} rounds", max(changes) / c.kernel_bound()
@@ -188,17 +190,6 @@ def _narrow_drift(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: F
         trained = averaged(local_paths(trained, work))
     blocks = _kernels(weights, trained, local_paths(trained, work), work)
     return max(_norm(drift) for _, drift in blocks) / theorem.constants.kernel_bound()
-
-
-def _parts(p: np.ndarray, work: FullBatchWork) -> list[np.ndarray]:
-    """Splits the columns of ``p`` by client."""
-    return np.split(p, work.y.shape[1] * np.cumsum(np.asarray(work.partition.sizes))[:-1], axis=1)
-
-
-def _factors(weights: Sequence[np.ndarray], work: FullBatchWork) -> list[np.ndarray]:
-    """Returns two matrices A and B for Lemma VII.3; P consists of Kronecker products of this kind."""
-    below = products(weights, work.x).below
-    return [below[i] @ below[i].T for i in (1, 0)]
 
 
 def _norm(matrix: np.ndarray) -> float:
