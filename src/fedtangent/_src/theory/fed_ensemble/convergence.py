@@ -69,7 +69,7 @@ class Constants(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """Constants of Theorem 9.1 that limit the step; without c1, r0 and width, those of a linear model."""
+    """Constants of Theorem 9.1 that limit the step; the defaults belong to a linear model and a residual of norm 1."""
 
     c2: float  # sum of the clients' norms C_i
     c1: float = 0.0  # bound of l^-1/2 ||Hessian||
