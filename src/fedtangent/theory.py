@@ -51,7 +51,7 @@ FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE
 """
 
 from fedtangent._src.theory.deep_linear.gram import spectrum as deep_linear_spectrum
-from fedtangent._src.theory.deep_linear.rounds import balancedness, full_batch_work, residual_terms
+from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, balancedness, full_batch_work, residual_terms
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
 from fedtangent._src.theory.fed_ensemble.bias_variance import (
     corollary_1,
@@ -111,6 +111,7 @@ __all__ = [
     "DeepLinearTheorem",
     "FeasibleSets",
     "Flow",
+    "FullBatchWork",
     "LocalRegression",
     "Networks",
     "NtkTheorem",

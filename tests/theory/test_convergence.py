@@ -11,12 +11,10 @@ import pytest
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.fed_ensemble.convergence import (
     FORMS,
+    Curvature,
     Networks,
     gap_from_drift,
-    kappa_2,
-    kappa_3,
     kappa_4,
-    largest_progress,
     linearisation_gap,
     theorem_1,
     weight_movement,
@@ -85,16 +83,17 @@ def test_constants_by_definition(maker):
     assert c.kappa_2 == pytest.approx(np.expm1(min(progress * c.c2 + 2 * progress**2 * c.c2**4, 709.0)), rel=1e-9) or (
         np.isinf(c.kappa_2)
     )
-    assert kappa_2(c.largest_progress, 0.0, c.c2, 1.0, 1.0) == pytest.approx(1)
+    assert Curvature(c.c2).kappa_2(c.largest_progress) == pytest.approx(1)
 
 
 def test_kappas_with_curvature():
     p, c1, c2, r0, width, n = 0.01, 0.7, 1.3, 2.0, 16.0, 4
     square = 2 * c2**4 + 8 * r0 / 4 * c1 * c2**2
-    assert kappa_2(p, c1, c2, r0, width) == pytest.approx(np.exp(p * c2 + p**2 * square) - 1)
-    assert kappa_3(p, c1, c2, r0, width, n) == pytest.approx(p**2 * square + p**2 * 6 * c2**4)
-    assert kappa_2(largest_progress(c1, c2, r0, width), c1, c2, r0, width) == pytest.approx(1)
-    assert kappa_2(1e6, c1, c2, r0, width) == np.inf
+    curvature = Curvature(c2, c1, r0, width)
+    assert curvature.kappa_2(p) == pytest.approx(np.exp(p * c2 + p**2 * square) - 1)
+    assert curvature.kappa_3(p, n) == pytest.approx(p**2 * square + p**2 * 6 * c2**4)
+    assert curvature.kappa_2(curvature.largest_progress()) == pytest.approx(1)
+    assert curvature.kappa_2(1e6) == np.inf
 
 
 def test_exponents_of_every_form(maker):
@@ -284,8 +283,8 @@ def test_an_uneven_run_takes_the_weakest_number_of_each_kind():
     exponent = np.array([0, 0.05, 0.07]) * smallest / 9 / 3
     np.testing.assert_allclose(found.exponent("proof"), exponent, rtol=1e-9)
     c2 = sum(np.linalg.norm(features[a:b]) for a, b in itertools.pairwise(offsets))
-    assert c.kappa_2 == pytest.approx(kappa_2(0.5, 0.0, c2, np.linalg.norm(y), 1.0), rel=1e-12)
-    assert c.kappa_3 == pytest.approx(kappa_3(0.5, 0.0, c2, np.linalg.norm(y), 1.0, 4), rel=1e-12)
+    assert c.kappa_2 == pytest.approx(Curvature(c2, 0.0, np.linalg.norm(y)).kappa_2(0.5), rel=1e-12)
+    assert c.kappa_3 == pytest.approx(Curvature(c2, 0.0, np.linalg.norm(y)).kappa_3(0.5, 4), rel=1e-12)
     each = 2 * 0.5 / 1 * np.exp(-exponent[:-1])
     summed = c2 * np.linalg.norm(y) * np.array([0, each[0], each.sum()])
     np.testing.assert_allclose(found.movement_bound("summed", 1.0)[:, 0], summed, rtol=1e-12)

@@ -153,7 +153,7 @@ def test_networks_inside_the_theorem():
     np.testing.assert_allclose(
         seen.residual[:, 0], np.linalg.norm(seen.start - given.problem.y_train, axis=(2, 3)), rtol=1e-12
     )
-    found = small_networks.theorem(given, seen, 1)
+    found = seen.theorem(1)
     assert set(found.failing) <= {"kappa_3_small", "wide_enough"} and 0.5 < found.constants.kappa_2 < 1
     assert np.all(found.plan.examples == 2) and found.constants.c1 == seen.c1[1].max()
     np.testing.assert_allclose(found.constants.r0, seen.residual[1, 0], rtol=1e-12)

@@ -10,14 +10,12 @@ import pytest
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.theorems.fed_ensemble import limit
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
+    Ensembles,
     Sampled,
-    covariance_ratio,
-    cover_at_infinite_width,
     covered,
     entries,
     expected_cover,
     expected_ratios,
-    variance_ratio,
 )
 from fedtangent._src.comparison.theorems.fed_ensemble.limit import NAMES
 
@@ -67,7 +65,7 @@ def test_entries_are_plain_means_and_covariances() -> None:
         np.testing.assert_allclose(found["covariance"].measured.reshape(-1, C)[:, c], above, rtol=1e-12)
 
 
-def sampled(seed: int, off: float = 3.0, by: float = 1.0) -> list[Sampled]:
+def sampled(seed: int, off: float = 3.0, by: float = 1.0) -> Ensembles:
     """Networks of two widths that scatter about their own draws by O(width^-1/2), with a variance ``by`` too large.
 
     At a finite width the variance is off by some percent more, as 1 / width.
@@ -79,26 +77,24 @@ def sampled(seed: int, off: float = 3.0, by: float = 1.0) -> list[Sampled]:
         away = np.sqrt(by * (1 - 20 / width)) * (own - right.mean)
         noise = off / np.sqrt(width) * rng.standard_normal(own.shape)
         found.append(Sampled(width, right.mean + away + noise - noise.mean(axis=0), own))
-    return found
+    return Ensembles(tuple(found), right)
 
 
-@pytest.mark.parametrize("ratio", [variance_ratio, covariance_ratio])
+@pytest.mark.parametrize("ratio", [Ensembles.variance_ratio, Ensembles.covariance_ratio])
 def test_intervals_hold_the_ratio_at_infinite_width_and_not_that_of_a_width(ratio) -> None:
     """The noise adds off^2 / width to the variance: the covariance's part of that is nothing, and all of it is 0."""
     right, missed, lengths = law(), 0, []
     for seed in range(100):
-        found = ratio(sampled(seed, 1.0), right, right)
+        found = ratio(sampled(seed, 1.0), right)
         missed += not found.low <= 1 <= found.high
         lengths.append(found.length / 2)
         assert found.value == pytest.approx(1, abs=0.1)
-    values = [ratio(sampled(seed, 1.0), right, right).value for seed in range(100)]
+    values = [ratio(sampled(seed, 1.0), right).value for seed in range(100)]
     assert missed <= 1
     # half an interval is 3.9 standard deviations at LEVEL, a little more at 98 degrees of freedom
     assert np.mean(lengths) / np.std(values, ddof=1) == pytest.approx(4.07, rel=0.25)
-    assert (
-        ratio([s._replace(width=w) for s, w in zip(sampled(0, 1.0), (128, 129), strict=True)][:1], right, right).value
-        < 0.9
-    )
+    narrow = sampled(0, 1.0)
+    assert ratio(narrow._replace(sampled=narrow.sampled[:1]), right).value < 0.9
 
 
 def test_ratios_to_wrong_laws_are_as_expected() -> None:
@@ -108,10 +104,10 @@ def test_ratios_to_wrong_laws_are_as_expected() -> None:
     assert expected_ratios(right, right) == pytest.approx((1, 1))
     nugget = right._replace(cov=right.cov + np.eye(M))  # variances alone
     assert expected_ratios(right, nugget)[1] == pytest.approx(1) and expected_ratios(right, nugget)[0] < 0.9
-    assert variance_ratio(sampled(0), right, wide).value == pytest.approx(1 / 1.5, abs=0.05)
-    assert covariance_ratio(sampled(0), right, wide).value == pytest.approx(1 / 1.5, abs=0.05)
-    assert variance_ratio(sampled(0, by=1.3), right, right).within(0.9, 1.1) is False
-    assert covariance_ratio(sampled(0, by=1.3), right, right).within(0.9, 1.1) is False
+    assert sampled(0).variance_ratio(wide).value == pytest.approx(1 / 1.5, abs=0.05)
+    assert sampled(0).covariance_ratio(wide).value == pytest.approx(1 / 1.5, abs=0.05)
+    assert sampled(0, by=1.3).variance_ratio(right).within(0.9, 1.1) is False
+    assert sampled(0, by=1.3).covariance_ratio(right).within(0.9, 1.1) is False
 
 
 def test_the_variance_of_few_models_is_not_short() -> None:
@@ -121,8 +117,8 @@ def test_the_variance_of_few_models_is_not_short() -> None:
     values = []
     for seed in range(400):
         own = draw(few, seed)
-        one = [Sampled(100, few.mean + 1.2 * (own - few.mean), own)]
-        values.append(variance_ratio(one, few, few).value)
+        one = Sampled(100, few.mean + 1.2 * (own - few.mean), own)
+        values.append(Ensembles((one,), few).variance_ratio(few).value)
     error = np.std(values) / np.sqrt(len(values))
     assert np.mean(values) == pytest.approx(1.44, abs=4 * error) and 4 * error < 0.06
 
@@ -137,9 +133,9 @@ def test_coverage_is_that_of_the_law_and_a_wrong_law_covers_what_is_expected() -
         shares = [covered(s, wrong).mean() for s in many]
         error = np.std(shares) / np.sqrt(len(shares))
         assert np.mean(shares) == pytest.approx(expected_cover(right, wrong), abs=4 * error)
-        found = cover_at_infinite_width(sampled(1, 0.5), right, wrong)
+        found = sampled(1, 0.5).cover(wrong)
         assert found.low <= expected_cover(right, wrong) <= found.high
-    assert cover_at_infinite_width(sampled(1, 0.5), right, right).within(0.93, 0.97)
+    assert sampled(1, 0.5).cover(right).within(0.93, 0.97)
 
 
 def test_networks_drawn_from_the_limit_pass_every_check_at_every_seed() -> None:

@@ -70,13 +70,8 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
     if m == 0 or m % per_example:
         got = np.shape(kernels.ntk_test_train)
         raise ValueError(f"ntk_test_train: got shape {got}, must be [m, {n}], m a multiple of {per_example}")
-    shapes = {
-        "ntk_test_train": (m, n),
-        "nngp_train": (n, n),
-        "nngp_test_train": (m, n),
-        "nngp_test": (m, m),
-        "ntk_test": (m, m),
-    }
+    shapes = {"ntk_test_train": (m, n), "nngp_train": (n, n), "nngp_test_train": (m, n), "nngp_test": (m, m)}
+    shapes["ntk_test"] = m, m
     checked: dict[str, np.ndarray | None] = {"ntk_train": ntk_train}
     for name, shape in shapes.items():
         if (block := getattr(kernels, name)) is None:

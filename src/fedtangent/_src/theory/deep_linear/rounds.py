@@ -153,6 +153,9 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
         weights: Weights at the start of the round.
         work: The clients' full-batch work.
 
+    Returns:
+        The terms ``first`` to ``fourth`` and their ``total``, [n, C] each.
+
     Raises:
         ValueError: The shapes do not fit, or a client's weights overflow at the learning rate.
     """

@@ -68,47 +68,38 @@ class Constants(NamedTuple):
     largest_progress: float  # the eta_0 tau at which kappa_2 = 1
 
 
-def kappa_2(progress: float, c1: float, c2: float, r0: float, width: float) -> float:
-    """Computes ``-1 + exp(eta_0 tau C_2 + eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19).
+class Curvature(NamedTuple):
+    """Constants of Theorem 9.1 that limit the step; the defaults belong to a linear model and a residual of norm 1."""
 
-    1 + kappa_2 bounds the growth of the residual's norm inside an age (20). The result is inf if it overflows.
+    c2: float  # sum of the clients' norms C_i
+    c1: float = 0.0  # bound of l^-1/2 ||Hessian||
+    r0: float = 1.0  # norm of the initial residual
+    width: float = 1.0  # l
 
-    Args:
-        progress: ``eta_0 tau``.
-        c1: Bound C_1 of the Hessian.
-        c2: Sum C_2 of the clients' norms.
-        r0: Norm R_0 of the initial residual.
-        width: Width l.
-    """
-    with np.errstate(over="ignore"):
-        return float(np.expm1(progress * c2 + progress**2 * _quartic(c1, c2, r0, width)))
+    def _quartic(self) -> float:
+        return 2 * self.c2**4 + 8 * self.r0 * self.c1 * self.c2**2 / np.sqrt(self.width)
 
+    def kappa_2(self, progress: float) -> float:
+        """Computes ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19), p = eta_0 tau.
 
-def kappa_3(progress: float, c1: float, c2: float, r0: float, width: float, num_clients: int) -> float:
-    """Computes ``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
+        1 + kappa_2 bounds the growth of the residual's norm inside an age (20). The result is inf if it overflows.
+        """
+        with np.errstate(over="ignore"):
+            return float(np.expm1(progress * self.c2 + progress**2 * self._quartic()))
 
-    FE-2021 prints it before eq. (27).
+    def kappa_3(self, progress: float, num_clients: int) -> float:
+        """Computes ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, printed before eq. (27).
 
-    Args:
-        progress, c1, c2, r0, width: As for ``kappa_2``.
-        num_clients: Number N of clients.
-    """
-    return float(progress**2 * (_quartic(c1, c2, r0, width) + 0.5 * num_clients * (num_clients - 1) * c2**4))
+        Args:
+            progress: ``p = eta_0 tau``.
+            num_clients: Number N of clients.
+        """
+        return float(progress**2 * (self._quartic() + 0.5 * num_clients * (num_clients - 1) * self.c2**4))
 
-
-def _quartic(c1: float, c2: float, r0: float, width: float) -> float:
-    return 2 * c2**4 + 8 * r0 * c1 * c2**2 / np.sqrt(width)
-
-
-def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
-    """Computes the ``eta_0 tau`` at which kappa_2 of (19) is 1, the largest that Theorem 9.1 allows.
-
-    Args:
-        c1, c2, r0, width: As for ``kappa_2``.
-    """
-    square = _quartic(c1, c2, r0, width)
-    # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
-    return float(2 * np.log(2) / (c2 + np.sqrt(c2**2 + 4 * square * np.log(2))))
+    def largest_progress(self) -> float:
+        """Computes the ``eta_0 tau`` at which kappa_2 of (19) is 1, the largest that Theorem 9.1 allows."""
+        # the root of quartic p^2 + c2 p = ln 2, written without a difference of nearly equal numbers
+        return float(2 * np.log(2) / (self.c2 + np.sqrt(self.c2**2 + 4 * self._quartic() * np.log(2))))
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,37 +216,25 @@ def theorem_1(
     finite("f0_train", f0)
     c1, width = number("c1", c1, at_least=0), number("width", width, at_least=1)
     eigenvalues, vectors = np.linalg.eigh(theta)
-    constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
-    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
-    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
-
-
-def _constants(
-    theta: Float64[np.ndarray, "n n"],
-    eigenvalues: Float64[np.ndarray, "n"],
-    partition: Partition,
-    plan: AgePlan,
-    r0: Float64[np.ndarray, "K"],
-    c1: float,
-    width: float,
-) -> Constants:
-    diagonal, clients = np.diag(theta), range(partition.num_clients)
+    diagonal, r0, clients = np.diag(theta), np.linalg.norm(f0 - y, axis=(1, 2)), range(partition.num_clients)
     norms = np.sqrt([float(diagonal[partition.client(i)].sum()) if plan.trains[i] else 0.0 for i in clients])
-    c2, largest, progress = float(norms.sum()), float(r0.max()), plan.most_progress
-    return Constants(
+    curvature, progress = Curvature(float(norms.sum()), float(c1), float(r0.max()), float(width)), plan.most_progress
+    constants = Constants(
         lambda_min=max(float(eigenvalues[0]), 0.0),
         lambda_max=float(eigenvalues[-1]),
         examples_per_round=float(plan.examples.max()),
         least_examples_per_round=float(plan.examples[plan.examples > 0].min(initial=np.inf)),
         client_norms=norms,
-        c1=float(c1),
-        c2=c2,
+        c1=curvature.c1,
+        c2=curvature.c2,
         r0=r0,
-        width=float(width),
-        kappa_2=kappa_2(progress, c1, c2, largest, width),
-        kappa_3=kappa_3(progress, c1, c2, largest, width, int(plan.trains.sum())),
-        largest_progress=largest_progress(c1, c2, largest, width),
+        width=curvature.width,
+        kappa_2=curvature.kappa_2(progress),
+        kappa_3=curvature.kappa_3(progress, int(plan.trains.sum())),
+        largest_progress=curvature.largest_progress(),
     )
+    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
 
 
 def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) -> float:

@@ -289,6 +289,10 @@ def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> Loc
         run: Run of Local-GD.
         start: Initial model w_0, zeros by default.
 
+    Returns:
+        The ``assumptions`` and whether the theorem ``applies``, the ``centralised`` model, and the ``contraction``: a
+        bound of the factor of the distance to it in a round. As a string it is a report.
+
     Raises:
         ValueError: A start of another shape, or local work that diverges.
     """

@@ -265,9 +265,9 @@ def ntk_theorem_1(
     Raises:
         ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
-    inputs = checks.check_rows("x", x, "N, d")
-    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
-    return _theorem("Theorem 1", inputs, constants, kernel, radius, network.kernel)
+    return _theorem(
+        "Theorem 1", checks.check_rows("x", x, "N, d"), residual, network, (learning_rate, 1, 1), delta, radius
+    )
 
 
 def ntk_theorem_2(
@@ -296,25 +296,30 @@ def ntk_theorem_2(
     """
     inputs = checks.check_rows("x", x, "N, d")
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
-    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
-    constants = constants._replace(local_steps=whole("local_steps", local_steps), num_clients=clients)
-    return _theorem("Theorem 2", inputs, constants, kernel, radius, network.kernel)
+    steps = learning_rate, whole("local_steps", local_steps), clients
+    return _theorem("Theorem 2", inputs, residual, network, steps, delta, radius)
 
 
-def _constants(
-    x: Float64[np.ndarray, "N d"], residual: ArrayLike, network: TwoLayerStart, learning_rate: float, delta: float
-) -> tuple[NtkConstants, Float64[np.ndarray, "N N"]]:
+def _theorem(
+    name: str,
+    x: Float64[np.ndarray, "N d"],
+    residual: ArrayLike,
+    network: TwoLayerStart,
+    steps: tuple[float, int, int],
+    delta: float,
+    radius: float | None,
+) -> NtkTheorem:
+    """Builds the theorem; ``steps`` are the step size eta, the local steps tau and the number of clients M."""
     instance("network", network, TwoLayerStart)
-    start = real_array("residual", residual)
+    start, covariance = real_array("residual", residual), network.covariance
     checks.check_shape("residual", start, (len(x),))
-    covariance = network.covariance
-    number("learning_rate", learning_rate, above=0)
+    number("learning_rate", steps[0], above=0)
     number("width", network.width, above=0)
     number("delta", delta, above=0, below=1)
     kernel = expected_kernel(x, covariance)
     eigenvalues = np.linalg.eigvalsh(kernel)
     least = float(np.asarray(covariance)) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
-    return NtkConstants(
+    c = NtkConstants(
         num_examples=len(x),
         width=int(network.width),
         lambda_min=max(float(eigenvalues[0]), 0.0),
@@ -322,29 +327,17 @@ def _constants(
         alpha=math.sqrt(least),
         delta=float(delta),
         residual=float(np.linalg.norm(start)),
-        learning_rate=float(learning_rate),
-    ), kernel
-
-
-def _theorem(
-    name: str,
-    x: Float64[np.ndarray, "N d"],
-    c: NtkConstants,
-    kernel: Float64[np.ndarray, "N N"],
-    radius: float | None,
-    initial_kernel: ArrayLike | None,
-) -> NtkTheorem:
-    if radius is not None:
-        number("radius", radius, at_least=0)
-    reach = c.movement_bound() if radius is None else float(radius)
+        learning_rate=float(steps[0]),
+        local_steps=steps[1],
+        num_clients=steps[2],
+    )
+    reach = c.movement_bound() if radius is None else number("radius", radius, at_least=0)
     conditions = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
-    if initial_kernel is not None:
-        start = symmetric("network.kernel", initial_kernel)
-        checks.check_shape("network.kernel", start, kernel.shape)
-        text = "Lemma 4: operator norm of H - H_inf at the start"
-        distance = float(np.linalg.norm(start - kernel, 2))
-        bound = sampling_bound(c.width, c.num_examples, c.delta)
-        conditions.append(assumption("lemma_4", text, distance, "<=", bound))
+    if network.kernel is not None:
+        empirical = symmetric("network.kernel", network.kernel)
+        checks.check_shape("network.kernel", empirical, kernel.shape)
+        text, bound = "Lemma 4: operator norm of H - H_inf at the start", sampling_bound(c.width, len(x), c.delta)
+        conditions.append(assumption("lemma_4", text, float(np.linalg.norm(empirical - kernel, 2)), "<=", bound))
     return NtkTheorem(name, c, reach, tuple(conditions))
 
 

@@ -125,7 +125,7 @@ def _lemma_1(run: Observed) -> Verdict:
 def _local_lemmas(run: Observed) -> list[Verdict]:
     """Checks Lemmas VII.2 to VII.7 in the run's last round."""
     paths, c, work = local_paths(run.last, run.work), run.theorem.constants, run.work
-    decays, faster, drifts, moves, from_zero = (list[float]() for _ in range(5))
+    decays, faster, drifts, moves, from_zero = ratios = tuple(list[float]() for _ in range(5))
     for client, path in enumerate(paths):
         x, y = work.of_client(client)
         singular, start = np.linalg.svd(x, compute_uv=False), path.residuals[0]
@@ -138,49 +138,37 @@ def _local_lemmas(run: Observed) -> list[Verdict]:
             decays.append(float(square / (1 - step / 4) ** k))
             faster.append(float(square / (1 - 4 * step) ** k))
             drifts.append(float(np.linalg.norm(residual - start) / size / local.drift_bound(k)))
-        moves.append(max(_norm(w - w0) for w, w0 in zip(path.weights, run.last, strict=True)) / radius)
-        from_zero.append(max(map(_norm, path.weights)) / radius)
+        moves += [_norm(w - w0) / radius for w, w0 in zip(path.weights, run.last, strict=True)]
+        from_zero += [_norm(w) / radius for w in path.weights]
+    decay, fast, drift, moved, total = map(max, ratios)
     blocks = _kernels(run.theorem.initial, run.last, paths, work)
-    joint, parts, far = zip(
-        *((_norm(b), [_norm(p) for p in _parts(b, work)], _norm(d)) for b, d in blocks), strict=True
-    )
+    joint, changes = ([_norm(block[i]) for block in blocks] for i in (0, 1))
+    ends = work.y.shape[1] * np.cumsum(np.asarray(work.partition.sizes))[:-1]  # of the clients' columns
+    parts = [[_norm(part) for part in np.split(block, ends, axis=1)] for block, _ in blocks]
     root = max(whole / np.sqrt(np.sum(np.square(part))) for whole, part in zip(joint, parts, strict=True))
     largest = max(whole / max(part) for whole, part in zip(joint, parts, strict=True))
     narrow = max(_narrow_drift(theorem, weights, work) for theorem, weights in run.narrow_networks())
-    a, b = _factors(run.last, work)
+    below = products(run.last, work.x).below
+    a, b = (below[i] @ below[i].T for i in (1, 0))  # P consists of Kronecker products of this kind
     kron = _norm(np.kron(a, b))
     exact, frobenius = (abs(kron / (norm * _norm(b)) - 1) / EXACT for norm in (_norm(a), float(np.linalg.norm(a))))
-    after_rounds = f"{ALL_NARROW} after {NARROW_ROUNDS} rounds"
+    after_rounds, changed = f"{ALL_NARROW} after {NARROW_ROUNDS} rounds", max(changes) / c.kernel_bound()
+
+    def row(number: str, statement: str, ratio: float, control: str, wrong: float) -> Verdict:
+        return run._bounded(f"Lemma {number}", statement, ratio, control, wrong)
+
     return [
-        run._bounded(
-            "Lemma VII.2", "|[P_1 .. P_N]| / (sum |P_c|^2)^1/2", float(root), "the largest |P_c|", float(largest)
-        ),
-        run._bounded(
-            "Lemma VII.3", f"||A (x) B| / (|A| |B|) - 1| / {EXACT:g}", exact, "Frobenius norm of A", frobenius
-        ),
-        run._bounded(
-            "Lemma VII.4, VII.6",
-            "local loss / its bound, every client and step",
-            max(decays),
-            "4 in place of 1/4",
-            max(faster),
-        ),
-        run._bounded(
-            "Lemma VII.5", "|P(t, k) - P(0)| / its bound, last round", max(far) / c.kernel_bound(), after_rounds, narrow
-        ),
-        run._bounded(
-            "Lemma VII.6",
-            "distance of a client's layer from the server's / R",
-            max(moves),
-            "distance from 0",
-            max(from_zero),
-        ),
-        run._bounded(
-            "Lemma VII.7",
+        row("VII.2", "|[P_1 .. P_N]| / (sum |P_c|^2)^1/2", float(root), "the largest |P_c|", float(largest)),
+        row("VII.3", f"||A (x) B| / (|A| |B|) - 1| / {EXACT:g}", exact, "Frobenius norm of A", frobenius),
+        row("VII.4, VII.6", "local loss / its bound, every client and step", decay, "4 in place of 1/4", fast),
+        row("VII.5", "|P(t, k) - P(0)| / its bound, last round", changed, after_rounds, narrow),
+        row("VII.6", "distance of a client's layer from the server's / R", moved, "distance from 0", total),
+        row(
+            "VII.7",
             "drift of a client's outputs / its bound, with the L of (33)",
-            max(drifts),
+            drift,
             "57/100 in place of 57/10",
-            10 * max(drifts),
+            10 * drift,
         ),
     ]
 
@@ -202,17 +190,6 @@ def _narrow_drift(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: F
         trained = averaged(local_paths(trained, work))
     blocks = _kernels(weights, trained, local_paths(trained, work), work)
     return max(_norm(drift) for _, drift in blocks) / theorem.constants.kernel_bound()
-
-
-def _parts(p: np.ndarray, work: FullBatchWork) -> list[np.ndarray]:
-    """Splits the columns of ``p`` by client."""
-    return np.split(p, work.y.shape[1] * np.cumsum(np.asarray(work.partition.sizes))[:-1], axis=1)
-
-
-def _factors(weights: Sequence[np.ndarray], work: FullBatchWork) -> list[np.ndarray]:
-    """Returns two matrices A and B for Lemma VII.3; P consists of Kronecker products of this kind."""
-    below = products(weights, work.x).below
-    return [below[i] @ below[i].T for i in (1, 0)]
 
 
 def _norm(matrix: np.ndarray) -> float:

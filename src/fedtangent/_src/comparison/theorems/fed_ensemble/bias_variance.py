@@ -65,7 +65,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
         "cross terms once": (float(np.trace(test + b @ prior @ b.T - b @ cross.T) / whole), 1),
         "the prior's variance": (float(np.trace(test) / whole), 1),
     }
-    rivals = [_rival(name, by, ratios[k]) for name, (by, k) in wrong.items()]
+    rivals = [Rival(name, abs(1 / by - 1), partial(_mean, ratios[k] / by)) for name, (by, k) in wrong.items()]
     sizes = (
         f"RBF-linear sine toy, n = {len(problem.x)} on {clients} unequal clients, "
         f"K = {', '.join(map(str, NUM_MODELS))}, round {ages * LAST} (of the largest K), "
@@ -85,11 +85,6 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
 def _mean(values: np.ndarray) -> Interval:
     """Returns the mean of independent ``values`` [n] with its interval; the model has one width."""
     return combined((1,), (values,))
-
-
-def _rival(name: str, ratio: float, values: np.ndarray) -> Rival:
-    """Builds the wrong theory that is ``ratio`` times the right one, with respect to which ``values`` should be 1."""
-    return Rival(name, abs(1 / ratio - 1), partial(_mean, values / ratio))
 
 
 def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:

@@ -21,14 +21,7 @@ from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.fed_ensemble.second_order import RandomFederation, least_noticed, step_slope
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.theory.fed_ensemble.convergence import (
-    Networks,
-    Theorem1,
-    kappa_2,
-    kappa_3,
-    largest_progress,
-    theorem_1,
-)
+from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, theorem_1
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Cohort
 
@@ -128,7 +121,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 def _as_proved(seed: int) -> Verdict:
     """Checks the theorem when all assumptions hold, also the proof's; the second age has half the step of the first."""
     case = _edge_case(seed)
-    curvature = kappa_3(1.0, 0.0, case.limit.c2, 1.0, 1.0, len(SIZES))
+    curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
     rates = [progress / STEPS, progress / STEPS / 2]  # kappa_3 <= u / 6
     theorem = case.theorem(rates)
@@ -146,7 +139,7 @@ def _as_stated(seed: int) -> Verdict:
     The last line of the proof needs a smaller step.
     """
     case = _edge_case(seed)
-    rate = INSIDE * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / STEPS
+    rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
     exponent = theorem.exponent()
     statement = f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}"
@@ -163,7 +156,7 @@ def _unequal_steps(seed: int) -> Verdict:
     The theorem has one number tau of local steps; here it is the least of all clients.
     """
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
-    rate = INSIDE * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / most
+    rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
     statement = (
         f"outside of the theorem, which has one tau: the least of {least} to {most} local steps for tau, and kappa_2 < "
@@ -211,8 +204,7 @@ def _growth(seed: int) -> Verdict:
     """Checks eq. (20), a bound on the residual's growth within an age, if one client's step raises another's loss."""
     case, progress = _pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
-    c2 = case.c2
-    printed = kappa_2(progress, 0.0, c2, 1.0, 1.0)
+    c2, printed = case.constants.c2, case.constants.kappa_2(progress)
     right = float(np.expm1(np.log1p(printed) + progress * (c2**2 - c2)))
     return Claim(
         "FE-2021 eq. (20), (26)",
@@ -228,7 +220,7 @@ def _movement(seed: int) -> Verdict:
     g_0``.
     """
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
-    rate = 0.1 * largest_progress(0.0, case.limit.c2, 1.0, 1.0) / steps
+    rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)
     bound, printed = (
         theorem.movement_bound(form)[:, 0] / theorem.constants.r0[0] for form in ("summed", "equation_18")

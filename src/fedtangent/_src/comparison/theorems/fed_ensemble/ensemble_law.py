@@ -10,7 +10,6 @@ Plain float64 NumPy. Samples are outputs of K models at m points, C outputs each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -123,40 +122,41 @@ class Sampled(NamedTuple):
     predicted: Samples
 
 
-def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Estimates the share of networks' values in the intervals of ``law`` at infinite width.
+class Ensembles(NamedTuple):
+    """The networks of every width with their predictions, and the law of the predictions."""
 
-    Args:
-        sampled: Networks and predictions of every width.
-        exact: Law of the predictions.
-        law: Law that is tested.
-    """
-    expected = expected_cover(exact, law)
-    values = [covered(one.networks, law) - covered(one.predicted, law) + expected for one in sampled]
-    return combined([one.width for one in sampled], values, by_width=True)
+    sampled: tuple[Sampled, ...]
+    exact: ModelLaw
 
+    def cover(self, law: ModelLaw) -> Interval:
+        """Estimates the share of networks' values in the intervals of ``law`` at infinite width."""
+        expected = expected_cover(self.exact, law)
+        values = [covered(one.networks, law) - covered(one.predicted, law) + expected for one in self.sampled]
+        return combined([one.width for one in self.sampled], values, by_width=True)
 
-def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Estimates variances of networks over the variances of ``law``, summed over points, at infinite width.
+    def variance_ratio(self, law: ModelLaw) -> Interval:
+        """Estimates variances of networks over the variances of ``law``, summed over points, at infinite width.
 
-    The ratio is 1 if ``law`` is right.
+        The ratio is 1 if ``law`` is right.
+        """
+        return self._ratio(np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
-    Args:
-        sampled, exact, law: As for ``cover_at_infinite_width``.
-    """
-    return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
+    def covariance_ratio(self, law: ModelLaw) -> Interval:
+        """Estimates off-diagonal covariances of networks over the covariances of ``law`` at infinite width.
 
+        The ratio is 1 if ``law`` is right. It is a regression of the sample covariance S on the law's L through zero,
+        ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+        """
+        return self._ratio(_off_diagonal(law))
 
-def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
-    """Estimates off-diagonal covariances of networks over the covariances of ``law`` at infinite width.
-
-    The ratio is 1 if ``law`` is right. It is a regression of the sample covariance S on the law's L through zero,
-    ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
-
-    Args:
-        sampled, exact, law: As for ``cover_at_infinite_width``.
-    """
-    return _ratio(sampled, exact, _off_diagonal(law))
+    def _ratio(self, weights: np.ndarray) -> Interval:
+        """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
+        exact, values = self.exact, []
+        expected = float(np.sum(weights * exact.average_cov))
+        for _, networks, predicted in self.sampled:
+            change = _products(networks - exact.mean, weights) - _products(predicted - exact.mean, weights)
+            values.append(len(networks) / (len(networks) - 1) * change + expected)
+        return combined([one.width for one in self.sampled], values, by_width=True)
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
@@ -173,15 +173,6 @@ def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
 def _off_diagonal(law: ModelLaw) -> np.ndarray:
     away = law.average_cov - np.diag(np.diag(law.average_cov))
     return np.asarray(away / np.sum(away**2))
-
-
-def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Interval:
-    """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
-    expected, values = float(np.sum(weights * exact.average_cov)), []
-    for _, networks, predicted in sampled:
-        change = _products(networks - exact.mean, weights) - _products(predicted - exact.mean, weights)
-        values.append(len(networks) / (len(networks) - 1) * change + expected)
-    return combined([one.width for one in sampled], values, by_width=True)
 
 
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:

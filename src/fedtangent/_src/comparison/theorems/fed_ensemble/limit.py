@@ -25,13 +25,11 @@ from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     COVERED,
+    Ensembles,
     Sampled,
     Samples,
-    covariance_ratio,
-    cover_at_infinite_width,
     expected_cover,
     expected_ratios,
-    variance_ratio,
 )
 from fedtangent._src.comparison.verdicts import Rival, Verdict, judged
 from fedtangent._src.data import partition
@@ -103,15 +101,12 @@ class Theorem2(NamedTuple):
         return self.theory.setting
 
     @property
-    def own(self) -> ModelLaw:
-        """The law of the flow's predictions in ``sampled``: the last round's covariance about the mean of ``law``."""
-        return self.law._replace(cov=self.theory.moments[-1].cov)
-
-    @property
-    def sampled(self) -> tuple[Sampled, ...]:
+    def ensembles(self) -> Ensembles:
         """Networks of every width, and the flow from their initial functions, moved to the mean of ``law``."""
-        away = self.law.mean - self.theory.moments[-1].mean
-        return tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
+        last = self.theory.moments[-1]
+        away = self.law.mean - last.mean
+        sampled = tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
+        return Ensembles(sampled, self.law._replace(cov=last.cov))
 
 
 def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
@@ -294,7 +289,7 @@ def _judged(
 
 
 def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    pairs = [Pair(width, outputs[None], predicted[None]) for width, outputs, predicted in result.sampled]
+    pairs = [Pair(width, outputs[None], predicted[None]) for width, outputs, predicted in result.ensembles.sampled]
     rivals = []
     for name, law in wrong.items():
         away = (law.mean - result.law.mean).mean(axis=0)
@@ -305,28 +300,25 @@ def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
-    verdicts, sampled, flow = [], result.sampled, result.own
-    kinds = ("variance", variance_ratio), ("off-diagonal covariance", covariance_ratio)
+    verdicts, ensembles = [], result.ensembles
+    kinds = ("variance", ensembles.variance_ratio), ("off-diagonal covariance", ensembles.covariance_ratio)
     for place, (quantity, ratio) in enumerate(kinds):
         rivals = [
-            Rival(name, abs(expected_ratios(result.law, law)[place] - 1), bound(ratio, sampled, flow, law))
+            Rival(name, abs(expected_ratios(result.law, law)[place] - 1), bound(ratio, law))
             for name, law in wrong.items()
         ]
-        estimate = ratio(sampled, flow, result.law)
-        verdicts.append(_judged(result, f"{quantity} over the law's", 1.0, COVARIANCE_MARGIN, estimate, rivals))
+        statement = f"{quantity} over the law's"
+        verdicts.append(_judged(result, statement, 1.0, COVARIANCE_MARGIN, ratio(result.law), rivals))
     return verdicts
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
     """Checks the coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
-
-    def measured(law: ModelLaw) -> Interval:
-        return cover_at_infinite_width(result.sampled, result.own, law)
-
+    cover = result.ensembles.cover
     rivals = [
-        Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(measured, law)) for name, law in wrong.items()
+        Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(cover, law)) for name, law in wrong.items()
     ]
-    return _judged(result, "coverage of 95 % intervals", COVERED, COVER_MARGIN, measured(result.law), rivals)
+    return _judged(result, "coverage of 95 % intervals", COVERED, COVER_MARGIN, cover(result.law), rivals)
 
 
 def _reached(result: Theorem2) -> Verdict:

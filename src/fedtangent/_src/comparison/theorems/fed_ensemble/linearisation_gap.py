@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.theorems import entries, of_scale
@@ -32,22 +31,19 @@ WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
 def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
     widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
-    runs = [(setting, follow(setting, draws)) for setting in (small_networks.setting(SHORT, w, seed) for w in widths)]
-    where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {runs[0][1].c1.size} networks each"
+    runs = [follow(small_networks.setting(SHORT, width, seed), draws) for width in widths]
+    where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {runs[0].c1.size} networks each"
     return [*_slopes(runs, where), _from_drift(runs, where), _as_printed(scale, seed)]
 
 
-def _slopes(runs: list[tuple[Setting, FollowedNetworks]], where: str) -> list[Verdict]:
+def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
     """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast.
 
     The control is the change of the outputs, which does not fall.
     """
-    widths = tuple(networks.width for _, networks in runs)
-    far = [
-        np.linalg.norm(networks.kernels[:, -1] - setting.blocks().ntk_train, 2, axis=(-2, -1))
-        for setting, networks in runs
-    ]
-    last = {name: [getattr(networks, name)[:, -1] for _, networks in runs] for name in ("drift", "gap", "change")}
+    widths = tuple(run.setting.size.largest for run in runs)
+    far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
+    last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}
     distance, drift, gap, change = (width_slope(widths, values) for values in (far, *last.values()))
     claim = Claim("FE-2021 Theorem 9.1", "operator norm of Theta_t - Theta: slope in the width", where)
     verdicts = [half_slope(claim, distance, ("Theta_0 for the limit Theta", drift), MARGIN)]
@@ -63,16 +59,16 @@ def _slopes(runs: list[tuple[Setting, FollowedNetworks]], where: str) -> list[Ve
     return verdicts
 
 
-def _from_drift(runs: list[tuple[Setting, FollowedNetworks]], where: str) -> Verdict:
+def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
     """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
 
     def worst(factor: float) -> float:
         """Returns the largest ratio of gap to bound, for ``factor`` times the least eigenvalue."""
         ratios = []
-        for setting, networks in runs:
-            progress = SHORT.ages * setting.followed.local_steps * setting.followed.learning_rate
-            drift, low = networks.drift.max(axis=1), np.linalg.eigvalsh(networks.kernels[:, 0])[..., 0]
-            quantities = networks.gap[:, -1], drift, networks.residual[:, 0], low - drift
+        for run in runs:
+            progress = SHORT.ages * run.setting.followed.local_steps * run.setting.followed.learning_rate
+            drift, low = run.drift.max(axis=1), np.linalg.eigvalsh(run.kernels[:, 0])[..., 0]
+            quantities = run.gap[:, -1], drift, run.residual[:, 0], low - drift
             for gap, moved, r0, smallest in zip(*(q.flat for q in quantities), strict=True):
                 bound = gap_from_drift(progress, moved, r0, factor * max(smallest, 0.0), SHORT.nbar)
                 ratios.append(float(gap / bound))
@@ -93,7 +89,7 @@ def _as_printed(scale: str, seed: int) -> Verdict:
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0
     clients, plan = setting.problem.partition, cohorts(setting)
     for draw in range(len(networks.start)):
-        constants = small_networks.theorem(setting, networks, draw).constants
+        constants = networks.theorem(draw).constants
         largest = max(largest, constants.kappa_2)
         for k in range(setting.num_models):
             start, r0 = networks.kernels[draw, 0, k], float(networks.residual[draw, 0, k])

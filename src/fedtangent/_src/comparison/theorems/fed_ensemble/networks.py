@@ -38,9 +38,8 @@ def _decay(scale: str, seed: int) -> Verdict:
 
     C_1, R_0 and kernels are measured, and the verdict names the assumptions that fail.
     """
-    setting = small_networks.setting(TRAINED, WIDTH, seed)
-    networks = small_networks.follow(setting, of_scale(scale, 2, 10))
-    theorems = [small_networks.theorem(setting, networks, draw) for draw in range(len(networks.start))]
+    networks = small_networks.follow(small_networks.setting(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
+    theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
         """Returns the least fall of a residual's logarithm over the exponent of this form, over networks and ages."""

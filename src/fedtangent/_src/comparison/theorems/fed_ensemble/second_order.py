@@ -14,6 +14,7 @@ from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.fed_ensemble import second_order as theory
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature
 from fedtangent._src.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
@@ -44,9 +45,9 @@ class RandomFederation(NamedTuple):
         return Cohort(client, self.model, np.broadcast_to(sizes, self.model.shape))  # type: ignore[arg-type]
 
     @property
-    def c2(self) -> float:
-        """The constant C_2 of Theorem 9.1, the sum over clients of C_i = sqrt(trace Theta_ii)."""
-        return float(sum(np.sqrt(np.trace(self.theta[np.ix_(r, r)])) for r in self.rows))
+    def constants(self) -> Curvature:
+        """The constants of Theorem 9.1; C_2 is the sum over clients of C_i = sqrt(trace Theta_ii)."""
+        return Curvature(float(sum(np.sqrt(np.trace(self.theta[np.ix_(r, r)])) for r in self.rows)))
 
     def true_age(
         self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0

@@ -30,7 +30,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature, Networks, Theorem1, theorem_1
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
@@ -120,7 +120,7 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
-    rate = task.step * largest_progress(c1, c2, r0, width) / task.local_steps
+    rate = task.step * Curvature(c2, c1, r0, width).largest_progress() / task.local_steps
     algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
     problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
@@ -184,7 +184,7 @@ def own_linearisation(model: Model) -> Model:
 class FollowedNetworks(NamedTuple):
     """E draws of K networks of one width and their linearisations, at T ages of their training."""
 
-    width: int
+    setting: Setting
     ages: Int[np.ndarray, "T"]  # the first is 0
     residual: Float64[np.ndarray, "E T K"]  # ||f - Y||
     gap: Float64[np.ndarray, "E T K"]  # ||f - f_lin||
@@ -197,6 +197,16 @@ class FollowedNetworks(NamedTuple):
     def drift(self) -> Float64[np.ndarray, "E T K"]:
         """The operator norm of Theta_t - Theta_0."""
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
+
+    def theorem(self, draw: int) -> Theorem1:
+        """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit."""
+        setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
+        x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
+        limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
+        farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
+        networks = Networks(self.start[draw], x, farthest, c1, float(setting.size.largest))
+        run, rule, num_models = cohorts(setting), setting.followed, setting.num_models
+        return theorem_1(setting.blocks(), y, clients, run, rule, num_models=num_models, networks=networks)
 
 
 def follow(setting: Setting, draws: int) -> FollowedNetworks:
@@ -237,7 +247,7 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
 
     members = stacked("members")
     return FollowedNetworks(
-        size.largest,
+        setting,
         np.array([e.round for e in curved[0]]) // setting.num_models,
         np.linalg.norm(members - problem.y_train, axis=(-2, -1)),
         np.linalg.norm(members - stacked("members", straight), axis=(-2, -1)),
@@ -245,27 +255,4 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
         stacked("kernels"),
         stacked("c1").max(axis=1),
         members[:, 0],
-    )
-
-
-def theorem(setting: Setting, networks: FollowedNetworks, draw: int) -> Theorem1:
-    """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit.
-
-    Args:
-        setting: The setting.
-        networks: Its networks.
-        draw: Number of the draw.
-    """
-    x = setting.problem.x_train
-    limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
-    start = networks.kernels[draw, 0]
-    farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
-    return theorem_1(
-        setting.blocks(),
-        setting.problem.y_train,
-        setting.problem.partition,
-        cohorts(setting),
-        setting.followed,
-        num_models=setting.num_models,
-        networks=Networks(networks.start[draw], x, farthest, float(networks.c1[draw].max()), float(networks.width)),
     )

@@ -50,18 +50,11 @@ class Trainer(NamedTuple):
     algorithm: Algorithm
     width: int
 
-    @classmethod
-    def of(cls, model: Model, rate: float, width: int) -> Trainer:
-        """Builds the algorithm of K = 2 models.
 
-        Args:
-            model: The model.
-            rate: Step size of the clients.
-            width: Width of the model.
-        """
-        order = schedule.per_client_permutations(CLIENTS, 2)
-        algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
-        return cls(model, rate, algorithm, width)
+def _trainer(model: Model, rate: float, width: int) -> Trainer:
+    order = schedule.per_client_permutations(CLIENTS, 2)
+    algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
+    return Trainer(model, rate, algorithm, width)
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
@@ -86,7 +79,7 @@ def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
     """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
-    trainer, ledgers = Trainer.of(model, 1 / float(theta[0, 0]), width), []
+    trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []
     for draw in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
         x = np.random.default_rng(draw).standard_normal((_examples(size), 5))
         x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
@@ -110,7 +103,7 @@ def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
 def _linear_check(size: Scale, seed: int) -> Verdict:
     x = np.linspace(-1, 1, _examples(size))[:, None]
     model = rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
-    ledger = _ledger(Trainer.of(model, 0.1, 60), x, np.sin(4 * x), size, seed)
+    ledger = _ledger(_trainer(model, 0.1, 60), x, np.sin(4 * x), size, seed)
     wrong, rows = _wrong_rate(ledger, 1 + 1e-6), _later(ledger)
     noticed = next((off for off in OFF if not _wrong_rate(ledger, 1 + off).passed), np.inf)
     gap, tolerance = max(row.gap for row in rows), max(row.tolerance for row in rows)

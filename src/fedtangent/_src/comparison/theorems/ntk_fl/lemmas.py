@@ -121,7 +121,11 @@ def _switched(seed: int, draws: int) -> Verdict:
         "NTK-FL Lemma 3, (27) and (28)",
         "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
         f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, {int(some.sum())} draws in which a neuron switches",
-    ).bounded(ratio, "only one of the two inputs counted, |S_i|", wrong)
+    ).judged(
+        (f"{ratio:.3f}", "<= 1", ratio <= 1),
+        ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
+        f"bound x {ratio:.2f}",
+    )
 
 
 class WeightDrift(NamedTuple):
