@@ -82,8 +82,8 @@ def selected() -> list[Path]:
 
 def build_wheel(folder: Path) -> Path:
     """The wheel of the files as they are."""
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--wheel-dir", folder, copy_of_sources(folder / "sources"))  # fmt: skip
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps")
+    run(*pip, "--wheel-dir", folder, copy_of_sources(folder / "sources"))
     (wheel,) = folder.glob("*.whl")
     return wheel
 

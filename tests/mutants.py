@@ -23,7 +23,6 @@ SYMBOLS: dict[str, type[ast.AST]] = {
     **{"and": ast.And, "or": ast.Or},
 }
 
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/fedtangent/_src")
 
@@ -34,7 +33,7 @@ class Fault(NamedTuple):
     Attributes:
         function: ``path::name``: the path below src/fedtangent/_src, and the dotted name of a function, class or
             assigned variable in it (``Class.method``, ``outer.inner``).
-        operator: One of ``OPERATORS``.
+        operator: One of ``OPERATORS`` or ``CONDITIONS``.
         to: What the operator puts in, for those that need it.
         at: Text that the place contains; "" for any.
         nth: Which of the places that remain, from 1.
@@ -343,6 +342,8 @@ def edits(fault: Fault, function: ast.AST) -> list[Edit]:
         form = CONDITIONS[fault.operator]
         tests = [test for node in nodes for test in conditions(node)]
         changes = [Edit(test, parsed(form.format(ast.unparse(test)))) for test in tests]
+    elif fault.operator not in OPERATORS:
+        raise ValueError(f"{fault}: allowed operators are {', '.join([*OPERATORS, *CONDITIONS])}")
     else:
         operator = OPERATORS[fault.operator]
         pairs = [(node, operator(node, fault.to)) for node in nodes]

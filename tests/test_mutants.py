@@ -93,6 +93,7 @@ def test_an_operator_changes_one_place_and_nothing_else(fault: Fault, old: str, 
     [
         (Fault("gone.py::f", "flip-sign"), "there is no file gone.py"),
         (Fault("types.py::masked_mean", "flip-sign"), "types.py has no masked_mean; masked_mean is in losses.py"),
+        (Fault("losses.py::masked_mean", "flip"), "allowed operators are drop-left, drop-right"),
         (Fault("losses.py::masked_mean", "flip-sign"), "applies to 0 places"),
         (Fault("losses.py::masked_mean", "drop-right", at="no such text"), "0 of them with `at`"),
         (Fault("losses.py::masked_mean", "rewrite", "A / B -> A / other"), "losses.py does not know other"),

@@ -35,7 +35,7 @@ def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, f
         "accuracy 1 is never reached in 3 rounds",
         "Theorem 2's limit has",
     ):
-        assert said in ended.out, said  # fmt: skip
+        assert said in ended.out, said
     out = folder / "out"
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
     assert files == ["config.json", "figures/predicted.png", "figures/rates.png", "metrics.csv", "result.json"]
@@ -88,9 +88,8 @@ def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path)
     (row,) = json.loads((folder / "alone" / "result.json").read_text())["rows"]
     assert row["test_mse"] == found["fed_prox, mu 2.0"]
     again = asked("predict", "--config", folder / "out" / "config.json", "--output", "again").arguments["described"]
-    assert [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again] == [
-        ("fed_prox", 0.5), ("fed_prox", 2.0), ("fed_avg", None),
-    ]  # fmt: skip
+    repeated = [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again]
+    assert repeated == [("fed_prox", 0.5), ("fed_prox", 2.0), ("fed_avg", None)]
 
 
 def test_a_folder_that_holds_a_run_is_refused(run: Callable, folder: Path) -> None:

@@ -314,10 +314,8 @@ def _digits() -> Dataset:
     return ft.data.load("digits", num_train=40, num_test=40)
 
 
-TEXTS = Dataset(
-    "texts", np.zeros((12, 4), np.int32), LABELS, np.zeros((0, 4), np.int32), LABELS[:0], 3, None,
-    SourceInfo("", "", ""), "tokens",
-)  # fmt: skip
+WORDS = np.zeros((12, 4), np.int32)
+TEXTS = Dataset("texts", WORDS, LABELS, WORDS[:0], LABELS[:0], 3, None, SourceInfo("", "", ""), "tokens")
 MODELS: list[tuple[Any, Callable[[], Model], str]] = [
     (
         (X, LABELS),

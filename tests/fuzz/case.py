@@ -37,11 +37,10 @@ def drawn(strategy: st.SearchStrategy[Any], number: int, start: int) -> Iterator
     """``number`` draws of a strategy, the same for the same ``start``."""
     found: list[Any] = []
 
+    checks, phases = list(HealthCheck), [Phase.generate]
+
     @seed(start)
-    @settings(
-        max_examples=number, deadline=None, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=number, deadline=None, database=None, phases=phases, suppress_health_check=checks)
     @given(strategy)
     def collect(value: Any) -> None:
         found.append(value)

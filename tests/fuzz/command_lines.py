@@ -40,10 +40,8 @@ WORDS = (
     "qsgd:8",
     "qsgd:inf",
 )
-SMALL = {  # of a run that is to end soon
-    "num_rounds": "2", "num_train": "80", "num_test": "20", "num_clients": "4", "clients_per_round": "2", "widths": "6",
-    "width": "4", "depth": "1", "channels": "2", "scale": "smoke",
-}  # fmt: skip
+SMALL = {"num_rounds": "2", "num_train": "80", "num_test": "20", "num_clients": "4", "clients_per_round": "2"}
+SMALL |= {"widths": "6", "width": "4", "depth": "1", "channels": "2", "scale": "smoke"}  # of a run that is to end soon
 
 
 def write_inputs(folder: Path) -> None:

@@ -24,10 +24,8 @@ def case() -> ModuleType:
 
 
 def test_a_slice() -> None:
-    done = subprocess.run(
-        [sys.executable, HERE, "--lines", "6", "--calls", "6", "--processes", "1", "--seed", "2"],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    command = [sys.executable, HERE, "--lines", "6", "--calls", "6", "--processes", "1", "--seed", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "cases: {'well': " in done.stdout, done.stdout + done.stderr
 
 
