@@ -163,7 +163,7 @@ def check_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     entries = real_array(name, matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
         raise ValueError(f"{name}: got shape {entries.shape}, must be square")
-    if not np.all(entries >= 0):  # also what is not a number
+    if not np.all(entries >= 0):  # also for NaN
         raise ValueError(f"{name}: has the entry {entries[~(entries >= 0)][0]}, must be at least 0")
     sums = entries.sum(axis=1)
     if not np.all(np.abs(sums - 1) <= TOLERANCE):

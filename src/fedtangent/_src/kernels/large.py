@@ -25,7 +25,7 @@ from fedtangent._src.checks import finite, real_array, writable
 from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, spaced
 from fedtangent._src.types import Array, ArrayLike, Kernel
 
-TILE = 2048  # examples on a side of what is computed at once
+TILE = 2048  # examples on a side of a compiled tile
 LANDMARKS = 1000  # training points of a preconditioner
 PROBED = 32  # training points by whose kernel a file is known
 AXIS = "columns"

@@ -24,7 +24,7 @@ from fedtangent._src.types import AnyArray, Array, PyTree
 
 MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
 HELD = 2**25  # numbers of intermediate arrays held at once
-STRIPS = 8  # of a symmetric product, of which only the upper ones are computed
+STRIPS = 8  # of a symmetric product; only the upper ones are computed
 SMALLEST_STRIP = 128  # examples
 
 

@@ -408,7 +408,7 @@ def _load() -> types.ModuleType:
             package = importlib.import_module(PACKAGE)
         for item in _replaced(package):
             module = sys.modules[item.module]
-            getattr(module, item.name)  # what is replaced must exist
+            getattr(module, item.name)  # raises unless it exists
             setattr(module, item.name, item.value)
     except (ImportError, AttributeError, TypeError, KeyError) as error:
         _forget()

@@ -1,4 +1,4 @@
-"""The convolutional network of the federated-learning literature, as a flax network, and what makes it fast on a CPU.
+"""The convolutional network of the federated-learning literature, as a flax network that is fast on a CPU.
 
 Max pooling is written out, and which convolution is the faster one on this machine is measured once and kept.
 """

@@ -305,8 +305,8 @@ def gemm_convolution(
 ) -> Array:
     """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. The result equals
-    that of ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order.
+    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. Values
+    and derivatives of both modes and any order equal the ones of ``conv_general_dilated`` to rounding.
 
     Args:
         lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.

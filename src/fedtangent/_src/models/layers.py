@@ -43,7 +43,7 @@ class Call(NamedTuple):
     dilation: tuple[int, ...]
     fan_in: int  # numbers in a patch
     has_bias: bool
-    input: tuple[int, ...]  # what enters and what comes out for a batch of one example
+    input: tuple[int, ...]  # shapes of the layer's input and output for one example
     output: tuple[int, ...]
 
     @property

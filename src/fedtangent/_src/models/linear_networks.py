@@ -68,7 +68,7 @@ def deep_linear(
         return params
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        product = total * params[-1][0].T  # rows for outputs: what few columns make slow, few rows do not
+        product = total * params[-1][0].T  # with rows for outputs: products of few rows are fast, of few columns slow
         for layer in params[-3::-2]:
             product = product @ layer[0].T
         return flatten_inputs(x, input_size).astype(product.dtype) @ product.T

@@ -64,9 +64,9 @@ class Averaging:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     shuffle: bool = False
-    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+    """A shuffler permutes the messages, so that the server does not know their senders."""
     secure_aggregation: int | None = None
-    """Bits of the masked numbers of which the server sees only the sum, 32 or 64 (default: not masked)."""
+    """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for an option of the wrong type or range."""

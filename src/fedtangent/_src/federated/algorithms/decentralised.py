@@ -107,7 +107,7 @@ def gossip(
 ) -> Algorithm:
     """Builds gossip averaging: every client trains its own model and mixes it with its neighbours' (decentralised SGD).
 
-    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` what local training takes off model k:
+    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` the update that local training subtracts from model k:
     ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
     ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
     local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).

@@ -1,7 +1,7 @@
 """Distillation on data without labels at the server: a student learns an ensemble's predictions.
 
-The student's weights are averaged along its trajectory (SWA; Izmailov et al., UAI 2018), which is what FedBE does so
-as not to follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
+The student's weights are averaged along its trajectory (SWA; Izmailov et al., UAI 2018), as in FedBE, so that it does
+not follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class ChannelOptions:
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds to its next update what the channel left out."""
+    """A client adds the channel's error to its next update."""
     sparsity: float = 0.0
     """Share of an update's numbers that is set to zero, the smallest."""
 

@@ -107,8 +107,8 @@ def _with_personal_model(
     return Local(lambda params: params, update, train.message)
 
 
-# ---- which parameters stay with a client: a part has None for the leaves of the other part, so that only what a part
-# holds is broadcast, averaged, sent and counted in bytes
+# ---- private parameters. A part of the parameters has None for the leaves of the other part, so that only the leaves
+# of the shared part are broadcast, averaged, sent and counted in bytes
 
 
 def private_mask(model: Model, private: PyTree | str) -> PyTree:

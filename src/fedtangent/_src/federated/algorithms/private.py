@@ -30,7 +30,7 @@ class PrivacyReport:
     """The options of the report on a private run."""
 
     delta: float = 1e-5
-    """Delta that the final epsilon is told for."""
+    """Delta of the reported epsilon."""
 
     def check(self) -> None:
         """Raises ``ValueError`` for a delta outside (0, 1)."""

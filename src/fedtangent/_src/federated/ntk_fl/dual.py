@@ -35,7 +35,7 @@ from fedtangent._src.federated.ntk_fl.tangent import Pool, Tangent, averaged_pro
 from fedtangent._src.types import Array, PyTree
 
 LANCZOS_STEPS = 24
-CUT = 1e-13  # what the terms left out of a series may add up to, relative to the largest value t of the polynomial
+CUT = 1e-13  # largest sum of the omitted terms of a series, relative to the largest value t of the polynomial
 GROWTH = 1 + 1e-6  # of |T_k r|: more than rounding, so an eigenvalue lies outside of the interval
 MARGIN = 1.1  # of the Chebyshev interval over Lanczos' largest eigenvalue, which comes from below
 LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
@@ -208,7 +208,7 @@ def chebyshev_dual(
     return jnp.where(active, step * total, 0.0), k - 1, inside
 
 
-# ---- what is taken ------------------------------------------------------------------------------------------------
+# ---- the choice of the method -------------------------------------------------------------------------------------
 
 
 def largest_eigenvalue(product: Product, start: Array) -> Array:

@@ -132,7 +132,7 @@ class Evolution:
     """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
 
     That is ``2 N C / lambda_max`` of the kernel in use (of the cross entropy ``4 N / lambda_max``). "stop" raises, or
-    where the values are traced keeps the parameters, with status 3; what is allowed diverges at large times. The
+    where the values are traced keeps the parameters, with status 3; an allowed step diverges at large times. The
     averaged kernel's lambda_max is below the whole one's."""
     loss: str = "squared_error"
     """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f

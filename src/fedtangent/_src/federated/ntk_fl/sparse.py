@@ -33,7 +33,7 @@ from fedtangent._src.types import Array, Model, PyTree
 BLOCK_BYTES = 2**27  # of the Jacobians of a block of examples
 CHUNK_BYTES = 2**25  # of the entries of a dense layer made at once
 SEARCH_ROWS = 64  # examples whose thresholds are sought at once
-SYMMETRIC_BLOCKS = 8  # of the rows of a kernel, of which one half is computed
+SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is computed
 
 
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
