@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent._src.entries import Entry, NoOptions, catalogue, choose, given_options, help_of, own_options
-from fedtangent._src.models.flax_networks import FlaxModule, from_flax
+from fedtangent._src.models.flax_networks import from_flax, is_module
 from fedtangent._src.types import Model
 
 SQUARED_ERROR, CROSS_ENTROPY = "squared_error", "cross_entropy"
@@ -169,7 +169,7 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
 
     def build(chosen: object, input_shape: tuple[int, ...], output_size: int) -> Model:
         built: object = function(input_shape, output_size, **vars(chosen))
-        if isinstance(built, FlaxModule) and not isinstance(built, Model):
+        if is_module(built) and not isinstance(built, Model):
             return from_flax(built, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), output_size)
         if not isinstance(built, Model):
             raise ValueError(

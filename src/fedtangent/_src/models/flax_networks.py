@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, Wi
 from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 if TYPE_CHECKING:  # flax takes longer to import than the rest of the package
-    from flax.linen import Conv, Dense
+    from flax.linen import Conv, Dense, Module
     from flax.linen.module import InterceptorContext
 
 _CUSTOM = (
@@ -34,25 +34,9 @@ _CUSTOM = (
 )  # fields that make a layer another function
 
 
-@runtime_checkable
-class FlaxModule(Protocol):
-    """A network of flax, ``flax.linen.Module``."""
-
-    def init(self, key: Key, x: AnyArray, /) -> PyTree:
-        """Returns the network's collections of variables, such as its parameters.
-
-        Args:
-            key: Key of the initial numbers.
-            x: Inputs [n, ...].
-        """
-
-    def apply(self, variables: PyTree, x: AnyArray, /) -> Array:
-        """Returns the outputs [n, C].
-
-        Args:
-            variables: Collections of variables.
-            x: Inputs [n, ...].
-        """
+def is_module(module: object) -> bool:
+    """Returns whether an object looks like a ``flax.linen`` module."""
+    return all(hasattr(module, name) for name in ("init", "apply"))
 
 
 def from_flax(module: object, example_input: object, output_size: int, name: str | None = None) -> Model:
@@ -73,7 +57,7 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
         ValueError: The module keeps other collections (such as batch statistics, whose federated average is not defined
             here), or its output is not [n, output_size].
     """
-    if not isinstance(module, FlaxModule):
+    if not is_module(module):
         raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
@@ -81,8 +65,10 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
     title = name or type(module).__name__
 
+    flax_module = cast("Module", module)
+
     def initialise(key: Key) -> PyTree:
-        return module.init(key, jnp.zeros(example.shape, example.dtype))
+        return flax_module.init(key, jnp.zeros(example.shape, example.dtype))
 
     shapes = jax.eval_shape(initialise, jax.random.key(0))
     others = sorted(set(shapes) - {"params"})
@@ -90,7 +76,7 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
         raise ValueError(f"module: got {title}, which keeps {', '.join(others)}, must keep nothing but params")
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        return module.apply({"params": params}, x)
+        return cast("Array", flax_module.apply({"params": params}, x))
 
     output = jax.eval_shape(apply, shapes.get("params", {}), example)
     if output.shape != (example.shape[0], output_size):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +165,14 @@ class ServerMomentum:
 ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
 
 
+WITH_MOMENTS: dict[str, Any] = {
+    "papers": ("reddi2021",),
+    "inside": True,
+    "unused": ("server_optimizer",),
+    "python_only": ("initial_second_moment",),
+}
+
+
 def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> common.AveragingParts:
     """Returns a server that steps with the optimiser that ``make`` builds for its rate."""
 
@@ -183,13 +191,7 @@ def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
     return _stepping(lambda rate: make(rate, *numbers))
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Adam as published",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Adam as published", **WITH_MOMENTS)
 def fed_adam(
     model: Model,
     schedule: Schedule,
@@ -215,13 +217,7 @@ def fed_adam(
     return common.train_and_average("fed_adam", training, schedule, averaging, _with_moments(adam, adaptivity), ADAPTS)
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Yogi",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Yogi", **WITH_MOMENTS)
 def fed_yogi(
     model: Model,
     schedule: Schedule,
@@ -244,13 +240,7 @@ def fed_yogi(
     return common.train_and_average("fed_yogi", training, schedule, averaging, _with_moments(yogi, adaptivity), ADAPTS)
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Adagrad",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Adagrad", **WITH_MOMENTS)
 def fed_adagrad(
     model: Model,
     schedule: Schedule,
