@@ -163,9 +163,7 @@ class ServerMomentum:
 
 
 ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
-
-
-WITH_MOMENTS: dict[str, Any] = {
+WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps moments
     "papers": ("reddi2021",),
     "inside": True,
     "unused": ("server_optimizer",),
