@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import docstring_parser
 import jax
 import numpy as np
 import optax
@@ -12,6 +14,7 @@ import pytest
 
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.run import simulate
+from fedtangent._src.entries import catalogue
 from fedtangent._src.federated import algorithms, faults, graph, predict, schedule
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import all_clients, per_client_permutations, uniform_sampling
@@ -110,3 +113,11 @@ def test_the_server_mirrors_its_clients_behind_a_lossy_channel(name: str, lossy:
     assert max(np.abs(np.asarray(leaf)).max() for leaf in servers) > 1e-3
     for server, client in zip(servers, clients, strict=True):
         np.testing.assert_allclose(np.asarray(server)[0], np.asarray(client)[0].mean(axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*catalogue("algorithms")])
+def test_the_help_of_a_recipe_describes_every_argument(name: str) -> None:
+    recipe = getattr(algorithms, name)
+    parsed = docstring_parser.parse(inspect.getdoc(recipe) or "")
+    assert [p.arg_name for p in parsed.params] == [*inspect.signature(recipe).parameters]
+    assert all(p.description for p in parsed.params) and parsed.returns and parsed.raises

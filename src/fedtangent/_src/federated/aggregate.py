@@ -96,13 +96,13 @@ def stack(slots_per_model: int) -> Aggregate:
     def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
         active = rows.weight > 0
         at = jnp.where(active, rows.place, slots_per_model)  # out of range: dropped
-        kept = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
+        buffer = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
         without = active & (rows.place >= slots_per_model)
         filled = acc.filled.at[rows.model].add(active.astype(jnp.int32))
         beyond = acc.beyond.at[rows.model].add(without.astype(jnp.int32))
         weight = acc.weight.at[rows.model, at].set(rows.weight.astype(acc.weight.dtype), mode="drop")
         client = acc.client.at[rows.model, at].set(rows.client.astype(jnp.int32), mode="drop")
-        return Stacked(kept, filled, beyond, weight, client)
+        return Stacked(buffer, filled, beyond, weight, client)
 
     def merge(acc: Stacked, axis: str) -> Stacked:
         def gather(leaf: Array) -> Array:  # every place is filled on one device at most, and zero on the others

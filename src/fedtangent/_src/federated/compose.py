@@ -41,6 +41,7 @@ from fedtangent._src.types import (
     RoundInfo,
     Schedule,
     Server,
+    ServerUpdate,
     Slots,
 )
 
@@ -70,7 +71,7 @@ class Parts(NamedTuple):
         common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
             separately.
         predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
-            prediction, ``Algorithm.params`` is None.
+            prediction, the algorithm has no ``params``.
         personal: Predicts for one client; None for the global models.
         check: Raises ``ValueError`` for data that the algorithm cannot run on.
         ledger: Corrects the cost, for algorithms that do not send one model down and one message up, or that send
@@ -141,19 +142,19 @@ def compose(
     # jitted so that the shape of a message and the round itself share one trace
     local = local._replace(update=jax.jit(local.update, inline=True))
     aggregate = weighted_mean() if parts.aggregate is None else parts.aggregate
-    made = _Composed(
+    composed = _Composed(
         model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
     )
     initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
 
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
-        return _init(made, initialise, streams.keys(key), num_clients, start)
+        return _init(composed, initialise, streams.keys(key), num_clients, start)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
-        return _step(made, state, data, engine)
+        return _step(composed, state, data, engine)
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
-        return _cost(made, data, engine)
+        return _cost(composed, data, engine)
 
     def params(state: State) -> PyTree:
         return jax.vmap(server.params)(state.server)
@@ -182,36 +183,36 @@ def compose(
     )
 
 
-def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def sequentially(update: ServerUpdate) -> ServerUpdate:
     """Maps a server's update over the K models one at a time, so that only one model's work is in memory."""
-    return lambda *args: jax.lax.map(lambda row: update(*row), args)
+    return lambda *arguments: jax.lax.map(lambda row: update(*row), arguments)
 
 
 # ---- before the first round ---------------------------------------------------------------------------------------
 
 
 def _init(
-    made: _Composed,
+    composed: _Composed,
     initialise: Callable[[Array], PyTree],
     run: streams.Keys,
     num_clients: int,
     start: Key | PyTree | None,
 ) -> State:
-    schedule, num_models = made.schedule, made.schedule.num_models
+    schedule, num_models = composed.schedule, composed.schedule.num_models
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     key = start if isinstance(start, jax.Array) and pytrees.is_key(start) else None
     model_keys = streams.model_keys(run.init if key is None else key, num_models)
     if start is None or key is not None:
-        params = initialise(model_keys[:1] if made.parts.common_start else model_keys)
+        params = initialise(model_keys[:1] if composed.parts.common_start else model_keys)
     else:
         params = pytrees.each_model("start", start, jax.eval_shape(initialise, model_keys))
-    if made.parts.common_start:
+    if composed.parts.common_start:
         params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_models, *leaf.shape[1:])), params)
-    client = _for_each_client(made.local.init, params, num_clients)
-    memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
+    client = _for_each_client(composed.local.init, params, num_clients)
+    memory = _for_each_client(lambda p: composed.channel.init(composed.local.message(p)), params, num_clients)
     init_schedule, sample_key = streams.schedule_keys(run.schedule)
-    server_state = jax.vmap(made.server.init)(params)
+    server_state = jax.vmap(composed.server.init)(params)
     return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
 
 
@@ -225,24 +226,24 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
     )
 
 
-def _cost(made: _Composed, data: FederatedData, engine: Engine) -> Cost:
-    _check_labels(made.model, data)
-    if made.parts.check is not None:
-        made.parts.check(data)
-    message, broadcast = _message_shape(made, data, engine)
-    uplink, per_example = made.channel.uplink(message, broadcast)
+def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
+    _check_labels(composed.model, data)
+    if composed.parts.check is not None:
+        composed.parts.check(data)
+    message, broadcast = _message_shape(composed, data, engine)
+    uplink, per_example = composed.channel.uplink(message, broadcast)
     cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
-    return cost if made.parts.ledger is None else made.parts.ledger(cost, data)
+    return cost if composed.parts.ledger is None else composed.parts.ledger(cost, data)
 
 
-def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
+def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
     """Returns the shapes of a message and of a broadcast."""
 
     def one() -> tuple[PyTree, PyTree]:
-        params = made.model.init(jax.random.key(0))
-        broadcast = made.server.broadcast(made.server.init(params))
+        params = composed.model.init(jax.random.key(0))
+        broadcast = composed.server.broadcast(composed.server.init(params))
         client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
-        return made.local.update(jax.random.key(0), broadcast, made.local.init(params), client)[0], broadcast
+        return composed.local.update(jax.random.key(0), broadcast, composed.local.init(params), client)[0], broadcast
 
     return jax.eval_shape(one)
 
@@ -259,55 +260,55 @@ def _check_labels(model: Model, data: FederatedData) -> None:
 # ---- a round ------------------------------------------------------------------------------------------------------
 
 
-def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
+def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
     """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
-    cohort, drawn = _draw(made, state, data)
-    acc, trained = _train(made, state, data, engine, cohort)
-    client, memory = _settle(made, state, cohort, trained)
-    heard, refused = _heard(made, state, cohort, trained)
-    server, server_info = _update(made, state, acc, heard)
-    after = State(state.round + 1, state.key, state.schedule_key, drawn, server, client, memory)
+    cohort, schedule_state = _draw(composed, state, data)
+    acc, trained = _train(composed, state, data, engine, cohort)
+    client, memory = _settle(composed, state, cohort, trained)
+    received, refused = _heard(composed, state, cohort, trained)
+    server, server_info = _update(composed, state, acc, received)
+    after = State(state.round + 1, state.key, state.schedule_key, schedule_state, server, client, memory)
     report: dict[str, PyTree] = {
         "cohort": cohort,
-        "contacted": num_contacted(made.schedule, cohort, drawn),
-        "model_weight": heard.weight,
-        "rejected": jnp.zeros((made.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
+        "contacted": num_contacted(composed.schedule, cohort, schedule_state),
+        "model_weight": received.weight,
+        "rejected": jnp.zeros((composed.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
     }
     return after, report | trained.info | server_info
 
 
-def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
+def _draw(composed: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
     """Returns the round's cohort, with its weights, and the schedule's next state."""
-    cohort, drawn = made.schedule.sample(state.schedule_key, state.schedule, state.round)
-    chex.assert_shape(cohort, (made.schedule.num_slots,))
+    cohort, schedule_state = composed.schedule.sample(state.schedule_key, state.schedule, state.round)
+    chex.assert_shape(cohort, (composed.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
-    return _weigh(cohort, data.offsets, made.parts.weighting), drawn
+    return _weigh(cohort, data.offsets, composed.parts.weighting), schedule_state
 
 
 def _train(
-    made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
+    composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
     """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
-    broadcasts = jax.vmap(made.server.broadcast)(state.server)
-    message = _message_shape(made, data, engine)[0]
-    acc = made.aggregate.init(message, made.schedule.num_models)
-    slots = slots_of(cohort, made.schedule.num_models, data.offsets)
+    broadcasts = jax.vmap(composed.server.broadcast)(state.server)
+    message = _message_shape(composed, data, engine)[0]
+    acc = composed.aggregate.init(message, composed.schedule.num_models)
+    slots = slots_of(cohort, composed.schedule.num_models, data.offsets)
     slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))
-    train = _train_slot(made, message, engine)
-    return engine.map_clients(train, (data, state, broadcasts), made.aggregate, acc, slots)
+    train = _train_slot(composed, message, engine)
+    return engine.map_clients(train, (data, state, broadcasts), composed.aggregate, acc, slots)
 
 
 def _train_slot(
-    made: _Composed, expected: PyTree, engine: Engine
+    composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """Returns the pure function of one slot that the engine maps: ``(held, row) -> (row, message, trained)``.
+    """Returns the pure function of one slot that the engine maps: ``(common, row) -> (row, message, trained)``.
 
-    ``held`` is common to all slots: data, state and broadcasts. The returned row is meant for the aggregate: its weight
-    is 0 if the server does not accept the message.
+    ``common`` has the data, the state and the broadcasts, the same for all slots. The returned row is meant for the
+    aggregate: its weight is 0 if the server does not accept the message.
     """
 
-    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
-        data, state, broadcasts = held
+    def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
+        data, state, broadcasts = common
         update_key, send_key = streams.slot_keys(state.key, state.round, row.client)
         if row.block is None:
             client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
@@ -315,13 +316,13 @@ def _train_slot(
             client, row = _own_view(row, row.block, state.round), row._replace(block=None)
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
         broadcast = pytrees.take(broadcasts, row.model)
-        message, own, info = made.local.update(update_key, broadcast, before[0], client)
-        message, memory = made.channel.send(send_key, message, before[1])
+        message, client_state, info = composed.local.update(update_key, broadcast, before[0], client)
+        message, memory = composed.channel.send(send_key, message, before[1])
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
-        own = made.local.settle(before[0], own, message)
-        if made.parts.accept is not None:
-            row = row._replace(weight=jnp.where(made.parts.accept(message), row.weight, 0))
-        return row, message, TrainedSlots((own, memory), row.weight, {"examples": client.size, **info})
+        client_state = composed.local.settle(before[0], client_state, message)
+        if composed.parts.accept is not None:
+            row = row._replace(weight=jnp.where(composed.parts.accept(message), row.weight, 0))
+        return row, message, TrainedSlots((client_state, memory), row.weight, {"examples": client.size, **info})
 
     return train
 
@@ -334,9 +335,9 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
     does not pay if the cohort holds much of the data, or if clients differ so much in size that most of the copy would
     be padding.
     """
-    padded, held = max_client_size * data.num_clients, data.indices.shape[0]
-    most = min(held, data.x.shape[0])  # examples that many clients share stand in the data once
-    if padded > 4 * held or 4 * max_client_size * cohort.client.shape[0] > most:
+    padded, num_rows = max_client_size * data.num_clients, data.indices.shape[0]
+    most = min(num_rows, data.x.shape[0])  # examples that many clients share stand in the data once
+    if padded > 4 * num_rows or 4 * max_client_size * cohort.client.shape[0] > most:
         return None
     rows = jax.vmap(lambda i: client_view(data, i, jnp.bool_(True), max_client_size).rows)(cohort.client)
     return data.x[rows], data.y[rows]
@@ -344,9 +345,9 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
 
 def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
     """Returns ``client_view`` of a data set that consists of this client's examples only."""
-    own = jnp.arange(block[0].shape[0], dtype=jnp.int32)
-    data = FederatedData(*block, own, jnp.stack([jnp.zeros_like(row.size), row.size]))
-    return Client(row.client, row.size, own, data, round_)
+    rows = jnp.arange(block[0].shape[0], dtype=jnp.int32)
+    data = FederatedData(*block, rows, jnp.stack([jnp.zeros_like(row.size), row.size]))
+    return Client(row.client, row.size, rows, data, round_)
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
@@ -356,19 +357,19 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
-def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
+def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
     """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
     # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
     # that really trains it.
-    at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)
+    at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
     before = (state.client, state.channel)
     client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)
     return client, memory
 
 
-def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
+def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
     """Returns the server's view of the round, [K], and whether each slot's message was refused, [S] int32."""
-    num_models = made.schedule.num_models
+    num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))
     refused = ((cohort.weight > 0) & (trained.weight == 0)).astype(jnp.int32)
@@ -376,12 +377,13 @@ def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots)
     return RoundInfo(round_, weight, count, streams.server_keys(state.key, state.round, num_models)), refused
 
 
-def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+def _update(composed: _Composed, state: State, acc: PyTree, received: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
     """Returns the server's states after the round, and its report."""
-    updated, report = made.server.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
+    aggregated = composed.aggregate.finish(acc)
+    updated, report = composed.server.map_models(composed.server.update)(state.server, aggregated, received)
     still = state.server
-    if made.server.unheard is not None:
-        own = streams.server_keys(state.key, state.round, made.schedule.num_models, streams.EMPTY)
-        nothing = RoundInfo(heard.round, jnp.zeros_like(heard.weight), jnp.zeros_like(heard.num_clients), own)
-        still = jax.vmap(made.server.unheard)(state.server, nothing)
-    return pytrees.where(heard.weight > 0, updated, still), report
+    if composed.server.unheard is not None:
+        keys = streams.server_keys(state.key, state.round, composed.schedule.num_models, streams.EMPTY)
+        nothing = RoundInfo(received.round, jnp.zeros_like(received.weight), jnp.zeros_like(received.num_clients), keys)
+        still = jax.vmap(composed.server.unheard)(state.server, nothing)
+    return pytrees.where(received.weight > 0, updated, still), report

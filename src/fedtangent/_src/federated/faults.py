@@ -105,10 +105,10 @@ def stragglers(
         return of_client[client] + spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2
 
     def pick(key: Key, cohort: Cohort, waited: Float[Array, ""]) -> tuple[Cohort, Float[Array, ""]]:
-        taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
-        first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
-        kept: Cohort = pytrees.take(cohort, first)
-        return kept, jnp.max(jnp.where(kept.weight > 0, jnp.exp(taken[first]), waited))
+        log_times = jax.vmap(lambda i: log_time(key, i))(cohort.client)
+        first = jnp.argsort(jnp.where(cohort.weight > 0, log_times, jnp.inf))[:keep]
+        first_cohort: Cohort = pytrees.take(cohort, first)
+        return first_cohort, jnp.max(jnp.where(first_cohort.weight > 0, jnp.exp(log_times[first]), waited))
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
@@ -149,9 +149,9 @@ def _wrapped(
 
     def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
         cohort, inner = schedule.sample(key, state.inner, round_)
-        own = jax.random.fold_in(streams.apart(key, stream), round_)
+        fault_key = jax.random.fold_in(streams.apart(key, stream), round_)
         before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
-        picked, waited = pick(jax.random.fold_in(own, _depth(inner)), cohort, before)
+        picked, waited = pick(jax.random.fold_in(fault_key, _depth(inner)), cohort, before)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
 
     return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)

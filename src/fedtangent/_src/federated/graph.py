@@ -46,12 +46,12 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
         ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or its graph is not
             connected, so that a model could not reach every client.
     """
-    given = np.asarray(matrix)
-    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
-        raise ValueError(f"adjacency: got shape {given.shape}, must be square with at least one node")
-    if not np.all(np.isfinite(given)):
+    entries = np.asarray(matrix)
+    if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
+        raise ValueError(f"adjacency: got shape {entries.shape}, must be square with at least one node")
+    if not np.all(np.isfinite(entries)):
         raise ValueError("adjacency: got entries that are not finite")
-    adjacency = given != 0
+    adjacency = entries != 0
     if not np.array_equal(adjacency, adjacency.T):
         i, j = np.argwhere(adjacency != adjacency.T)[0]
         raise ValueError(
@@ -75,6 +75,10 @@ def torus(rows: int, cols: int) -> Graph:
     """Returns a grid of ``rows`` x ``cols`` nodes whose edges wrap around.
 
     Node ``r * cols + c`` neighbours the four nodes around it.
+
+    Args:
+        rows: Number of rows.
+        cols: Number of columns.
     """
     rows, cols = whole("rows", rows), whole("cols", cols)
     node = np.arange(rows * cols).reshape(rows, cols)
@@ -150,25 +154,37 @@ def spectral_gap(matrix: Float[np.ndarray, "N N"]) -> float:
 
 
 def check_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
-    """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
-    given = real_array(name, matrix)
-    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
-        raise ValueError(f"{name}: got shape {given.shape}, must be square")
-    if not np.all(given >= 0):  # also what is not a number
-        raise ValueError(f"{name}: has the entry {given[~(given >= 0)][0]}, must be at least 0")
-    sums = given.sum(axis=1)
+    """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1.
+
+    Args:
+        name: Name of the matrix in error messages.
+        matrix: The matrix [N, N].
+    """
+    entries = real_array(name, matrix)
+    if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
+        raise ValueError(f"{name}: got shape {entries.shape}, must be square")
+    if not np.all(entries >= 0):  # also for NaN
+        raise ValueError(f"{name}: has the entry {entries[~(entries >= 0)][0]}, must be at least 0")
+    sums = entries.sum(axis=1)
     if not np.all(np.abs(sums - 1) <= TOLERANCE):
         row = int(np.argmax(np.abs(sums - 1)))
         raise ValueError(f"{name}: row {row} sums to {sums[row]}, must sum to 1")
 
 
 def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
-    """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic)."""
+    """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic).
+
+    Args:
+        name: Name of the matrix in error messages.
+        matrix: The matrix [N, N].
+    """
     check_stochastic(name, matrix)
-    given = np.asarray(matrix, np.float64)
-    if not np.all(np.abs(given - given.T) <= TOLERANCE):
-        i, j = np.unravel_index(int(np.argmax(np.abs(given - given.T))), given.shape)
-        raise ValueError(f"{name}: must be symmetric, but [{i}, {j}] is {given[i, j]} and [{j}, {i}] is {given[j, i]}")
+    entries = np.asarray(matrix, np.float64)
+    if not np.all(np.abs(entries - entries.T) <= TOLERANCE):
+        i, j = np.unravel_index(int(np.argmax(np.abs(entries - entries.T))), entries.shape)
+        raise ValueError(
+            f"{name}: must be symmetric, but [{i}, {j}] is {entries[i, j]} and [{j}, {i}] is {entries[j, i]}"
+        )
 
 
 def _largest_degree(graph: Graph) -> Int[np.ndarray, "N N"]:
@@ -194,8 +210,8 @@ def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
     Raises:
         ValueError: ``text`` does not describe a graph.
     """
-    found: Graph = build_written("graphs", text, num_nodes, seed)
-    return found
+    graph: Graph = build_written("graphs", text, num_nodes, seed)
+    return graph
 
 
 def _square(num_nodes: int, seed: int) -> Graph:

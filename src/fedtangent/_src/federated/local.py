@@ -81,41 +81,11 @@ class LocalProblem(NamedTuple):
     prox: Float[Array, ""] | float = 0.0
 
 
-@runtime_checkable
-class Gradient(Protocol):
-    """A function that computes the loss of a batch and its gradient."""
-
-    def __call__(
-        self, params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"], /
-    ) -> tuple[Float[Array, ""], PyTree]:
-        """Returns the loss without the terms of the local problem, and the gradient of the whole objective.
-
-        Args:
-            params: Parameters of the model.
-            x: Inputs of the batch.
-            y: Targets of the batch.
-            mask: Whether a row is a real example.
-        """
+_Gradient = Callable[[PyTree, Array, Array, Array], tuple[Array, PyTree]]  # (params, x, y, mask) -> loss, gradient
+_LocalStep = Callable[[PyTree, Array, Array, Array], PyTree]  # (carry, x, y, mask of a batch) -> carry
 
 
-@runtime_checkable
-class LocalStep(Protocol):
-    """A function that takes a local step."""
-
-    def __call__(
-        self, carry: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"], /
-    ) -> PyTree:
-        """Returns the parameters and other values that the next step needs.
-
-        Args:
-            carry: These values before the step.
-            x: Inputs of the batch.
-            y: Targets of the batch.
-            mask: Whether a row is a real example.
-        """
-
-
-def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Gradient:
+def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> _Gradient:
     def objective(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> Float[Array, ""]:
@@ -184,7 +154,7 @@ def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array
     return (client.data.x[client.rows], client.data.y[client.rows], mask), most, total
 
 
-def _full_batch(work: Work, client: Client, step: LocalStep, carry: PyTree) -> tuple[PyTree, Int[Array, ""]]:
+def _full_batch(work: Work, client: Client, step: _LocalStep, carry: PyTree) -> tuple[PyTree, Int[Array, ""]]:
     examples, most, total = _all_examples(work, client)
     if work.differentiable:
         return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
@@ -200,7 +170,9 @@ def _static_loop(most: int, total: Int[Array, ""], body: Callable[[Array, PyTree
     return jax.lax.scan(one, carry, jnp.arange(most))[0]
 
 
-def _minibatches(work: Work, key: Key, client: Client, step: LocalStep, carry: PyTree) -> tuple[PyTree, Int[Array, ""]]:
+def _minibatches(
+    work: Work, key: Key, client: Client, step: _LocalStep, carry: PyTree
+) -> tuple[PyTree, Int[Array, ""]]:
     batch = min(work.batch_size or 1, client.rows.shape[0])
     per_epoch = -(-client.size // batch)
     total = per_epoch * (work.epochs or 0) if work.steps is None else jnp.where(client.size > 0, work.steps, 0)
@@ -239,7 +211,7 @@ def minimise(
     problem: LocalProblem,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Runs a client's local steps on ``problem``.
+    """Minimises a client's problem by its local steps.
 
     Trip counts are dynamic, so that a small client takes little time.
 
@@ -290,9 +262,8 @@ def _is_plain(work: Work, problem: LocalProblem) -> bool:
 
 
 def _descended(
-    descend: Descend, loss: Loss, rate: float | Float[Array, ""], work: Work, start: PyTree,
-    client: Client,
-) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
+    descend: Descend, loss: Loss, rate: float | Float[Array, ""], work: Work, start: PyTree, client: Client
+) -> tuple[PyTree, dict[str, Array]]:
     """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
@@ -305,7 +276,12 @@ def no_state(params: PyTree) -> tuple[()]:
 
 
 def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
-    """Returns the plain problem: the client's loss, starting from the broadcast parameters."""
+    """Returns the plain problem: the client's loss, starting from the broadcast parameters.
+
+    Args:
+        broadcast: Parameters that the server sent.
+        client_state: The client's state, which is not used.
+    """
     return LocalProblem(start=broadcast)
 
 
@@ -355,7 +331,14 @@ def proximal(mu: float | Float[Array, ""]) -> Pose:
 def difference(
     broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client
 ) -> tuple[PyTree, PyTree]:
-    """Returns the message ``server - client``, and the client's state unchanged; takes the arguments of ``Answer``."""
+    """Returns the message ``server - client``, and the client's state unchanged.
+
+    Args:
+        broadcast: Parameters that the server sent.
+        client_state: The client's state.
+        params: Parameters after the last local step.
+        steps, client: Not used.
+    """
     return pytrees.subtract(broadcast, params), client_state
 
 

@@ -58,9 +58,14 @@ def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -
 def own_models(
     model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "n ..."]
 ) -> Prediction:
-    """Returns the mean of the K models that the client keeps; takes the arguments of ``Personal``.
+    """Returns the mean of the K models that the client keeps.
 
-    ``client_states`` [K, ...] are the parameters of these models.
+    Args:
+        model: The network.
+        params: Parameters of the global models, which are not used.
+        client_states: Parameters of the client's models, [K, ...].
+        client: The client, which is not used.
+        x: Inputs [n, ...].
     """
     return mean_of_models(model, client_states, x)
 
@@ -98,8 +103,8 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     def predict(
         model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."]
     ) -> Prediction:
-        own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
-        own_x, own_y = client.data.x[own], client.data.y[own]
+        rows, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
+        own_x, own_y = client.data.x[rows], client.data.y[rows]
         losses = jax.lax.map(lambda p: value(model.apply(p, own_x), own_y, mask), params)
         members = mean_of_models(model, params, x).members
         alpha = model_weights(losses, gamma).astype(members.dtype)
@@ -232,11 +237,11 @@ def _evaluate(
             predicted = algorithm.predict(state, x)
         else:
             predicted = algorithm.personal(state, data, largest_train, client_id, x)
-        found = measure(predicted.mean, test.y[mine.rows], mask)
-        return jnp.where(mine.size > 0, found, jnp.nan), mine.size
+        value = measure(predicted.mean, test.y[mine.rows], mask)
+        return jnp.where(mine.size > 0, value, jnp.nan), mine.size
 
     values, sizes = jax.lax.map(one, jnp.arange(test.num_clients, dtype=jnp.int32))
-    known = jnp.where(sizes > 0, values, 0)
+    present = jnp.where(sizes > 0, values, 0)
     weight = sizes.astype(values.dtype)
-    mean = jnp.sum(known) / jnp.sum(sizes > 0).astype(values.dtype)
-    return ClientMetrics(values, sizes, mean, jnp.sum(known * weight) / jnp.sum(weight))
+    mean = jnp.sum(present) / jnp.sum(sizes > 0).astype(values.dtype)
+    return ClientMetrics(values, sizes, mean, jnp.sum(present * weight) / jnp.sum(weight))

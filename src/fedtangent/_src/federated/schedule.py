@@ -52,13 +52,13 @@ def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]
 
     def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         attempt = carry[0]
-        drawn = jax.random.randint(jax.random.fold_in(key, attempt), (2 * number,), 0, num_clients, jnp.int32)
-        order = jnp.argsort(drawn, stable=True)
-        ranked = drawn[order]
+        candidates = jax.random.randint(jax.random.fold_in(key, attempt), (2 * number,), 0, num_clients, jnp.int32)
+        order = jnp.argsort(candidates, stable=True)
+        ranked = candidates[order]
         repeated = jnp.concatenate([jnp.zeros((1,), bool), ranked[1:] == ranked[:-1]])
         fresh = jnp.zeros((2 * number,), bool).at[order].set(~repeated)
         place = jnp.where(fresh, jnp.cumsum(fresh) - 1, number)  # out of range: dropped
-        chosen = jnp.zeros((number,), jnp.int32).at[place].set(drawn, mode="drop")
+        chosen = jnp.zeros((number,), jnp.int32).at[place].set(candidates, mode="drop")
         return attempt + 1, chosen, jnp.sum(fresh)
 
     first = (jnp.int32(0), jnp.zeros((number,), jnp.int32), jnp.sum(jnp.zeros((1,), bool)))
@@ -70,6 +70,10 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
 
     A client draws the same minibatches for all models, because keys depend on the client and not on the model. So
     models differ only by their start, and models with the same start stay equal.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -121,6 +125,10 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 
     Every client has another order, renewed every K rounds. All clients take part in every round, each with one model: S
     = N.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -135,6 +143,10 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule under which each client trains a random model in each round (FE-2024, ablation of table VII).
 
     Models are drawn uniformly, and all clients take part in every round: S = N.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -152,6 +164,10 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
     only round 0. All clients take part in every round: S = N. The paper's schedule (algorithm 1) is
     ``per_client_permutations``.
 
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+
     Raises:
         ValueError: More models than clients, which the published code does not allow.
     """
@@ -164,8 +180,8 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
         draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_models, num_models), jnp.float32)
         ordered = jnp.argsort(draws, axis=1)[:, step].astype(jnp.int32)
         free = (num_clients - num_models,)
-        drawn = jax.random.randint(jax.random.fold_in(draw_key, round_), free, 0, num_models, jnp.int32)
-        return _cohort(jnp.arange(num_clients), jnp.concatenate([ordered, drawn]))
+        random = jax.random.randint(jax.random.fold_in(draw_key, round_), free, 0, num_models, jnp.int32)
+        return _cohort(jnp.arange(num_clients), jnp.concatenate([ordered, random]))
 
     return _memoryless(num_models, num_clients, num_clients, draw)
 
@@ -364,8 +380,8 @@ class WalkOptions(EnsembleOptions):
     """ring, torus, complete or erdos_renyi:<probability>."""
 
 
-def _cohort_size(o: SampledOptions, num_clients: int) -> int:
-    return num_clients if o.clients_per_round is None else o.clients_per_round
+def _cohort_size(options: SampledOptions, num_clients: int) -> int:
+    return num_clients if options.clients_per_round is None else options.clients_per_round
 
 
 ENTRIES = (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent._src.optimizers import Optimizer, at_round
-from fedtangent._src.types import Array, PyTree, RoundInfo, Server
+from fedtangent._src.types import Array, OfParameters, PyTree, RoundInfo, Server, ServerUpdate
 
 
 class OptaxState(NamedTuple):
@@ -16,6 +16,20 @@ class OptaxState(NamedTuple):
 
     params: PyTree
     optimizer: PyTree
+
+
+def _params(state: PyTree) -> PyTree:
+    return state.params
+
+
+def with_params(init: OfParameters, update: ServerUpdate) -> Server:
+    """Builds a server whose state has the model's parameters as its field ``params``, and which broadcasts them.
+
+    Args:
+        init: Makes the state from parameters.
+        update: Updates the state with the aggregate of the messages.
+    """
+    return Server(init, _params, _params, update)
 
 
 def optax_server(optimizer: Optimizer) -> Server:
@@ -31,9 +45,7 @@ def optax_server(optimizer: Optimizer) -> Server:
         updates, opt_state = at_round(optimizer, info.round).update(aggregated, state.optimizer, state.params)
         return OptaxState(optax.apply_updates(state.params, updates), opt_state), {}
 
-    return Server(
-        init=lambda params: OptaxState(params, at_round(optimizer, jnp.int32(0)).init(params)),
-        broadcast=lambda state: state.params,
-        params=lambda state: state.params,
-        update=update,
-    )
+    def init(params: PyTree) -> OptaxState:
+        return OptaxState(params, at_round(optimizer, jnp.int32(0)).init(params))
+
+    return with_params(init, update)

@@ -89,9 +89,9 @@ def _check_params(model: Model, params: PyTree) -> None:
     if model.structure is None:
         return
     allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
-    given = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-    if given != allowed:
-        raise ValueError(f"params: got arrays of shapes {given}, {model.name} has {allowed}")
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if shapes != allowed:
+        raise ValueError(f"params: got arrays of shapes {shapes}, {model.name} has {allowed}")
 
 
 def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:
@@ -155,8 +155,8 @@ def _by_blocks(
         return jnp.asarray(form.block(params, rows1, rows2, trace))
     rows1 = _pad(rows1, n1, size1 * blocks1)
     rows2 = rows1 if rows2 is None else _pad(rows2, n2, size2 * blocks2)
-    found = [(i, j) for i in range(blocks1) for j in range(blocks2) if x2 is not None or i < j]
-    pairs = jnp.asarray(found, jnp.int32).reshape((-1, 2))
+    places = [(i, j) for i in range(blocks1) for j in range(blocks2) if x2 is not None or i < j]
+    pairs = jnp.asarray(places, jnp.int32).reshape((-1, 2))
 
     def on_diagonal(i: Array, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         return _write(kernel, form.block(params, _cut(rows1, i * size1, size1), None, trace), i * size1, i * size1)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int, Shaped
 from scipy.linalg import lapack
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
-from fedtangent._src.models.kernels import KERNELS, check_get
+from fedtangent._src.models.kernels import KERNELS, Kernels, check_get
 from fedtangent._src.types import Array, ArrayLike, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
@@ -28,7 +28,9 @@ MOST_CHECKED = 2048
 class KernelPair(Protocol):
     """A function that computes both kernels of a network, such as ``Model.kernel``."""
 
-    def __call__(self, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."] | None, /) -> Any:
+    def __call__(
+        self, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."] | None, /
+    ) -> Kernels | tuple[Float[Array, "n1 _"], Float[Array, "n1 _"]]:
         """Returns the pair (nngp, ntk), or a record with these fields, [n1, n2] each.
 
         Args:
@@ -71,15 +73,17 @@ class CholeskyFactor(NamedTuple):
 
 @jax.jit
 def product(theta: Float[Array, "rows p"], a: Float[Array, "n *columns"]) -> Float[Array, "rows *columns"]:
-    """Computes ``theta a`` for a [n, ..] in the precision of theta and returns it in the dtype of a.
+    """Computes ``theta a`` in the precision of theta and returns it in the dtype of a.
 
-    If theta has more than n columns, the columns beyond n are padding.
+    Args:
+        theta: Matrix [rows, p] with p >= n; columns beyond n are padding.
+        a: Coefficients [n, ...].
     """
     flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
     flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
     # both by their last axis: on a CPU two to four times as fast as theta @ flat of few columns
-    found = jax.lax.dot_general(theta, flat.T, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
-    return found.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
+    products = jax.lax.dot_general(theta, flat.T, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
+    return products.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
 
 
 def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
@@ -185,12 +189,12 @@ def check_covariance(kernels: KernelBlocks) -> None:
     if train is not None and cross is not None and test is not None:
         m = min(len(test), MOST_CHECKED // 2)
         rows = spaced(len(train), MOST_CHECKED - m)
-        own = train[np.ix_(rows, rows)]
-        checked = {"the nngp blocks together": np.block([[own, cross[:m, rows].T], [cross[:m, rows], test[:m, :m]]])}
+        below = [cross[:m, rows], test[:m, :m]]
+        checked = {"the nngp blocks together": np.block([[train[np.ix_(rows, rows)], below[0].T], below])}
     else:
-        given = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
-        rows_of = {n: spaced(len(b), MOST_CHECKED) for n, b in given.items()}
-        checked = {n: b[np.ix_(rows_of[n], rows_of[n])] for n, b in given.items()}
+        present = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
+        rows_of = {n: spaced(len(b), MOST_CHECKED) for n, b in present.items()}
+        checked = {n: b[np.ix_(rows_of[n], rows_of[n])] for n, b in present.items()}
     for name, matrix in checked.items():
         shift = np.sqrt(np.finfo(np.float64).eps) * float(np.max(np.abs(np.diag(matrix))))
         if not is_semidefinite(matrix, shift):
@@ -201,14 +205,24 @@ def check_covariance(kernels: KernelBlocks) -> None:
 
 
 def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
-    """Returns whether ``matrix + shift I`` has a Cholesky factorisation; True for a shift of 0 (a zero matrix)."""
+    """Returns whether a matrix is positive semidefinite up to rounding, by a Cholesky factorisation.
+
+    Args:
+        matrix: Symmetric matrix [n, n].
+        shift: Number that is added to the diagonal; at a shift of 0, of a zero matrix, the result is True.
+    """
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
     return bool(shift == 0 or not lapack.dpotrf(shifted, lower=1)[1])
 
 
 def spaced(count: int, most: int) -> Int[np.ndarray, "_"]:
-    """Returns at most ``most`` evenly spaced indices from 0 to ``count - 1``."""
+    """Returns evenly spaced indices from 0 to ``count - 1``.
+
+    Args:
+        count: Number of points.
+        most: Largest number of indices.
+    """
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
@@ -221,7 +235,12 @@ def read_only(array: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*sha
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
-    """Returns zeros [*shape] at an aligned address: once the array is read-only, JAX can use it without a copy."""
+    """Returns zeros at an aligned address: once the array is read-only, JAX can use it without a copy.
+
+    Args:
+        shape: Shape of the array.
+        dtype: Type of the numbers.
+    """
     size = int(np.prod(shape, dtype=np.int64))
     whole = np.zeros(size + 64 // dtype.itemsize, dtype)
     start = (-whole.ctypes.data % 64) // dtype.itemsize
@@ -244,13 +263,13 @@ def _evaluate(
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     result = kernel_fn(jnp.asarray(x1), second)
-    pair = (result.nngp, result.ntk) if hasattr(result, "ntk") else result
+    pair = tuple(getattr(result, name) for name in KERNELS) if hasattr(result, "ntk") else result
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")
     shape = (len(x1), len(x1 if x2 is None else x2))
     blocks = []
-    for name, found in zip(("nngp", "ntk"), pair, strict=True):
-        block = np.asarray(found)
+    for name, kernel in zip(KERNELS, pair, strict=True):
+        block = np.asarray(kernel)
         if block.shape != shape or block.dtype != np.float64:
             raise ValueError(f"kernel_fn: got {name} of {block.dtype} {block.shape}, must be float64 {shape}")
         finite(f"kernel_fn's {name}", block)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,11 @@ from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, sp
 from fedtangent._src.storage import sha256, sha256_of_file
 from fedtangent._src.types import Array, ArrayLike, Kernel
 
-TILE = 2048  # examples on a side of what is computed at once
+TILE = 2048  # examples on a side of a compiled tile
 LANDMARKS = 1000  # training points of a preconditioner
 PROBED = 32  # training points by whose kernel a file is known
 AXIS = "columns"
-Tick = Callable[[int, int], None]  # called with how many tiles are done, and of how many
+Tick = Callable[[int, int], None]  # called with the numbers of finished tiles and of all tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,20 +48,19 @@ class LargeKernel:
         """Computes ``Theta(x, X) a`` at the test points, [m, ..] float64, for coefficients a [n, ..]."""
         shape = np.shape(a)
         a = np.asarray(a, np.float32).reshape(len(self), -1)
-        found = np.zeros((len(self.x_test), a.shape[1]))
+        products = np.zeros((len(self.x_test), a.shape[1]))
         with jax.enable_x64(False):
             for rows in _tiles(len(self.x_test)):
                 for columns in _tiles(len(self)):
-                    found[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
-        return found.reshape(-1, *shape[1:])
+                    products[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
+        return products.reshape(-1, *shape[1:])
 
     def preconditioner(self) -> Float[Array, "n L"]:
         """Computes F [n, L] with ``F F'`` close to Theta, by Nystroem's method from L evenly spaced training points."""
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
-        own = self.block(rows).astype(np.float64)
-        lower = jittered_cholesky(own, 1e-6).lower
-        seen = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
-        return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), seen, lower=True).T
+        lower = jittered_cholesky(self.block(rows).astype(np.float64), 1e-6).lower
+        columns = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
+        return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), columns, lower=True).T
 
     def block(self, rows: Int[np.ndarray, "s"]) -> Float32[np.ndarray, "s s"]:
         """Computes Theta between the training points ``rows`` [s], [s, s] float32."""
@@ -75,7 +73,7 @@ def large_kernel(
     x_test: ArrayLike,
     *,
     folder: Path | str | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
     tick: Tick = lambda done, total: None,
 ) -> LargeKernel:
     """Computes the tangent kernel of n training and m test points in float32.
@@ -102,14 +100,15 @@ def large_kernel(
     n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
     if len(places) < 2:
         if folder is None:
-            held = _in_memory(kernel_fn, train, slice(0, n), tick)
+            kernel = _in_memory(kernel_fn, train, slice(0, n), tick)
         else:
-            held = _in_file(kernel_fn, train, folder, tick)
-        return LargeKernel(kernel_fn, train, test, jax.device_put(held, places[0] if places else None))
+            kernel = _in_file(kernel_fn, train, folder, tick)
+        return LargeKernel(kernel_fn, train, test, jax.device_put(kernel, places[0] if places else None))
     wide = -(-n // len(places)) * len(places)
     mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
 
-    def columns(index: Any) -> Float32[np.ndarray, "n _"]:
+    def columns(index: tuple[slice, ...] | None) -> Float32[np.ndarray, "n _"]:
+        assert index is not None
         start, stop, _ = index[1].indices(wide)
         mine = _in_memory(kernel_fn, train, slice(min(start, n), min(stop, n)), tick)
         return np.pad(mine, ((0, 0), (0, stop - start - mine.shape[1])))
@@ -179,13 +178,13 @@ def _fill(
 ) -> None:
     """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
     first = columns.start
-    mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
+    mine = [slice(first + tile.start, first + tile.stop) for tile in _tiles(columns.stop - first)]
     others = _around(len(x), columns)
-    wanted = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
+    places = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
 
-    def computed() -> Iterator[tuple[slice, slice, Any]]:
+    def computed() -> Iterator[tuple[slice, slice, Array]]:
         with jax.enable_x64(False):
-            for i, j in wanted:
+            for i, j in places:
                 yield i, j, _tile(kernel_fn, x[i], x[j])
 
     def put(i: slice, j: slice, tile: Float32[np.ndarray, "rows columns"]) -> None:
@@ -199,20 +198,20 @@ def _fill(
         if i != j and i in mine:
             out[j, i.start - first : i.stop - first] = tile.T
 
-    before: tuple[slice, slice, Any] | None = None
+    before: tuple[slice, slice, Array] | None = None
     for done, (i, j, tile) in enumerate(computed()):  # one is written while the next is computed
         if before is not None:
             put(before[0], before[1], np.asarray(before[2]))
         before = i, j, tile
-        tick(done, len(wanted))
+        tick(done, len(places))
     if before is not None:
         put(before[0], before[1], np.asarray(before[2]))
-    tick(len(wanted), len(wanted))
+    tick(len(places), len(places))
 
 
 def _around(n: int, columns: slice) -> list[slice]:
     """Returns the tiles of the rows outside ``columns``."""
-    below = [slice(columns.stop + s.start, columns.stop + s.stop) for s in _tiles(n - columns.stop)]
+    below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in _tiles(n - columns.stop)]
     return _tiles(columns.start) + below
 
 
@@ -262,8 +261,8 @@ def _found(folder: Path, key: str) -> Path | None:
     """Returns the path of a kernel's file, or None; raises ``ValueError`` if the content does not match the digest."""
     path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
     if path is not None:
-        told = path.stat()
-        if not path.name.endswith(f"-{_digest_of(path, told.st_size, told.st_mtime_ns)}.npy"):
+        status = path.stat()
+        if not path.name.endswith(f"-{_digest_of(path, status.st_size, status.st_mtime_ns)}.npy"):
             raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
     return path
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
-from fedtangent._src.models.layers import Call, LayeredStructure, Plan, layer_patches
+from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, layer_patches
 from fedtangent._src.types import AnyArray, Array, PyTree
 
 MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
 HELD = 2**25  # numbers of intermediate arrays held at once
-STRIPS = 8  # of a symmetric product, of which only the upper ones are computed
+STRIPS = 8  # of a symmetric product; only the upper ones are computed
 SMALLEST_STRIP = 128  # examples
 
 
@@ -48,8 +49,8 @@ def is_layered(plan: Plan) -> bool:
 
     Depthwise kernels, scales and shifts count as other weights.
     """
-    held = sum(math.prod(call.output) for call in plan.calls)  # of an example, by every pass
-    return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, held)
+    outputs = sum(math.prod(call.output) for call in plan.calls)  # of all layers for an example, kept by every pass
+    return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, outputs)
 
 
 def layered_kernel(
@@ -83,14 +84,14 @@ def layered_kernel(
 
 def _layers(plan: Plan) -> list[_Layer]:
     """Returns the plan's layers, each with all its calls."""
-    found: dict[Any, list[int]] = {}
+    by_path: dict[Path, list[int]] = {}
     for c, call in enumerate(plan.calls):
-        found.setdefault(call.path, []).append(c)
+        by_path.setdefault(call.path, []).append(c)
     layers = []
-    for own in found.values():
-        call = plan.calls[own[0]]
-        positions = sum(plan.calls[c].positions for c in own)
-        layers.append(_Layer(tuple(own), positions, call.fan_in + call.has_bias, call.output[-1]))
+    for calls in by_path.values():
+        call = plan.calls[calls[0]]
+        positions = sum(plan.calls[c].positions for c in calls)
+        layers.append(_Layer(tuple(calls), positions, call.fan_in + call.has_bias, call.output[-1]))
     return layers
 
 
@@ -113,16 +114,20 @@ def _rows(
     def one(
         shifts: list[Array], others: list[Array], example: Shaped[Array, "..."]
     ) -> tuple[Float[Array, "C"], list[Array]]:
-        own = list(leaves)
+        weights = list(leaves)
         for i, leaf in zip(plan.others, others, strict=True):
-            own[i] = leaf
-        outputs, inputs = structure.run(plan, jax.tree.unflatten(tree, own), shifts, example[None])
+            weights[i] = leaf
+        outputs, inputs = structure.run(plan, jax.tree.unflatten(tree, weights), shifts, example[None])
         return outputs[0], inputs
 
     # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative
     shifts = [jnp.zeros((n, *call.output), dtype) for call in plan.calls]
     others = [jnp.broadcast_to(leaves[i], (n, *jnp.shape(leaves[i]))) for i in plan.others]
-    outputs, pull, inputs = jax.vjp(lambda s, o: jax.vmap(one)(s, o, jnp.asarray(x)), shifts, others, has_aux=True)
+
+    def every(shifts: list[Array], others: list[Array]) -> tuple[Array, list[Array]]:
+        return jax.vmap(one)(shifts, others, jnp.asarray(x))
+
+    outputs, pull, inputs = jax.vjp(every, shifts, others, has_aux=True)
 
     def of_output(k: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
         basis = (jnp.arange(num_outputs) == k).astype(outputs.dtype)
@@ -140,10 +145,10 @@ def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"
 def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Float[Array, "n P fan_in"]:
     """Returns the inputs of a layer's weights, including 1 for a bias: [n, P, fan_in]."""
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
-    seen = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    features = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     if not calls[layer.calls[0]].has_bias:
-        return seen
-    return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1), seen.dtype)], axis=-1)
+        return features
+    return jnp.concatenate([features, jnp.ones((*features.shape[:-1], 1), features.dtype)], axis=-1)
 
 
 def _trace(
@@ -154,22 +159,22 @@ def _trace(
     def one_output(total: Float[Array, "n1 n2"], k: Int[Array, ""]) -> tuple[Array, list[tuple[Array, Array | None]]]:
         signals1, others1 = rows1.pull(k)
         signals2, others2 = (None, None) if rows2 is None else rows2.pull(k)
-        kept = []
+        signals = []
         for layer, gradients in zip(layers, by_gradients, strict=True):
             d1 = _signals(layer, signals1)[:, None]
             d2 = None if signals2 is None else _signals(layer, signals2)[:, None]
             if gradients:
                 total = total + _gradient_product(plan.calls, layer, rows1, d1, rows2, d2)
             else:
-                kept.append((d1[:, 0], None if d2 is None else d2[:, 0]))
+                signals.append((d1[:, 0], None if d2 is None else d2[:, 0]))
         if plan.others:
             total = total + gram(_flat(others1), None if others2 is None else _flat(others2))
-        return total, kept
+        return total, signals
 
     n1, n2, dtype = _sizes(rows1, rows2)
-    total, kept = jax.lax.scan(one_output, jnp.zeros((n1, n2), dtype), jnp.arange(num_outputs))
+    total, signals = jax.lax.scan(one_output, jnp.zeros((n1, n2), dtype), jnp.arange(num_outputs))
     rest = [layer for layer, gradients in zip(layers, by_gradients, strict=True) if not gradients]
-    for layer, (d1, d2) in zip(rest, kept, strict=True):
+    for layer, (d1, d2) in zip(rest, signals, strict=True):
         wide2 = None if d2 is None else _channels(d2)
         total = total + _position_product(plan.calls, layer, rows1, _channels(d1), rows2, wide2)[:, 0, :, 0]
     return total / num_outputs
@@ -192,7 +197,7 @@ def _full(
         by_call, others = jax.lax.map(rows.pull, jnp.arange(num_outputs))
         signals = [_signals(layer, [d.reshape((-1, *d.shape[2:])) for d in by_call]) for layer in layers]
         split = [d.reshape((num_outputs, -1, *d.shape[1:])).swapaxes(0, 1) for d in signals]
-        flat = [o.swapaxes(0, 1).reshape((o.shape[1] * num_outputs, -1)) for o in others]
+        flat = [other.swapaxes(0, 1).reshape((other.shape[1] * num_outputs, -1)) for other in others]
         return split, jnp.concatenate(flat, axis=1) if flat else jnp.zeros(())
 
     n1, n2, dtype = _sizes(rows1, rows2)
@@ -208,13 +213,13 @@ def _full(
     return total
 
 
-def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, Any]:
+def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, DTypeLike]:
     return rows1.inputs[0].shape[0], (rows2 or rows1).inputs[0].shape[0], rows1.inputs[0].dtype
 
 
 def _flat(others: list[Array]) -> Float[Array, "n parameters"]:
     """Flattens the gradients of the other parameters to [n, parameters]."""
-    return jnp.concatenate([o.reshape((o.shape[0], -1)) for o in others], axis=1)
+    return jnp.concatenate([other.reshape((other.shape[0], -1)) for other in others], axis=1)
 
 
 def _gradient_product(
@@ -231,15 +236,13 @@ def _gradient_product(
     width = next(w for w in range(min(most, layer.channels), 0, -1) if layer.channels % w == 0)
 
     def gradients(rows: _Rows, d: Array) -> Array:
-        own = [rows.inputs[c] for c in range(len(calls))]
-
         def one(example: tuple[list[Array], Array]) -> Array:
             inputs, signal = example  # [...], [K, P, width]
-            seen = _features(calls, layer, [h[None] for h in inputs])[0]
+            features = _features(calls, layer, [h[None] for h in inputs])[0]
             wide = signal.transpose(1, 0, 2).reshape((layer.positions, -1))
-            return (seen.T @ wide).reshape((layer.fan_in, signal.shape[0], -1)).transpose(1, 0, 2)
+            return (features.T @ wide).reshape((layer.fan_in, signal.shape[0], -1)).transpose(1, 0, 2)
 
-        built = _map_examples(one, (own, d), layer.positions * layer.fan_in)
+        built = _map_examples(one, (rows.inputs, d), layer.positions * layer.fan_in)
         return built.reshape((d.shape[0] * d.shape[1], -1))
 
     def some(total: Array, start: Array) -> tuple[Array, None]:
@@ -282,7 +285,7 @@ def _position_product(
     return _map_examples(some, (rows1.inputs, d1), numbers)
 
 
-def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: int) -> Array:
+def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
     """Maps ``function`` over examples: one by one on a CPU, whose batched products are slow, elsewhere in batches.
 
     ``numbers`` is how many numbers the intermediate arrays of one example have; it bounds the size of a batch.
@@ -293,7 +296,12 @@ def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: i
 
 
 def gram(a: Float[Array, "m p"], b: Float[Array, "n p"] | None = None) -> Float[Array, "m _"]:
-    """Computes ``a b'`` for ``a`` [m, p] and ``b`` [n, p]; for ``b=None`` it is ``a a'``, mirrored from one half."""
+    """Computes ``a b'``; without ``b`` it is ``a a'``, mirrored from one half.
+
+    Args:
+        a: Matrix [m, p].
+        b: Matrix [n, p], or None.
+    """
     if b is not None:
         return a @ b.T
     m = a.shape[0]

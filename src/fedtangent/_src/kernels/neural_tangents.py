@@ -25,12 +25,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy.linalg
 from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.tree_util import PyTreeDef
+
+from fedtangent._src.types import AnyArray, PyTree
 
 __all__ = ["nt", "predict", "stax"]
 
@@ -43,11 +48,19 @@ _MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded 
 # What JAX used to do, written with what it does today.
 
 
-def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
-    """Returns ``fun`` over flat arguments and results, and a thunk with the tree of its last result."""
-    out_trees: list[Any] = []
+@runtime_checkable
+class _Function(Protocol):
+    """A function of arrays, or of trees of arrays."""
 
-    def flat(*args: Any) -> list[Any]:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Returns the function's result."""
+
+
+def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callable[[], PyTreeDef]]:
+    """Returns ``fun`` over flat arguments and results, and a thunk with the tree of its last result."""
+    out_trees: list[PyTreeDef] = []
+
+    def flat(*args: PyTree) -> list[PyTree]:
         out, out_tree = jax.tree_util.tree_flatten(fun(*jax.tree_util.tree_unflatten(in_tree, args)))
         out_trees.append(out_tree)
         return out
@@ -55,7 +68,9 @@ def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., A
     return flat, lambda: out_trees[-1]
 
 
-def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, Any, Any, Any]:
+def _linearize(
+    fun: _Function, *primals: AnyArray, has_aux: bool = False
+) -> tuple[PyTree, list[types.SimpleNamespace], Jaxpr, list[AnyArray]]:
     """Returns ``(outputs, partial values, jaxpr of the linear map, its constants)``, as ``ad.linearize`` once did."""
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
@@ -70,27 +85,29 @@ class _Slot:
     """Placeholder for a value that is known only when the tape is played."""
 
 
+_Value = AnyArray | _Slot
+
+
 class _Step(NamedTuple):
     """Equation of the unrolled linear map; its inputs are values or slots, its outputs slots."""
 
-    eqn: Any
-    inputs: list[Any]
-    outputs: list[Any]
+    eqn: JaxprEqn
+    inputs: Sequence[_Value]
+    outputs: Sequence[_Slot]
 
 
-def _unroll(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], tape: list[_Step]) -> list[Any]:
+def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], tape: list[_Step]) -> list[_Value]:
     """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs expanded in place.
 
     The other equations (recomputed by ``jax.checkpoint``) are evaluated here, outside the trace that will play the
     tape: to neural-tangents a value inside the linear map is linear in the parameters.
     """
-    from jax.extend.core import Literal
+    values: dict[Var, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> _Value:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
+    outputs: Sequence[_Value]
     for eqn in jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -98,18 +115,19 @@ def _unroll(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], tape: list[_
             body, body_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             outputs = _unroll(body, body_consts, inputs, tape)
         elif any(isinstance(x, _Slot) for x in inputs):
-            outputs = [_Slot() for _ in eqn.outvars]
-            tape.append(_Step(eqn, inputs, outputs))
+            slots = [_Slot() for _ in eqn.outvars]
+            tape.append(_Step(eqn, inputs, slots))
+            outputs = slots
         else:
-            outputs = _bind(eqn, inputs)
+            outputs = _bind(eqn, [x for x in inputs if not isinstance(x, _Slot)])
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _play(tape: Sequence[_Step], values: dict[Any, Any], outputs: Sequence[Any]) -> list[Any]:
+def _play(tape: Sequence[_Step], values: dict[_Slot, AnyArray], outputs: Sequence[_Value]) -> list[AnyArray]:
     """Evaluates the tape for the values of its first slots."""
 
-    def read(x: Any) -> Any:
+    def read(x: _Value) -> AnyArray:
         return values[x] if isinstance(x, _Slot) else x
 
     for step in tape:
@@ -117,7 +135,7 @@ def _play(tape: Sequence[_Step], values: dict[Any, Any], outputs: Sequence[Any])
     return [read(x) for x in outputs]
 
 
-def _bind(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+def _bind(eqn: JaxprEqn, inputs: Sequence[AnyArray]) -> Sequence[AnyArray]:
     """Evaluates ``eqn``'s primitive and returns its outputs, always as a list."""
     if eqn.primitive is lax.split_p:
         return _split(inputs[0], **eqn.params)
@@ -129,13 +147,13 @@ _UNKNOWN = types.SimpleNamespace(is_known=lambda: False)  # the old partial valu
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})  # calls that only nest a jaxpr
 
 
-def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
+def _split(x: AnyArray, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
     """Computes ``lax.split`` by slices: neural-tangents has no rule for a primitive with several outputs."""
     stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [lax.slice_in_dim(x, stop - size, stop, axis=axis) for size, stop in zip(sizes, stops, strict=True)]
 
 
-def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
+def _eqn_vjp(eqn: JaxprEqn | None, cotangent: PyTree, *inputs: PyTree) -> Sequence[PyTree | None]:
     """Returns cotangents of ``eqn``'s linear inputs (of type ``UndefinedPrimal``), and None for the other inputs.
 
     ``eqn`` None is the identity.
@@ -148,7 +166,7 @@ def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(x.aval) if i in linear else None for i, x in enumerate(inputs)]
 
-    def bind(*args: Any) -> Any:
+    def bind(*args: AnyArray) -> PyTree:
         full = list(inputs)
         for i, arg in zip(linear, args, strict=True):
             full[i] = arg
@@ -159,48 +177,48 @@ def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
     return [next(cotangents) if i in linear else None for i in range(len(inputs))]
 
 
-def _eagerly(fun: Callable[..., Any]) -> Callable[..., Any]:
+def _eagerly(fun: _Function) -> _Function:
     """Wraps ``fun`` to evaluate known values at once: a cached result must not contain tracers of a past trace."""
 
     @functools.wraps(fun)
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    def eager(*args: PyTree, **kwargs: PyTree) -> PyTree:
         with jax.ensure_compile_time_eval():
             return fun(*args, **kwargs)
 
     return eager
 
 
-def _lru_cache(maxsize: int) -> Callable[..., Any]:
+def _lru_cache(maxsize: int) -> Callable[[_Function], _Function]:
     return lambda fun: functools.lru_cache(maxsize)(_eagerly(fun))
 
 
-def _with_eager_kernel(ensemble: Callable[..., Any]) -> Callable[..., Any]:
+def _with_eager_kernel(ensemble: _Function) -> _Function:
     @functools.wraps(ensemble)
-    def predict_ensemble(kernel_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def predict_ensemble(kernel_fn: _Function, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return ensemble(_eagerly(kernel_fn), *args, **kwargs)
 
     return predict_ensemble
 
 
-def _size(x: Any, axis: int | None = None) -> int:
+def _size(x: PyTree, axis: int | None = None) -> int:
     return int(jnp.size(x, axis)) if axis is not None else math.prod(_shape(x))
 
 
-def _shape(x: Any) -> tuple[int, ...]:
+def _shape(x: PyTree) -> tuple[int, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
 
 
 class _CustomJvp(jax.custom_jvp):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        known = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
-        return self.fun(*args, **kwargs) if known else super().__call__(*args, **kwargs)
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        return super().__call__(*args, **kwargs) if is_traced else self.fun(*args, **kwargs)
 
 
-def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
+def _eigvalsh(matrix: np.ndarray, eigvals: tuple[int, int]) -> np.ndarray:
     return scipy.linalg.eigvalsh(matrix, subset_by_index=eigvals)
 
 
-def _flops(fun: Callable[..., Any], optimize: bool, *args: Any, **kwargs: Any) -> float:
+def _flops(fun: _Function, optimize: bool, *args: PyTree, **kwargs: PyTree) -> float:
     """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none."""
     lowered = jax.jit(fun).lower(*args, **kwargs)
     analysis = (lowered.compile() if optimize else lowered).cost_analysis()
@@ -216,7 +234,7 @@ class Restored(NamedTuple):
 
     module: str
     name: str
-    value: Any
+    value: object
     reason: str
 
 
@@ -251,7 +269,7 @@ def _restored() -> tuple[Restored, ...]:
     )
 
 
-def _replaced(package: Any) -> tuple[Restored, ...]:
+def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
     """Returns replacements of neural-tangents' functions that no proxy can repair."""
     empirical, ensemble = f"{PACKAGE}._src.empirical", package.predict.gradient_descent_mse_ensemble
     return (
@@ -271,7 +289,7 @@ class _Proxy(types.ModuleType):
         super().__init__(name)
         self.__dict__["__real__"] = real
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.__dict__["__real__"], name)
 
 
@@ -301,11 +319,17 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         proxies = self.proxies
 
-        def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        def import_(
+            name: str,
+            globals: dict[str, object] | None = None,
+            locals: dict[str, object] | None = None,
+            fromlist: Sequence[str] | None = (),
+            level: int = 0,
+        ) -> types.ModuleType:
             if name in proxies and vars(proxies[name])["__real__"] is None:
                 return proxies[name]
-            found = builtins.__import__(name, globals, locals, fromlist, level)
-            return proxies.get(found.__name__, found)
+            real = builtins.__import__(name, globals, locals, fromlist or (), level)
+            return proxies.get(real.__name__, real)
 
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_}
         module.__dict__[_MARK] = proxies
@@ -318,7 +342,9 @@ class _Finder:
     def __init__(self, proxies: Mapping[str, types.ModuleType]):
         self.proxies = proxies
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name == f"{PACKAGE}.experimental":
             return ModuleSpec(name, None, is_package=True)  # an empty package
         if name.partition(".")[0] != PACKAGE:
@@ -372,7 +398,7 @@ def _load() -> types.ModuleType:
     if loaded is not None:
         raise ImportError(f"neural_tangents was imported before {__name__}; import {__name__} first ({_versions()})")
     _forget()
-    finder: Any = None
+    finder: _Finder | None = None
     try:
         finder = _Finder(_build_proxies())
         sys.meta_path.insert(0, finder)
@@ -382,7 +408,7 @@ def _load() -> types.ModuleType:
             package = importlib.import_module(PACKAGE)
         for item in _replaced(package):
             module = sys.modules[item.module]
-            getattr(module, item.name)  # what is replaced must exist
+            getattr(module, item.name)  # raises unless it exists
             setattr(module, item.name, item.value)
     except (ImportError, AttributeError, TypeError, KeyError) as error:
         _forget()
@@ -393,6 +419,6 @@ def _load() -> types.ModuleType:
     return package
 
 
-nt: Any = _load()
-predict: Any = nt.predict
-stax: Any = nt.stax
+nt = _load()
+predict: types.ModuleType = nt.predict
+stax: types.ModuleType = nt.stax

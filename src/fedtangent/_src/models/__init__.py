@@ -5,26 +5,17 @@ Every model that a file here has an entry for can be imported from the package: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedtangent._src.entries import catalogue
 from fedtangent._src.models.convolutional import CONVOLUTIONS, choose_convolution, max_pool
-from fedtangent._src.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure
-from fedtangent._src.models.entry import build
-from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.models.dense import ACTIVATIONS, PARAMETERIZATIONS
+from fedtangent._src.models.entry import ModelFunction, build
 from fedtangent._src.models.flax_networks import from_flax
 from fedtangent._src.models.gemm import gemm_convolution
-from fedtangent._src.models.kernels import Kernels
-from fedtangent._src.types import Model
 
 __all__ = [
     "ACTIVATIONS",
     "CONVOLUTIONS",
     "PARAMETERIZATIONS",
-    "DenseLayer",
-    "DenseStructure",
-    "Kernels",
-    "LinearStructure",
     "build",
     "choose_convolution",
     "from_flax",
@@ -33,11 +24,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Callable[..., Model]:
+def __getattr__(name: str) -> ModelFunction:
     entry = None if name.startswith("_") else catalogue("models").get(name)
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function: Callable[..., Model] = entry.function
+    function: ModelFunction = entry.function
     return function
 
 

@@ -1,17 +1,16 @@
-"""The convolutional network of the federated-learning literature, as a flax network, and what makes it fast on a CPU.
+"""The convolutional network of the federated-learning literature, as a flax network that is fast on a CPU.
 
 Max pooling is written out, and which convolution is the faster one on this machine is measured once and kept.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,13 @@ from jax import lax
 
 from fedtangent._src import timings
 from fedtangent._src.checks import choice, whole
-from fedtangent._src.entries import option
 from fedtangent._src.models.entry import MOST_UNITS
 from fedtangent._src.models.gemm import Convolution, gemm_convolution
-from fedtangent._src.models.images import image_entry, image_shape, of_images
+from fedtangent._src.models.images import image_network, image_shape, of_images
 from fedtangent._src.types import Array, Model
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 CONVOLUTIONS: dict[str, Convolution] = {"lax": lax.conv_general_dilated, "gemm": gemm_convolution}
 BATCH, CLIENTS = 10, 2  # of the convolutions that are timed
@@ -36,8 +37,8 @@ LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
 def _windows(x: Array, window: tuple[int, int]) -> Array:
     """Reshapes ``x`` [B, H, W, C] to [B, H // h, h, W // w, w, C]; drops rows and columns that fill no window."""
     (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
-    kept = x[:, : rows * h, : columns * w]
-    return kept.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
+    filled = x[:, : rows * h, : columns * w]
+    return filled.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
 
 
 def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
@@ -71,8 +72,14 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
     """Computes ``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
 
     Values and gradient are the same: the first of several equal entries in a window gets the gradient. It has
-    derivatives of both modes and any order. Raises ``ValueError`` for other shapes and for windows of more than 127
-    entries.
+    derivatives of both modes and any order.
+
+    Args:
+        x: Images [B, H, W, C].
+        window: Height and width of the window.
+
+    Raises:
+        ValueError: Another number of axes, or a window of more than 127 entries.
     """
     if x.ndim != 4:
         raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
@@ -96,8 +103,8 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
         window: Side of the window.
     """
     settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
-    asked, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
-    seconds = timings.cached(asked, measure, CONVOLUTIONS)
+    question, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
+    seconds = timings.cached(question, measure, CONVOLUTIONS)
     return min(CONVOLUTIONS, key=lambda name: seconds[name])
 
 
@@ -117,7 +124,7 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
     return CONVOLUTIONS[choose_convolution(input_shape, filters, window) if name == "auto" else name]
 
 
-def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, Any]:
+def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, float]:
     """Measures the median seconds of each convolution's ``_step``."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
@@ -131,7 +138,7 @@ def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) ->
             start = time.perf_counter()
             jax.block_until_ready(step(x, w))
             seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
@@ -166,8 +173,8 @@ def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array
 
 def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int], int], window: int, pool: int) -> None:
     filters, hidden, output_size = sizes
-    named = {"filters": filters, "hidden": hidden, "output_size": (output_size,), "window": (window,), "pool": (pool,)}
-    for name, values in named.items():
+    groups = {"filters": filters, "hidden": hidden, "output_size": (output_size,), "window": (window,), "pool": (pool,)}
+    for name, values in groups.items():
         for value in values:
             whole(name, value)
     if not filters:
@@ -177,7 +184,9 @@ def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int]
         raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide, to be pooled")
 
 
-def _network(convolution: Any, sizes: tuple[tuple[int, ...], tuple[int, ...], int], window: int, pool: int) -> Any:
+def _network(
+    convolution: Convolution, sizes: tuple[tuple[int, ...], tuple[int, ...], int], window: int, pool: int
+) -> nn.Module:
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
     filters, hidden, output_size = sizes
@@ -197,6 +206,9 @@ def _network(convolution: Any, sizes: tuple[tuple[int, ...], tuple[int, ...], in
     return Network()
 
 
+@image_network(
+    {"filters": 4096, "hidden": MOST_UNITS, "window": 1000, "pool": None, "convolution": None}, "mcmahan2017"
+)
 def cnn(
     input_shape: Sequence[int] = (28, 28, 1),
     output_size: int = 10,
@@ -206,7 +218,7 @@ def cnn(
     pool: int = 2,
     convolution: str = "auto",
 ) -> Model:
-    """Convolutions with relu and max pooling, then dense layers: by default FedAvg's CNN (McMahan et al., 2017).
+    """Builds FedAvg's network: convolutions with relu and max pooling, then dense layers (McMahan et al., 2017).
 
     The default has 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a
     linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size. ``apply``
@@ -215,13 +227,10 @@ def cnn(
 
     Args:
         input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
-        output_size: Number of outputs.
         filters: Channels of the convolutions.
         hidden: Widths of the dense layers.
         window: Side of a convolution's window.
         pool: Side of a pooling window.
-        convolution: ``"lax"``, ``"gemm"`` (see ``models.gemm_convolution``) or ``"auto"``, the faster one on this
-            machine, which is measured once.
 
     Raises:
         ValueError: A size is impossible, or a name is unknown.
@@ -234,29 +243,3 @@ def cnn(
     network = _network(chosen, (filters, hidden, output_size), window, pool)
     name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))})"
     return of_images(network, shape, output_size, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class CnnOptions:
-    """Options of cnn."""
-
-    filters: tuple[int, ...] = option((32, 64), most=4096)
-    """Channels of the convolutions."""
-    hidden: tuple[int, ...] = option((512,), most=MOST_UNITS)
-    """Widths of the dense layers."""
-    window: int = option(5, most=1000)
-    """Side of a convolution's window."""
-    pool: int = 2
-    """Side of a pooling's window."""
-    convolution: str = "auto"
-    """lax, gemm, or auto: the faster one of them on this machine, measured once."""
-
-
-ENTRIES = (
-    image_entry(
-        cnn,
-        CnnOptions,
-        "FedAvg's convolutional network: convolutions with max pooling, then dense layers (McMahan et al., 2017)",
-        "mcmahan2017",
-    ),
-)

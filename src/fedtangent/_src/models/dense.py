@@ -6,22 +6,22 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import choice, number, whole
-from fedtangent._src.entries import option
-from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
-from fedtangent._src.models.kernels import AnalyticKernel, check_dtype
+from fedtangent._src.entries import NoOptions
+from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, network
+from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype
 from fedtangent._src.types import AnyArray, Array, Descend, EitherArray, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
 
 
-@runtime_checkable
 @runtime_checkable
 class Sized(Protocol):
     """Shape of the examples of a data set and number of outputs of its models; a ``Dataset`` has both."""
@@ -36,7 +36,7 @@ class Sized(Protocol):
 
 
 class DenseLayer(NamedTuple):
-    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None for a layer without bias."""
+    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` None stands for a layer without biases."""
 
     weight_scale: float  # Python floats, so that they never decide the dtype
     bias_scale: float | None
@@ -56,8 +56,16 @@ class DenseStructure(NamedTuple):
 
 
 def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[EitherArray, "n input_size"]:
-    """Reshapes ``x`` [n, ...] to [n, input_size]; raises ``ValueError`` with both sizes if they differ."""
-    flat: Any = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
+    """Returns the examples as rows of numbers, [n, input_size].
+
+    Args:
+        x: Examples [n, ...].
+        input_size: Numbers of an example.
+
+    Raises:
+        ValueError: Examples of another size.
+    """
+    flat = cast("EitherArray", x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size)))
     if flat.shape[1] != input_size:
         raise ValueError(f"x: got {x.shape}, {flat.shape[1]} numbers an example, must be {input_size} for this model")
     return flat
@@ -68,7 +76,12 @@ def forward(
 ) -> tuple[list[Float[AnyArray, "n _"]], list[Float[Array, "n _"]]]:
     """Computes every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
 
-    Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
+    ``z[-1]`` is the network's output [n, C].
+
+    Args:
+        structure: Layers of the network.
+        params: Parameters, in whose dtype everything is computed.
+        x: Examples [n, ...].
     """
     h: AnyArray = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
     inputs: list[AnyArray] = []
@@ -117,8 +130,8 @@ def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None
     choice("parameterization", parameterization, PARAMETERIZATIONS)
 
 
-def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: Any, key: Key) -> PyTree:
-    params: list[Any] = []
+def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: DTypeLike, key: Key) -> PyTree:
+    params: list[PyTree] = []
     for i, layer in enumerate(layers):
         weight_key, bias_key = jax.random.split(jax.random.fold_in(key, i))
         standard = parameterization == "standard"
@@ -130,7 +143,7 @@ def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: Any, k
     return params
 
 
-def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) -> Any:
+def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) -> StaxNetwork:
     # imported here: neural-tangents takes longer to import than the rest of the package together
     from fedtangent._src.kernels.neural_tangents import stax
 
@@ -140,7 +153,8 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
         if i:
             stack.append(getattr(stax, chosen.stax_name)(**chosen.stax_arguments))
         stack.append(stax.Dense(layer.fan_out, layer.w_std, layer.b_std, parameterization=parameterization))
-    return stax.serial(*stack)
+    built: StaxNetwork = stax.serial(*stack)
+    return built
 
 
 class WeightScales(TypedDict, total=False):
@@ -171,16 +185,33 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
     return input_size, output_size
 
 
+@dataclasses.dataclass(frozen=True)
+class ScaleOptions(NoOptions):
+    """Options of the initial weights of ``mlp``."""
+
+    w_std: float = 2.0**0.5
+    """Standard deviation of the weights, in units of 1 / sqrt(fan-in)."""
+    b_std: float = 0.1
+    """Standard deviation of the biases."""
+    last_w_std: float | None = None
+    """w_std of the last layer, if another one: a small value starts the network near zero."""
+
+
+@network(
+    {"widths": MOST_UNITS, "activation": None, "parameterization": None},
+    more=ScaleOptions,
+    learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+)
 def mlp(
     input_size: int | Sized,
     output_size: int | None = None,
     widths: Sequence[int] = (128,),
     activation: str = "relu",
     parameterization: str = "ntk",
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     **scales: Unpack[WeightScales],
 ) -> Model:
-    """A multilayer perceptron of any depth whose ``kernel`` is that of its infinite width.
+    """Builds a multilayer perceptron of any depth, with the kernels of its infinite width.
 
     ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model. ``mlp(data)`` has
     the inputs and outputs of a ``Dataset``.
@@ -199,8 +230,8 @@ def mlp(
         input_size: Numbers of an example, or a ``Dataset``.
         output_size: Number of outputs; None with a ``Dataset``.
         widths: Widths of the hidden layers.
-        activation: Name of the activation.
-        parameterization: "ntk" or "standard".
+        activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
+        parameterization: ntk or standard.
         dtype: Type of the parameters.
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
@@ -261,13 +292,19 @@ def mlp(
     )
 
 
+@network({"zero_init": None}, learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1})
 def logistic(
-    input_size: int | Sized, output_size: int | None = None, zero_init: bool = True, dtype: Any = jnp.float32
+    input_size: int | Sized, output_size: int | None = None, zero_init: bool = True, dtype: DTypeLike = jnp.float32
 ) -> Model:
-    """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
+    """Builds multinomial logistic regression, the linear mlp ``x W + b`` in the standard parameterization.
 
-    With ``zero_init`` all parameters start at zero, otherwise the weights start as N(0, 1 / input_size). The tangent
-    kernel does not depend on the parameters: ``x1 x2' + 1``.
+    The tangent kernel does not depend on the parameters: ``x1 x2' + 1``.
+
+    Args:
+        input_size: Numbers of an example, or a ``Dataset``.
+        output_size: Number of outputs; None with a ``Dataset``.
+        zero_init: Start at zero; otherwise the weights start as N(0, 1 / input_size).
+        dtype: Type of the parameters.
     """
     input_size, output_size = sizes_of(input_size, output_size)
     return mlp(
@@ -279,58 +316,3 @@ def logistic(
         b_std=0.0,
         dtype=dtype,
     )._replace(name=f"logistic({input_size}-{output_size})")
-
-
-@dataclasses.dataclass(frozen=True)
-class MlpOptions:
-    """Options of mlp."""
-
-    widths: tuple[int, ...] = option((128,), most=MOST_UNITS)
-    """Hidden widths."""
-    activation: str = "relu"
-    """relu, leaky_relu, abs, erf, gelu, sin or cos."""
-    parameterization: str = "ntk"
-    """ntk or standard."""
-    w_std: float = 2.0**0.5
-    """Standard deviation of the weights, in units of 1 / sqrt(fan-in)."""
-    b_std: float = 0.1
-    """Standard deviation of the biases."""
-    last_w_std: float | None = None
-    """w_std of the last layer, if another one: a small value starts the network near zero."""
-
-
-def _build_mlp(o: MlpOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    scales: WeightScales = {"w_std": o.w_std, "b_std": o.b_std, "last_w_std": o.last_w_std}
-    return mlp(math.prod(input_shape), output_size, o.widths, o.activation, o.parameterization, **scales)
-
-
-@dataclasses.dataclass(frozen=True)
-class LogisticOptions:
-    """Options of logistic."""
-
-    zero_init: bool = True
-    """Start at zero."""
-
-
-def _build_logistic(o: LogisticOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    return logistic(math.prod(input_shape), output_size, o.zero_init)
-
-
-ENTRIES = (
-    ModelEntry(
-        "mlp",
-        "a multilayer perceptron of any depth, with the kernels of its infinite width",
-        _build_mlp,
-        MlpOptions,
-        function=mlp,
-        learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
-    ),
-    ModelEntry(
-        "logistic",
-        "multinomial logistic regression, the linear mlp in the standard parameterization",
-        _build_logistic,
-        LogisticOptions,
-        function=logistic,
-        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1},
-    ),
-)

@@ -1,40 +1,132 @@
-"""What a model's entry says, and models by name."""
+"""Entries of models, and models by name.
+
+A model is a function such as ``cnn(input_shape, output_size, filters=..)`` marked with ``network``. Its options on the
+command line are parameters of the function: name, type, default and help are in its signature and docstring.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
-from fedtangent._src.entries import Entry, catalogue, choose, given_options, own_options
-from fedtangent._src.models.flax_networks import from_flax
+from fedtangent._src.entries import Entry, NoOptions, catalogue, choose, given_options, help_of, own_options
+from fedtangent._src.models.flax_networks import from_flax, is_module
 from fedtangent._src.types import Model
 
 SQUARED_ERROR, CROSS_ENTROPY = "squared_error", "cross_entropy"
 EXPONENTIAL, LOGISTIC = "exponential", "logistic"
 MOST_UNITS, MOST_LAYERS = 2**20, 200  # of a network that is described by options
+# from the shape of an example and the number of outputs to arguments of a model's function
+Sizes = Callable[[tuple[int, ...], int], Mapping[str, int | tuple[int, ...]]]
+OF_IMAGES = {SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05}  # step sizes with which most networks begin to train
+
+
+@runtime_checkable
+class ModelFunction(Protocol):
+    """A function that builds a model."""
+
+    def __call__(self, *sizes: Any, **options: Any) -> Model:
+        """Builds the model.
+
+        Args:
+            sizes: Shape of the examples and number of outputs.
+            options: Further arguments of the function, by name.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry(Entry):
-    """A model: ``build(options, input_shape, output_size) -> Model``."""
+    """The entry of a model, with ``build(options, input_shape, output_size) -> Model``."""
 
-    function: Callable[..., Model] = cast("Any", None)  # noqa: RUF009
-    """What the package exports."""
+    function: ModelFunction = cast("ModelFunction", None)  # noqa: RUF009
+    """Function that builds the model."""
     kinds: tuple[str, ...] = ("image", "vector")
-    """Kinds of input that it reads: "image", "tokens", "vector"."""
+    """Kinds of input that the model reads: "image", "tokens", "vector"."""
     loss: str = SQUARED_ERROR
-    """Loss that fits it where there are classes; numbers are always fitted by the squared error."""
+    """Loss that suits the model if targets are classes; numbers are always fitted by the squared error."""
     learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each loss a step size of clients at which it trains, measured at its own sizes."""
+    """For each loss a step size of clients at which the model trains, measured at its default sizes."""
 
     def fitting_loss(self, is_regression: bool) -> str:
         """Returns the loss that the model is trained with if the user names none."""
         return SQUARED_ERROR if is_regression else self.loss
+
+
+Function = TypeVar("Function", bound=ModelFunction)
+
+
+def _flat(input_shape: tuple[int, ...], output_size: int) -> dict[str, int]:
+    return {"input_size": math.prod(input_shape), "output_size": output_size}
+
+
+def network(
+    most: Mapping[str, int | None],
+    papers: tuple[str, ...] = (),
+    sizes: Sizes = _flat,
+    more: type[Any] = NoOptions,
+    **about: Any,
+) -> Callable[[Function], Function]:
+    """Marks a function as a model, so that it can be chosen by its name.
+
+    Args:
+        most: The parameters that are options, each with the largest number allowed; None for the largest of its type.
+        papers: Papers behind the model.
+        sizes: Turns the shape of the examples and the number of outputs into arguments.
+        more: A frozen dataclass of options that are no parameters of the function.
+        about: Further fields of ``ModelEntry``.
+    """
+
+    def mark(function: Function) -> Function:
+        common = {
+            "name": getattr(function, "__name__", ""),
+            "most": most,
+            "papers": papers,
+            "sizes": sizes,
+            "more": more,
+        }
+        function.about = common | about  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def entry_of(function: ModelFunction) -> ModelEntry:
+    """Returns the entry of a function that is marked with ``network``."""
+    about = dict(vars(function)["about"])
+    name, sizes = about.pop("name"), about.pop("sizes")
+    options = _options(name, function, about.pop("most"), about.pop("more"))
+    summary = (inspect.getdoc(function) or name).splitlines()[0].removeprefix("Builds ").rstrip(".")
+
+    def build(chosen: object, input_shape: tuple[int, ...], output_size: int) -> Model:
+        model: Model = function(**sizes(input_shape, output_size), **vars(chosen))
+        return model
+
+    return ModelEntry(name, summary, build, options, function=function, **about)
+
+
+def _options(title: str, function: ModelFunction, most: Mapping[str, int | None], more: Any) -> type[Any]:
+    """Returns a dataclass whose fields are parameters of a function, with help from its docstring."""
+    import docstring_parser
+
+    texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
+    parameters, kinds, fields = inspect.signature(function).parameters, typing.get_type_hints(function), []
+    for name, largest in most.items():
+        default = parameters[name].default
+        kind = tuple[int, ...] if isinstance(default, tuple) else kinds[name]
+        help_ = " ".join(texts.get(name, "").split()).partition(". ")[0].rstrip(".") + "."
+        fields.append((name, kind, dataclasses.field(default=default, metadata={"most": largest, "help": help_})))
+    kinds, helps = typing.get_type_hints(more), help_of(more)
+    for field in dataclasses.fields(more):
+        copied = dataclasses.field(default=field.default, metadata={"help": helps[field.name]})
+        fields.append((field.name, kinds[field.name], copied))
+    return dataclasses.make_dataclass(f"{title.title().replace('_', '')}Options", fields, frozen=True)
 
 
 def build(
@@ -60,7 +152,7 @@ def build(
     return model
 
 
-def entry_of_function(name: str, function: Callable[..., Any]) -> ModelEntry:
+def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
     """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
     The function returns a ``Model``, or a flax module that maps floating examples [n, *input_shape] to [n,
@@ -75,31 +167,34 @@ def entry_of_function(name: str, function: Callable[..., Any]) -> ModelEntry:
     """
     options = own_options("model", name, function, (), ())
 
-    def made(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
-        given = {field.name: getattr(o, field.name) for field in dataclasses.fields(options)}
-        found = function(input_shape, output_size, **given)
-        if isinstance(found, Model):
-            if found.output_size != output_size:
-                raise ValueError(
-                    f"model: got {name!r}, which returned a model of {found.output_size} outputs, must be {output_size}"
-                )
-            return found
-        if not all(hasattr(found, part) for part in ("init", "apply")):
+    def build(chosen: object, input_shape: tuple[int, ...], output_size: int) -> Model:
+        built: object = function(input_shape, output_size, **vars(chosen))
+        if is_module(built) and not isinstance(built, Model):
+            return from_flax(built, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), output_size)
+        if not isinstance(built, Model):
             raise ValueError(
-                f"model: got {name!r}, which returned a {type(found).__name__}, must return a Model or a flax module"
+                f"model: got {name!r}, which returned a {type(built).__name__}, must return a Model or a flax module"
             )
-        return from_flax(found, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), output_size)
+        if built.output_size != output_size:
+            raise ValueError(
+                f"model: got {name!r}, which returned a model of {built.output_size} outputs, must be {output_size}"
+            )
+        return built
 
     summary = (inspect.getdoc(function) or "a model of your own").splitlines()[0]
-    rates = {SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05}  # with which most networks begin to train
-    kinds = ("image", "tokens", "vector")
+    kinds, rates = ("image", "tokens", "vector"), OF_IMAGES
     return ModelEntry(
-        name, summary, made, options, function=function, kinds=kinds, loss=CROSS_ENTROPY, learning_rates=rates
+        name, summary, build, options, function=function, kinds=kinds, loss=CROSS_ENTROPY, learning_rates=rates
     )
 
 
 def check_kind(entry: ModelEntry, kind: str | None) -> None:
-    """Raises ``ValueError`` unless the model reads this kind of input; None stands for an unknown kind and passes."""
+    """Raises ``ValueError`` unless a model reads the kind of input of the data.
+
+    Args:
+        entry: Entry of the model.
+        kind: Kind of input, such as "image"; None for an unknown kind, which passes.
+    """
     if kind is not None and kind not in entry.kinds:
         readers = [name for name, other in catalogue("models").items() if kind in other.kinds]
         raise ValueError(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import number, whole
-from fedtangent._src.entries import option
 from fedtangent._src.models.dense import flatten_inputs
-from fedtangent._src.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, ModelEntry
-from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
+from fedtangent._src.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, network
+from fedtangent._src.models.kernels import KERNELS, Blocks, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 
@@ -28,16 +27,22 @@ class LinearStructure(NamedTuple):
     features: Callable[[AnyArray], AnyArray]  # x [n, ...] -> [n, num_features], in x's dtype
 
 
-def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any = jnp.float32) -> Model:
-    """``f(x) = x W`` without a bias, inputs [n, ...] flattened to [n, d] (Local-GD paper, section 2; C = 1 there).
+@network(
+    {"sigma": None},
+    ("localgd",),
+    learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
+)
+def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTypeLike = jnp.float32) -> Model:
+    """Builds a model linear in the inputs, ``f(x) = x W``, without a bias, whose kernel is exact (Local-GD, section 2).
 
+    Inputs [n, ...] are flattened to [n, d]; the paper has C = 1.
     ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); the paper's results start at w = 0, that is sigma = 0.
     The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
 
     Args:
         input_size: Numbers d of an example.
         output_size: Number of outputs C.
-        sigma: Standard deviation of the initial weights.
+        sigma: Standard deviation of the initial weights (0: every run starts as the zero function).
         dtype: Type of the parameters.
 
     Raises:
@@ -50,16 +55,30 @@ def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any
     return _of_features(f"linear({input_size})", features, int(input_size), float(sigma), output_size, dtype)
 
 
+def _of_one_number(input_shape: tuple[int, ...], output_size: int) -> dict[str, int]:
+    if math.prod(input_shape) != 1:
+        raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
+    return {"output_size": output_size}
+
+
+@network(
+    {"num_features": MOST_UNITS, "bandwidth": None, "sigma": None},
+    ("shi2024",),
+    _of_one_number,
+    kinds=("vector",),
+    learning_rates={SQUARED_ERROR: 0.1},
+)
 def rbf_linear(
     num_features: int = 100,
     bandwidth: float = 0.08,
     sigma: float = 1.0,
     seed: int = 0,
     output_size: int = 1,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x`` (FE-2024, section V-A).
+    """Builds a linear model of radial basis functions of one number, whose kernel is exact (FE-2024, section V-A).
 
+    It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``.
     The defaults of ``num_features`` and ``bandwidth`` are the paper's; the paper does not state sigma, and we take 1.
     Each output has its own weights: ``params["weights"]`` is [num_features, C]. The kernel is exact, not a limit:
     ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
@@ -90,7 +109,12 @@ def rbf_linear(
 
 
 def _of_features(
-    name: str, features: Callable[[AnyArray], AnyArray], num_features: int, sigma: float, output_size: int, dtype: Any
+    name: str,
+    features: Callable[[AnyArray], AnyArray],
+    num_features: int,
+    sigma: float,
+    output_size: int,
+    dtype: DTypeLike,
 ) -> Model:
     """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
     check_dtype(dtype, needs_x64=False)
@@ -102,7 +126,7 @@ def _of_features(
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return features(x.astype(params["weights"].dtype)) @ params["weights"]
 
-    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
         names = check_get(get)
         phi1 = jnp.asarray(features(as_floating(x1)))
         gram = phi1 @ (phi1 if x2 is None else jnp.asarray(features(as_floating(x2)))).T
@@ -119,56 +143,3 @@ def _of_features(
         is_linear=True,
         reads_tokens=False,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class RbfOptions:
-    """Options of rbf_linear."""
-
-    num_features: int = option(100, most=MOST_UNITS)
-    """Radial basis functions."""
-    bandwidth: float = 0.08
-    """Width b of each."""
-    sigma: float = 1.0
-    """Standard deviation of the weights at the start."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearOptions:
-    """Options of linear."""
-
-    sigma: float = 0.0
-    """Standard deviation of the weights at the start (0: every run starts as the zero function)."""
-
-
-def _build_linear(o: LinearOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    return linear(math.prod(input_shape), output_size, o.sigma)
-
-
-def _build(o: RbfOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    if math.prod(input_shape) != 1:
-        raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
-    return rbf_linear(o.num_features, o.bandwidth, o.sigma, output_size=output_size)
-
-
-ENTRIES = (
-    ModelEntry(
-        "linear",
-        "linear in the inputs, without a bias, whose kernel is exact (Local-GD)",
-        _build_linear,
-        LinearOptions,
-        ("localgd",),
-        function=linear,
-        learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
-    ),
-    ModelEntry(
-        "rbf_linear",
-        "a linear model of radial basis functions of one number, whose kernel is exact (Fed-ensemble's toy)",
-        _build,
-        RbfOptions,
-        ("shi2024",),
-        function=rbf_linear,
-        kinds=("vector",),
-        learning_rates={SQUARED_ERROR: 0.1},
-    ),
-)

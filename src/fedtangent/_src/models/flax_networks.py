@@ -1,7 +1,7 @@
-"""flax networks as models: which of their weights sit in dense and convolutional layers, and what enters those.
+"""flax networks as models: which of their weights are in dense and convolutional layers, and the layers' inputs.
 
 A weight that is used in any other way as well (tied, transformed, inside a lifted transformation such as ``nn.scan``)
-is not counted as a layer's, so that what is counted is exact.
+does not count as a layer's, so that the kernel of the layers is exact.
 """
 
 from __future__ import annotations
@@ -9,24 +9,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Jaxpr
 from jaxtyping import Float, Shaped
 
-from fedtangent._src.models.gemm import channels_last, gemm_convolution
-from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan
-from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
+from fedtangent._src.models.gemm import ConvolutionOptions, channels_last, gemm_convolution
+from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, WithShape
+from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
-Apply = Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C]
+if TYPE_CHECKING:  # flax takes longer to import than the rest of the package
+    from flax.linen import Conv, Dense, Module
+    from flax.linen.module import InterceptorContext
 
-_CUSTOM = ("dot_general", "dot_general_cls", "conv_general_dilated_cls", "mask")  # what makes a layer another function
+_CUSTOM = (
+    "dot_general",
+    "dot_general_cls",
+    "conv_general_dilated_cls",
+    "mask",
+)  # fields that make a layer another function
 
 
-def from_flax(module: Any, example_input: Any, output_size: int, name: str | None = None) -> Model:
+def is_module(module: object) -> bool:
+    """Returns whether an object looks like a ``flax.linen`` module."""
+    return all(hasattr(module, name) for name in ("init", "apply"))
+
+
+def from_flax(module: object, example_input: object, output_size: int, name: str | None = None) -> Model:
     """Converts a user's ``flax.linen`` module to a ``Model``.
 
     ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a network for images with ten outputs. Parameters
@@ -44,32 +57,34 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
         ValueError: The module keeps other collections (such as batch statistics, whose federated average is not defined
             here), or its output is not [n, output_size].
     """
-    if not all(hasattr(module, name) for name in ("init", "apply")):
+    if not is_module(module):
         raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
-    if not all(hasattr(example_input, name) for name in ("shape", "dtype")):
+    if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
     is_unsigned = jnp.issubdtype(example_input.dtype, jnp.unsignedinteger)
     example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
-    given = name or type(module).__name__
+    title = name or type(module).__name__
+
+    flax_module = cast("Module", module)
 
     def initialise(key: Key) -> PyTree:
-        return module.init(key, jnp.zeros(example.shape, example.dtype))
+        return flax_module.init(key, jnp.zeros(example.shape, example.dtype))
 
     shapes = jax.eval_shape(initialise, jax.random.key(0))
     others = sorted(set(shapes) - {"params"})
     if others:
-        raise ValueError(f"module: got {given}, which keeps {', '.join(others)}, must keep nothing but params")
+        raise ValueError(f"module: got {title}, which keeps {', '.join(others)}, must keep nothing but params")
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        return module.apply({"params": params}, x)
+        return cast("Array", flax_module.apply({"params": params}, x))
 
     output = jax.eval_shape(apply, shapes.get("params", {}), example)
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
-            f"module: got {given}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
+            f"module: got {title}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
         )
     return Model(
-        name=given,
+        name=title,
         init=lambda key: initialise(key).get("params", {}),
         apply=apply,
         kernel=None,
@@ -79,11 +94,11 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
 
 
 def flax_structure(apply: Apply) -> LayeredStructure:
-    """Returns the structure of a network of flax layers, given ``apply(params, x)`` in the parameters' dtype."""
+    """Returns the structure of a network of flax layers; ``apply`` computes in the parameters' dtype."""
     return LayeredStructure(functools.partial(_read_plan, apply), functools.partial(_run_layers, apply))
 
 
-def _in_their_dtype(params: PyTree, x: Array) -> Array:
+def _in_their_dtype(params: PyTree, x: AnyArray) -> AnyArray:
     """Converts ``x`` to the parameters' dtype if it is floating."""
     return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
@@ -91,10 +106,10 @@ def _in_their_dtype(params: PyTree, x: Array) -> Array:
 class _Uses(NamedTuple):
     calls: list[Call]
     leaves: dict[Path, list[int]]  # of a layer's own weights, by the layer's path
-    inputs: list[Any]  # what enters each call
+    inputs: list[Array]  # of each call
 
 
-def _read_plan(apply: Apply, params: PyTree, x: Any) -> Plan:
+def _read_plan(apply: Apply, params: PyTree, x: WithShape) -> Plan:
     """Determines how ``apply`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
 
     A leaf belongs to layers if only those layers' outputs depend on it. Leaves that nothing depends on are left out.
@@ -113,12 +128,12 @@ def _read_plan(apply: Apply, params: PyTree, x: Any) -> Plan:
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)]
     needed = _needed(jaxpr)
     read = {i for i, v in enumerate(jaxpr.invars[: len(sizes)]) if id(v) in needed}
-    kept = {path for path, own in uses.leaves.items() if not read & set(own)}
-    others = tuple(sorted(read | {i for path, own in uses.leaves.items() if path not in kept for i in own}))
-    return Plan(tuple(call for call in uses.calls if call.path in kept), others, sum(sizes[i] for i in others))
+    layers = {path for path, weights in uses.leaves.items() if not read & set(weights)}
+    others = tuple(sorted(read | {i for path, weights in uses.leaves.items() if path not in layers for i in weights}))
+    return Plan(tuple(call for call in uses.calls if call.path in layers), others, sum(sizes[i] for i in others))
 
 
-def _needed(jaxpr: Any) -> set[int]:
+def _needed(jaxpr: Jaxpr) -> set[int]:
     """Returns the identities of the variables on which a jaxpr's results depend."""
     needed = {id(v) for v in jaxpr.outvars}
     for eqn in reversed(jaxpr.eqns):
@@ -127,19 +142,24 @@ def _needed(jaxpr: Any) -> set[int]:
     return needed
 
 
-def _run_layers(apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: Array) -> tuple[Array, list[Array]]:
+def _run_layers(
+    apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray
+) -> tuple[Array, list[Array]]:
     """Implements ``LayeredStructure.run`` for a network of flax layers.
 
     Convolutions are computed by ``gemm_convolution``, whose derivatives stay fast inside loops on a CPU.
     """
     inputs: list[Array] = []
-    own = {call.path for call in plan.calls}
+    layers = {call.path for call in plan.calls}
 
-    def shift(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if not _is_call(args, kwargs, context) or tuple(context.module.path) not in own:
-            return next_fun(*args, **kwargs)
+    def shift(
+        method: _Method, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], context: InterceptorContext
+    ) -> PyTree:
+        layer = _called_layer(args, kwargs, context)
+        if layer is None or tuple(layer.path) not in layers:
+            return method(*args, **kwargs)
         call = plan.calls[len(inputs)]
-        output = _convolve(context.module, call, args[0]) if call.window else next_fun(*args)
+        output = _convolve(layer, call, args[0]) if call.window else method(*args)
         moved = output + shifts[len(inputs)].astype(output.dtype)
         inputs.append(args[0])
         return moved
@@ -149,61 +169,78 @@ def _run_layers(apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x
     return outputs, inputs
 
 
-def _convolve(layer: Any, call: Call, x: Array) -> Array:
+def _convolve(layer: Conv | Dense, call: Call, x: Array) -> Array:
     """Computes the output of a convolutional layer."""
     images = x.reshape((-1, *x.shape[-len(call.window) - 1 :]))
-    z = gemm_convolution(
-        images, layer.get_variable("params", "kernel"), call.strides, call.padding, rhs_dilation=call.dilation,
-        dimension_numbers=channels_last(images.ndim), precision=layer.precision,
-    )  # fmt: skip
+    weights, numbers = layer.variables["params"], channels_last(images.ndim)
+    more = ConvolutionOptions(rhs_dilation=call.dilation, dimension_numbers=numbers, precision=layer.precision)
+    z = gemm_convolution(images, weights["kernel"], call.strides, call.padding or (), **more)
     if call.has_bias:
-        z = z + layer.get_variable("params", "bias").reshape((1,) * (z.ndim - 1) + (-1,))
+        z = z + weights["bias"].reshape((1,) * (z.ndim - 1) + (-1,))
     return z.reshape(call.output)
 
 
+@runtime_checkable
+class _Method(Protocol):
+    """A method of a flax module."""
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Returns the method's result."""
+
+
+_Interceptor = Callable[[_Method, tuple[PyTree, ...], dict[str, PyTree], "InterceptorContext"], PyTree]
+
+
 @contextlib.contextmanager
-def _intercept(interceptor: Callable[..., Any]) -> Iterator[None]:
-    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+def _intercept(interceptor: _Interceptor) -> Iterator[None]:
+    import flax.linen as nn
 
     with nn.intercept_methods(interceptor):
         yield
 
 
-def _is_call(args: Any, kwargs: Any, context: Any) -> bool:
-    """Tells whether the call is ``layer(x)`` of a plain dense or convolutional layer."""
+def _called_layer(
+    args: tuple[PyTree, ...], kwargs: dict[str, PyTree], context: InterceptorContext
+) -> Conv | Dense | None:
+    """Returns the dense or convolutional layer of a call ``layer(x)``; None for any other call."""
     import flax.linen as nn
 
-    return type(context.module) in (nn.Dense, nn.Conv) and context.method_name == "__call__" and (
-        len(args) == 1 and not kwargs
-    )  # fmt: skip
+    layer = context.module
+    is_plain = type(layer) in (nn.Dense, nn.Conv) and context.method_name == "__call__" and len(args) == 1
+    return layer if isinstance(layer, nn.Dense | nn.Conv) and is_plain and not kwargs else None
 
 
-def _note(uses: _Uses, leaves: list[Any], next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _note(
+    uses: _Uses,
+    leaves: list[Array],
+    method: _Method,
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
+    context: InterceptorContext,
+) -> PyTree:
     """Records a layer's call and returns zeros in place of its output, so that nothing depends on the layer."""
-    output = next_fun(*args, **kwargs)
-    if not _is_call(args, kwargs, context):
-        return output
-    layer, x = context.module, args[0]
-    own = _own_leaves(layer, leaves)
-    if own is None or not _is_plain(layer, leaves[own[0]], x):
+    output = method(*args, **kwargs)
+    layer = _called_layer(args, kwargs, context)
+    weights = None if layer is None else _places_of_weights(layer, leaves)
+    if layer is None or weights is None or not _is_plain(layer, leaves[weights[0]], args[0]):
         return output
     path = tuple(layer.path)
-    uses.leaves[path] = own
-    uses.inputs.append(x)
-    uses.calls.append(_call(layer, path, leaves[own[0]].shape, x.shape, output.shape))
+    uses.leaves[path] = weights
+    uses.inputs.append(args[0])
+    uses.calls.append(_call(layer, path, leaves[weights[0]].shape, args[0].shape, output.shape))
     return jnp.zeros(output.shape, output.dtype)
 
 
-def _own_leaves(layer: Any, leaves: list[Any]) -> list[int] | None:
+def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | None:
     """Returns the indices of a layer's kernel and bias among the leaves; None if one of them is not a leaf."""
     names = ("kernel", "bias") if layer.use_bias else ("kernel",)
-    held = [layer.get_variable("params", name) for name in names]
-    found = [[i for i, leaf in enumerate(leaves) if leaf is value] for value in held]
-    return [where[0] for where in found] if all(len(where) == 1 for where in found) else None
+    weights: list[Array] = [layer.get_variable("params", name) for name in names]
+    places = [[i for i, leaf in enumerate(leaves) if leaf is weight] for weight in weights]
+    return [place[0] for place in places] if all(len(place) == 1 for place in places) else None
 
 
-def _is_plain(layer: Any, kernel: Any, x: Any) -> bool:
-    """Tells whether the layer is ``patch W + b`` in the dtype of its kernel."""
+def _is_plain(layer: Conv | Dense, kernel: Array, x: Array) -> bool:
+    """Returns whether a layer is ``patch W + b`` in the dtype of its kernel."""
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):
         return False
@@ -215,12 +252,14 @@ def _is_plain(layer: Any, kernel: Any, x: Any) -> bool:
     return (
         convolution in (None, lax.conv_general_dilated, gemm_convolution)
         and layer.feature_group_count == 1
-        and set(_each(layer.input_dilation, 1)) == {1}
+        and set(_for_each_axis(layer.input_dilation, 1)) == {1}
         and layer.padding not in ("CIRCULAR", "REFLECT", "CAUSAL")
     )
 
 
-def _call(layer: Any, path: Path, kernel: tuple[int, ...], input_: tuple[int, ...], output: tuple[int, ...]) -> Call:
+def _call(
+    layer: Conv | Dense, path: Path, kernel: tuple[int, ...], input_: tuple[int, ...], output: tuple[int, ...]
+) -> Call:
     fan_in, window = math.prod(kernel[:-1]), kernel[:-2]
     if not window:
         return Call(path, (), (), None, (), fan_in, layer.use_bias, input_, output)
@@ -230,10 +269,12 @@ def _call(layer: Any, path: Path, kernel: tuple[int, ...], input_: tuple[int, ..
         padding = [padding] * num_axes
     if not isinstance(padding, str):
         padding = tuple((p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in padding)
-    strides, dilation = _each(layer.strides, num_axes), _each(layer.kernel_dilation, num_axes)
+    strides, dilation = _for_each_axis(layer.strides, num_axes), _for_each_axis(layer.kernel_dilation, num_axes)
     return Call(path, window, strides, padding, dilation, fan_in, layer.use_bias, input_, output)
 
 
-def _each(value: Any, num_axes: int) -> tuple[int, ...]:
-    """Expands flax's number, numbers or None to one number for every spatial axis."""
-    return (1 if value is None else value,) * num_axes if value is None or isinstance(value, int) else tuple(value)
+def _for_each_axis(numbers: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...]:
+    """Returns a number for each spatial axis, from flax's number, numbers, or None for 1."""
+    if numbers is None or isinstance(numbers, int):
+        return (1 if numbers is None else numbers,) * num_axes
+    return tuple(numbers)

@@ -17,17 +17,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fedtangent._src.types import AnyArray, Array
 
-Convolution = Callable[..., Array]
+Precision = lax.PrecisionLike
+DimensionNumbers = lax.ConvGeneralDilatedDimensionNumbers
 
 
 class Geometry(NamedTuple):
@@ -38,7 +40,7 @@ class Geometry(NamedTuple):
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]  # of the kernel
-    precision: Any
+    precision: Precision
 
     @property
     def extent(self) -> tuple[int, ...]:
@@ -49,7 +51,9 @@ class Geometry(NamedTuple):
     def output(self) -> tuple[int, ...]:
         """Spatial size of the result."""
         room = (n + low + high for n, (low, high) in zip(self.spatial, self.padding, strict=True))
-        return tuple(max(0, (r - e) // s + 1) for r, e, s in zip(room, self.extent, self.strides, strict=True))
+        return tuple(
+            max(0, (r - e) // stride + 1) for r, e, stride in zip(room, self.extent, self.strides, strict=True)
+        )
 
 
 def channels_last(ndim: int) -> tuple[str, str, str]:
@@ -59,35 +63,35 @@ def channels_last(ndim: int) -> tuple[str, str, str]:
 
 
 def _library(x: Array, w: Array, g: Geometry) -> Array:
-    return lax.conv_general_dilated(
-        x, w, g.strides, g.padding, rhs_dilation=g.dilation, dimension_numbers=channels_last(x.ndim),
-        precision=g.precision,
-    )  # fmt: skip
+    numbers = channels_last(x.ndim)
+    more = ConvolutionOptions(rhs_dilation=g.dilation, dimension_numbers=numbers, precision=g.precision)
+    return lax.conv_general_dilated(x, w, g.strides, g.padding, **more)
 
 
 def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
     """Computes the input's gradient as a convolution of the dilated, padded cotangent with the flipped kernel."""
     before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
-    dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
+    dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     after = [n + e - 1 - d - b for n, e, d, b in zip(g.spatial, g.extent, dilated, before, strict=True)]
     turned = jnp.swapaxes(jnp.flip(w, range(w.ndim - 2)), -1, -2)
-    return lax.conv_general_dilated(
-        y, turned, (1,) * len(g.window), list(zip(before, after, strict=True)), lhs_dilation=g.strides,
-        rhs_dilation=g.dilation, dimension_numbers=channels_last(y.ndim), precision=g.precision,
-    )  # fmt: skip
+    more = ConvolutionOptions(
+        lhs_dilation=g.strides,
+        rhs_dilation=g.dilation,
+        dimension_numbers=channels_last(y.ndim),
+        precision=g.precision,
+    )
+    padding = list(zip(before, after, strict=True))
+    return lax.conv_general_dilated(y, turned, (1,) * len(g.window), padding, **more)
 
 
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
     """Computes the kernel's gradient as a convolution with the cotangent, with channels and examples swapped."""
-    dilated = [(n - 1) * s + 1 for n, s in zip(g.output, g.strides, strict=True)]
-    padding = [
-        (low, e - 1 + d - n - low)
-        for (low, _), e, d, n in zip(g.padding, g.extent, dilated, g.spatial, strict=True)
-    ]  # fmt: skip
-    out = lax.conv_general_dilated(
-        jnp.swapaxes(x, 0, -1), jnp.moveaxis(y, 0, -2), g.dilation, padding, rhs_dilation=g.strides,
-        dimension_numbers=channels_last(x.ndim), precision=g.precision,
-    )  # fmt: skip
+    dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
+    sides = zip(g.padding, g.extent, dilated, g.spatial, strict=True)
+    padding = [(low, e - 1 + d - n - low) for (low, _), e, d, n in sides]
+    numbers = channels_last(x.ndim)
+    more = ConvolutionOptions(rhs_dilation=g.strides, dimension_numbers=numbers, precision=g.precision)
+    out = lax.conv_general_dilated(jnp.swapaxes(x, 0, -1), jnp.moveaxis(y, 0, -2), g.dilation, padding, **more)
     return jnp.moveaxis(out, 0, -2)
 
 
@@ -96,14 +100,19 @@ def _shifted(x: Array, g: Geometry) -> list[Array]:
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
-        start = [o * d for o, d in zip(offset, g.dilation, strict=True)]
-        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, g.output, g.strides, strict=True)]
+        start = [place * d for place, d in zip(offset, g.dilation, strict=True)]
+        stop = [a + (n - 1) * stride + 1 for a, n, stride in zip(start, g.output, g.strides, strict=True)]
         shifted.append(lax.slice(padded, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *g.strides, 1)))
     return shifted
 
 
 def patches(x: Array, g: Geometry) -> Array:
-    """Gathers the window's entries at each place of ``x`` [B, *spatial, I]: [B, *output, window * I], kernel order."""
+    """Gathers the window's entries at each place of the output, [B, *output, window * I], in the kernel's order.
+
+    Args:
+        x: Inputs [B, *spatial, I].
+        g: Settings of the convolution.
+    """
     shifted = _shifted(x, g)
     return shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
 
@@ -117,12 +126,15 @@ def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
 
 def _product(x: Array, w: Array, g: Geometry) -> Array:
     """Computes the convolution as one matrix product of patches [B * output, window * I] with the kernel."""
-    seen = patches(x, g)
-    flat = seen.reshape((-1, seen.shape[-1]))
-    return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape((*seen.shape[:-1], w.shape[-1]))
+    rows = patches(x, g)
+    flat = rows.reshape((-1, rows.shape[-1]))
+    return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape((*rows.shape[:-1], w.shape[-1]))
 
 
-def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> Callable[..., Array]:
+_Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its gradient by one of its operands
+
+
+def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
     """Returns the gradient of ``forward`` by its ``"input"`` or ``"kernel"``, from JAX's transposition."""
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
@@ -139,46 +151,57 @@ def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> 
 class _Map(NamedTuple):
     """One of the three bilinear maps: its implementations, and the axes for folding in a batch axis of one operand."""
 
-    direct: Callable[..., Array]  # fast on a CPU
-    library: Callable[..., Array]  # fast on an accelerator
-    product: Callable[..., Array]  # matrix products of patches
-    shape: Callable[[Any, Any, Geometry], tuple[int, ...]]
+    direct: _Bilinear  # fast on a CPU
+    library: _Bilinear  # fast on an accelerator
+    product: _Bilinear  # matrix products of patches
+    shape: Callable[[ShapedArray, ShapedArray, Geometry], tuple[int, ...]]
     folds: tuple[tuple[int, int], tuple[int, int]]  # per operand: (its axis, the axis of the result)
 
 
 _MAPS = {
     "forward": _Map(
-        _library, _library, _product,
-        lambda x, w, g: (x.shape[0], *g.output, w.shape[-1]), ((0, 0), (-1, -1)),
+        _library,
+        _library,
+        _product,
+        lambda x, w, g: (x.shape[0], *g.output, w.shape[-1]),
+        ((0, 0), (-1, -1)),
     ),
     "to_input": _Map(
-        _direct_to_input, _transposed(_library, "input"), _transposed(_product, "input"),
-        lambda y, w, g: (y.shape[0], *g.spatial, w.shape[-2]), ((0, 0), (-2, -1)),
+        _direct_to_input,
+        _transposed(_library, "input"),
+        _transposed(_product, "input"),
+        lambda y, w, g: (y.shape[0], *g.spatial, w.shape[-2]),
+        ((0, 0), (-2, -1)),
     ),
     "to_kernel": _Map(
-        _direct_to_kernel, _transposed(_library, "kernel"), _transposed(_product, "kernel"),
-        lambda x, y, g: (*g.window, x.shape[-1], y.shape[-1]), ((-1, -2), (-1, -1)),
+        _direct_to_kernel,
+        _transposed(_library, "kernel"),
+        _transposed(_product, "kernel"),
+        lambda x, y, g: (*g.window, x.shape[-1], y.shape[-1]),
+        ((-1, -2), (-1, -1)),
     ),
-}  # fmt: skip
+}
 
 
 def _is_direct(a: Array, g: Geometry) -> bool:
-    """Tells whether XLA's fast CPU convolution applies and beats a product: float32, and a window larger than 1."""
+    """Returns whether XLA's fast CPU convolution applies and beats a product: float32, and a window larger than 1."""
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 
-def _batched(primitive: Primitive, rules: _Map, args: Sequence[AnyArray], dims: Sequence[Any], g: Geometry) -> Any:
+def _batched(
+    primitive: Primitive, rules: _Map, args: Sequence[AnyArray], dims: Sequence[int | None], g: Geometry
+) -> tuple[Array, int]:
     """Implements ``vmap``: one batched operand is folded into a larger map, two become products, or a loop on a CPU."""
     if None in dims:
         i = 1 if dims[0] is None else 0
         axis, result_axis = (place % args[1 - i].ndim for place in rules.folds[i])
-        moved = jnp.moveaxis(args[i], dims[i], axis)
+        moved = jnp.moveaxis(args[i], dims[i] or 0, axis)
         size = moved.shape[axis]
         folded = moved.reshape((*moved.shape[:axis], -1, *moved.shape[axis + 2 :]))
         out = primitive.bind(*((folded, args[1]) if i == 0 else (args[0], folded)), geometry=g)
         shape = (*out.shape[:result_axis], size, out.shape[result_axis] // size, *out.shape[result_axis + 1 :])
         return out.reshape(shape), result_axis
-    a, b = (jnp.moveaxis(operand, dim, 0) for operand, dim in zip(args, dims, strict=True))
+    a, b = (jnp.moveaxis(operand, dim or 0, 0) for operand, dim in zip(args, dims, strict=True))
 
     def loop(a: Array, b: Array) -> Array:
         return lax.map(lambda pair: primitive.bind(*pair, geometry=g), (a, b))
@@ -198,7 +221,7 @@ def _primitive(name: str) -> Primitive:
     def on_cpu(a: Array, b: Array, *, geometry: Geometry) -> Array:
         return (rules.direct if _is_direct(a, geometry) else rules.product)(a, b, geometry)
 
-    def abstract(a: Any, b: Any, *, geometry: Geometry) -> Any:
+    def abstract(a: ShapedArray, b: ShapedArray, *, geometry: Geometry) -> ShapedArray:
         return a.update(shape=rules.shape(a, b, geometry), weak_type=False)
 
     primitive.def_abstract_eval(abstract)
@@ -224,12 +247,11 @@ ad.defbilinear(
 )
 
 
-def _check(x: Array, w: Array, dimension_numbers: Any, groups: int) -> None:
+def _check(x: Array, w: Array, dimension_numbers: DimensionNumbers, groups: int) -> None:
     if not 3 <= x.ndim <= 5 or w.ndim != x.ndim:
         raise ValueError(f"lhs and rhs: got {x.shape} and {w.shape}, must have one to three spatial axes each")
-    wanted = lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim))
-    given = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
-    if given != wanted:
+    layout = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+    if layout != lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim)):
         allowed = ", ".join(channels_last(x.ndim))
         raise ValueError(f"dimension_numbers: got {dimension_numbers}, allowed are those of ({allowed})")
     if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -246,9 +268,32 @@ class ConvolutionOptions(TypedDict, total=False):
 
     lhs_dilation: Sequence[int] | None
     rhs_dilation: Sequence[int] | None
-    dimension_numbers: Any
+    dimension_numbers: DimensionNumbers
     feature_group_count: int
-    precision: Any
+    precision: Precision
+
+
+@runtime_checkable
+class Convolution(Protocol):
+    """A function that computes a convolution, as ``jax.lax.conv_general_dilated`` does."""
+
+    def __call__(
+        self,
+        lhs: Array,
+        rhs: Array,
+        window_strides: Sequence[int],
+        padding: str | Sequence[tuple[int, int]],
+        **options: Unpack[ConvolutionOptions],
+    ) -> Array:
+        """Returns the convolution, [B, *output, O].
+
+        Args:
+            lhs: Inputs [B, *spatial, I].
+            rhs: Kernel [*window, I / groups, O].
+            window_strides: Stride along each spatial axis.
+            padding: Name of a padding, or pairs (low, high).
+            options: See ``ConvolutionOptions``.
+        """
 
 
 def gemm_convolution(
@@ -260,8 +305,8 @@ def gemm_convolution(
 ) -> Array:
     """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. The result equals
-    that of ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order.
+    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. Values
+    and derivatives of both modes and any order equal the ones of ``conv_general_dilated`` to rounding.
 
     Args:
         lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.
@@ -274,7 +319,7 @@ def gemm_convolution(
         Array ``[B, *output, O]``.
 
     Raises:
-        ValueError: The layout is another, dtypes differ, channels do not fit, or padding is given by name for a dilated
+        ValueError: The layout is another, dtypes differ, channels do not fit, or padding has a name for a dilated
             input.
     """
     lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")

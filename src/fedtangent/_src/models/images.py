@@ -1,4 +1,4 @@
-"""What networks of images share: an image's shape, how often it is halved, and why no statistics of batches are kept.
+"""The shared parts of networks of images: shapes, halving, convolutions, and a normalisation without statistics.
 
 Batch normalisation is replaced by ``nn.GroupNorm`` (Wu and He, 2018) everywhere: it normalises groups of channels
 within one example. Statistics of batches are of one client's data: averaged over clients whose data differ they are
@@ -8,19 +8,25 @@ would depend on others. What is learned, a scale and a shift for each channel, i
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.nn.initializers import Initializer
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import whole
-from fedtangent._src.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent._src.docstrings import completed
+from fedtangent._src.models.entry import CROSS_ENTROPY, OF_IMAGES, Function, network
 from fedtangent._src.models.flax_networks import flax_structure, from_flax
+from fedtangent._src.models.gemm import Convolution
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 SMALLEST = 4  # side of the image that is left at the end, at least
 
@@ -34,19 +40,19 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -> Model:
+def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: str) -> Model:
     """Converts a flax network of images to a model.
 
     Its ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example, and computes in the
     parameters' dtype; weights start as float32. There is no analytic kernel.
 
     Args:
-        network: The flax module.
+        module: The flax network.
         shape: (height, width, channels) of an image.
         output_size: Number of outputs.
         name: Name of the model.
     """
-    flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
+    flat = from_flax(module, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         if math.prod(x.shape[1:]) != math.prod(shape):
@@ -58,10 +64,17 @@ def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:
-    """Returns a stride, 1 or 2, for each of the ``places`` at which a published network halves its images, in order.
+    """Returns a stride, 1 or 2, for each place at which a published network halves its images, in order.
 
     Small images are not halved at the first places, so that at least 4 x 4 remain. For 32 x 32 this turns networks for
-    ImageNet into the usual ones for CIFAR. Raises ``ValueError`` for images below 4 x 4.
+    ImageNet into the usual ones for CIFAR.
+
+    Args:
+        shape: (height, width, ...) of an image.
+        places: Number of places.
+
+    Raises:
+        ValueError: Images below 4 x 4.
     """
     side = min(shape[:2])
     if side < SMALLEST:
@@ -70,35 +83,89 @@ def strides(shape: Sequence[int], places: int) -> list[int]:
     return [1] * (places - halved) + [2] * halved
 
 
-def check_groups(groups: Any, channels: Iterable[int]) -> int:
-    """Returns ``groups`` of a GroupNorm; raises ``ValueError`` unless they divide the ``channels`` of every layer."""
-    found, sizes = whole("groups", groups), sorted(set(channels))
-    if any(size % found for size in sizes):
+def check_groups(groups: int, channels: Iterable[int]) -> None:
+    """Raises ``ValueError`` unless the groups of a GroupNorm divide the channels of every layer.
+
+    Args:
+        groups: Number of groups.
+        channels: Channels of each layer.
+    """
+    sizes = sorted(set(channels))
+    if any(size % whole("groups", groups) for size in sizes):
         raise ValueError(f"groups: got {groups}, must divide the channels of every layer, {', '.join(map(str, sizes))}")
-    return found
 
 
 def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns the number of blocks of each stage; raises ``ValueError`` for no stage or more than ``most`` stages."""
+    """Returns the number of blocks of each stage.
+
+    Args:
+        blocks: Blocks of each stage.
+        most: Largest number of stages.
+
+    Raises:
+        ValueError: No stage or too many, or a stage without a block.
+    """
     if not 1 <= len(blocks) <= most:
         raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
     return tuple(whole("blocks", number) for number in blocks)
 
 
-def image_entry(function: Callable[..., Model], options: type[Any], summary: str, *papers: str) -> ModelEntry:
-    """Builds the entry of a network of images, ``function(input_shape, output_size, **options)``."""
+class Layers(NamedTuple):
+    """The layers that networks of images are made of, without biases."""
 
-    def build(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
-        return function(input_shape, output_size, **dataclasses.asdict(o))
+    convolution: Convolution
+    initializer: Initializer  # of kernels
+    groups: int  # of a normalisation
 
-    return ModelEntry(
-        function.__name__,
-        summary,
-        build,
-        options,
-        papers,
-        function=function,
-        kinds=("image",),
-        loss=CROSS_ENTROPY,
-        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
-    )
+    def conv(self, channels: int, window: int = 1, stride: int = 1, feature_groups: int = 1) -> nn.Conv:
+        """Returns a convolution, which keeps the size of images at stride 1.
+
+        Args:
+            channels: Output channels.
+            window: Side of the window, an odd number.
+            stride: Stride along both axes.
+            feature_groups: Groups of channels that do not mix.
+        """
+        import flax.linen as nn  # here: it takes longer to import than the rest of the package
+
+        layer = partial(nn.Conv, use_bias=False, conv_general_dilated=self.convolution, kernel_init=self.initializer)
+        return layer(channels, (window, window), stride, window // 2, feature_group_count=feature_groups)
+
+    def norm(self) -> nn.GroupNorm:
+        """Returns a normalisation of groups of channels."""
+        import flax.linen as nn
+
+        return nn.GroupNorm(self.groups, epsilon=1e-5)
+
+
+ARGUMENTS = {  # of several networks of images
+    "input_shape": "(height, width, channels).",
+    "output_size": "Number of outputs.",
+    "blocks": "Blocks of each stage; fewer numbers, fewer stages.",
+    "groups": "Groups of channels that GroupNorm normalises together.",
+    "convolution": "lax, gemm (``models.gemm_convolution``) or auto: the faster one of them on this machine, measured "
+    "once.",
+}
+RAISES = "ValueError: Images below 4x4, a size below 1, ``groups`` that do not divide the channels, or an unknown name."
+
+
+def _as_image(input_shape: tuple[int, ...], output_size: int) -> dict[str, int | tuple[int, ...]]:
+    return {"input_shape": input_shape, "output_size": output_size}
+
+
+def image_network(most: Mapping[str, int | None], *papers: str) -> Callable[[Function], Function]:
+    """Marks a function ``(input_shape, output_size, **options)`` as a network of images, and completes its docstring.
+
+    Args:
+        most: The parameters that are options, as for ``entry.network``.
+        papers: Papers behind the network.
+    """
+
+    as_model = network(most, papers, _as_image, kinds=("image",), loss=CROSS_ENTROPY, learning_rates=OF_IMAGES)
+
+    def mark(function: Function) -> Function:
+        if function.__doc__:  # python -OO leaves it out
+            function.__doc__ = completed(function, ARGUMENTS, errors=RAISES)
+        return as_model(function)
+
+    return mark

@@ -1,18 +1,19 @@
-"""What the models' analytic kernels have in common."""
+"""The shared parts of the models' analytic kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from fedtangent._src.types import Array, ArrayLike
+from fedtangent._src.types import Apply, Array, ArrayLike, Key, PyTree
 
 KERNELS = ("nngp", "ntk")
 
@@ -32,9 +33,18 @@ def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def select(blocks: Kernels, get: str | tuple[str, ...]) -> Any:
-    """Returns the array itself if ``get`` is one name, or ``blocks`` if it is a tuple of names."""
-    return getattr(blocks, get) if isinstance(get, str) else blocks
+Blocks = Kernels | Float[Array, "n1 _"]  # of several kernels by name, or of one
+
+
+def select(blocks: Kernels, get: str | tuple[str, ...]) -> Blocks:
+    """Returns one block of ``blocks``, or all of them.
+
+    Args:
+        blocks: The blocks.
+        get: Name of one kernel, or a tuple of names.
+    """
+    selected: Blocks = getattr(blocks, get) if isinstance(get, str) else blocks
+    return selected
 
 
 def as_floating(x: ArrayLike) -> Float[Array, "..."]:
@@ -43,15 +53,20 @@ def as_floating(x: ArrayLike) -> Float[Array, "..."]:
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
 
 
+# a neural-tangents kernel: from inputs [n1, q], inputs [n2, q] or None, and names, to a named tuple with their blocks
+StaxKernel = Callable[[Array, Array | None, tuple[str, ...]], Kernels]
+StaxNetwork = tuple[Callable[[Key, tuple[int, ...]], PyTree], Apply, StaxKernel]  # (initialise, apply, kernel)
+
+
 @dataclasses.dataclass(frozen=True)
 class AnalyticKernel:
     """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use."""
 
-    network: Callable[[], Any]  # -> (init, apply, kernel) of neural-tangents
+    network: Callable[[], StaxNetwork]
     prepare: Callable[[Array], Array]  # inputs [n, ...] -> [n, input_size]
 
-    def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
-        """Computes kernel blocks [n1, n2], see ``Kernels``; if ``get`` is a single name, returns that block itself."""
+    def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
+        """Computes kernel blocks [n1, n2]; takes the arguments of ``types.Kernel``."""
         names = check_get(get)
         second = None if x2 is None else as_floating(x2)
         return select(_blocks(self, as_floating(x1), second, names), get)
@@ -65,10 +80,15 @@ def _blocks(
     return Kernels(**kernel.network()[2](kernel.prepare(x1), second, names)._asdict())
 
 
-def check_dtype(dtype: Any, needs_x64: bool) -> None:
-    """Raises ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode."""
-    wanted = np.dtype(dtype)
-    if not jnp.issubdtype(wanted, jnp.floating):
-        raise ValueError(f"dtype: got {wanted.name}, must be a floating type")
-    if needs_x64 and jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise ValueError(f"dtype: got {wanted.name}, must be float32 without fedtangent.enable_x64()")
+def check_dtype(dtype: DTypeLike, needs_x64: bool) -> None:
+    """Raises ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode.
+
+    Args:
+        dtype: Type of a model's parameters.
+        needs_x64: Whether a 64-bit type needs JAX's 64-bit mode.
+    """
+    kind = np.dtype(dtype)
+    if not jnp.issubdtype(kind, jnp.floating):
+        raise ValueError(f"dtype: got {kind.name}, must be a floating type")
+    if needs_x64 and jax.dtypes.canonicalize_dtype(kind) != kind:
+        raise ValueError(f"dtype: got {kind.name}, must be float32 without fedtangent.enable_x64()")

@@ -1,4 +1,4 @@
-"""What the tangent kernel needs to know of a network: which weights are matrices of layers, and what enters those.
+"""The structure of a network, as the tangent kernel needs it: which weights are matrices of layers, and their inputs.
 
 Such a layer is linear in its weights with the same matrix at every position, ``z(p) = patch(p) W + b``, and that is
 all that ``kernels.layered`` needs to know of it.
@@ -7,15 +7,30 @@ all that ``kernels.layered`` needs to know of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Float, Shaped
 
 from fedtangent._src.models.gemm import Geometry, patches
-from fedtangent._src.types import Array, PyTree
+from fedtangent._src.types import AnyArray, Array, PyTree
 
 Path = tuple[str, ...]
+
+
+@runtime_checkable
+class WithShape(Protocol):
+    """An array, or a ``jax.ShapeDtypeStruct`` that describes one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Type of the numbers."""
 
 
 class Call(NamedTuple):
@@ -24,11 +39,11 @@ class Call(NamedTuple):
     path: Path  # of the layer in the tree of parameters
     window: tuple[int, ...]  # of a convolution; () for a dense layer
     strides: tuple[int, ...]
-    padding: Any
+    padding: str | Sequence[tuple[int, int]] | None
     dilation: tuple[int, ...]
     fan_in: int  # numbers in a patch
     has_bias: bool
-    input: tuple[int, ...]  # what enters and what comes out for a batch of one example
+    input: tuple[int, ...]  # shapes of the layer's input and output for one example
     output: tuple[int, ...]
 
     @property
@@ -45,17 +60,36 @@ class Plan(NamedTuple):
     num_others: int  # parameters in them
 
 
+@runtime_checkable
+class RunLayers(Protocol):
+    """A function that computes a network's outputs on one example, and the inputs of its layers."""
+
+    def __call__(self, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray, /) -> tuple[Array, list[Array]]:
+        """Returns the outputs [1, C], and each call's input.
+
+        Args:
+            plan: Layers of the network.
+            params: Parameters of the network.
+            shifts: Arrays that are added to the calls' results. The derivative by a shift is the signal that is
+                propagated back to its call.
+            x: One example, [1, ...].
+        """
+
+
 class LayeredStructure(NamedTuple):
     """Structure of a network of matrix products (layers), and few other weights, such as scales of a normalisation."""
 
-    plan: Callable[[PyTree, Any], Plan]  # (params, x [n, ...]), arrays or their shapes -> what the weights are
-    run: Callable[[Plan, PyTree, list[Array], Array], tuple[Array, list[Array]]]
-    # (plan, params, shifts, x [1, ...]) -> outputs [1, C] on one example with ``shifts[c]`` added to what call ``c``
-    # returns, and each call's input; the derivative by a shift is the signal propagated back to that call
+    plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights
+    run: RunLayers
 
 
-def layer_patches(call: Call, inputs: Array) -> Array:
-    """Gathers the rows that the layer's matrix multiplies: ``inputs`` [n, *call.input] as [n, P, fan_in]."""
+def layer_patches(call: Call, inputs: Shaped[Array, "n ..."]) -> Float[Array, "n P fan_in"]:
+    """Gathers the rows that a layer's matrix multiplies.
+
+    Args:
+        call: A use of the layer.
+        inputs: Inputs of the layer, [n, ...] with the shape ``call.input`` for each example.
+    """
     n = inputs.shape[0]
     if not call.window:
         return inputs.reshape((n, call.positions, call.fan_in))
@@ -65,6 +99,6 @@ def layer_patches(call: Call, inputs: Array) -> Array:
     if isinstance(padding, str):
         extent = [(k - 1) * d + 1 for k, d in zip(call.window, call.dilation, strict=True)]
         padding = lax.padtype_to_pads(x.shape[1:-1], extent, call.strides, padding)
-    pairs = tuple((int(low), int(high)) for low, high in padding)
+    pairs = tuple((int(low), int(high)) for low, high in padding or ())
     geometry = Geometry(x.shape[1:-1], call.window, call.strides, pairs, call.dilation, None)
     return patches(x, geometry).reshape((n, call.positions, call.fan_in))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import whole
-from fedtangent._src.entries import option
 from fedtangent._src.models.dense import DenseLayer, DenseStructure, Sized, flatten_inputs, sizes_of
-from fedtangent._src.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
-from fedtangent._src.models.kernels import AnalyticKernel, check_dtype
+from fedtangent._src.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
+from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 
@@ -25,14 +23,17 @@ def _same(z: Array) -> Array:
     return z
 
 
+@network({"width": MOST_UNITS, "depth": MOST_LAYERS}, ("liu_deep_linear",), learning_rates={SQUARED_ERROR: 0.3})
 def deep_linear(
     input_size: int | Sized,
     output_size: int | None = None,
     width: int = 500,
     depth: int = 3,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x``, entries N(0, 1), no bias (DeepLin, eq. 1).
+    """Builds a deep linear network, whose kernel is linear in the inputs (FedAvg on deep linear networks, eq. 1).
+
+    It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with entries N(0, 1) and no bias.
 
     Parameters have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out].
     ``apply`` multiplies the matrices from the output's side before the examples, so that no intermediate result of the
@@ -60,14 +61,14 @@ def deep_linear(
 
     def init(key: Key) -> PyTree:
         check_dtype(dtype, needs_x64=True)
-        params: list[Any] = []
+        params: list[PyTree] = []
         for i, shape in enumerate(itertools.pairwise(sizes)):
             weight = jax.random.normal(jax.random.fold_in(key, i), shape, dtype)
             params.extend([(weight, None), ()] if i + 1 < depth else [(weight, None)])
         return params
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        product = total * params[-1][0].T  # rows for outputs: what few columns make slow, few rows do not
+        product = total * params[-1][0].T  # with rows for outputs: products of few rows are fast, of few columns slow
         for layer in params[-3::-2]:
             product = product @ layer[0].T
         return flatten_inputs(x, input_size).astype(product.dtype) @ product.T
@@ -81,18 +82,19 @@ def deep_linear(
         weights, lost = _descended(weights, total, lambda product: loss(x @ product.T), rate, steps, together)
         return [(weights[i // 2], None) if i % 2 == 0 else () for i in range(len(params))], lost
 
-    def network() -> Any:
+    def in_stax() -> StaxNetwork:
         # imported here: neural-tangents takes longer to import than the rest of the package together
         from fedtangent._src.kernels.neural_tangents import stax
 
         layers = zip(sizes[:-1], sizes[1:], scales, strict=True)
-        return stax.serial(*(stax.Dense(wide, scale * fan_in**0.5, None) for fan_in, wide, scale in layers))
+        built: StaxNetwork = stax.serial(*(stax.Dense(m, scale * n**0.5, None) for n, m, scale in layers))
+        return built
 
     return Model(
         name=f"deep_linear({'-'.join(map(str, sizes))})",
         init=init,
         apply=apply,
-        kernel=AnalyticKernel(functools.cache(network), lambda x: flatten_inputs(x, input_size)),
+        kernel=AnalyticKernel(functools.cache(in_stax), lambda x: flatten_inputs(x, input_size)),
         output_size=output_size,
         structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales), descend),
         at_width=None if depth == 1 else lambda width: deep_linear(input_size, output_size, width, depth, dtype),
@@ -130,12 +132,12 @@ def _descended(
                 p = products[-1]
                 products.append(p @ w.T - rate * (p @ above.T) @ below)
             value, q = jax.value_and_grad(loss)(products[-1])
-            found = []
+            all_rows = []
             for w, (above, below), p in zip(hidden, factors, products[-2::-1], strict=True):
                 rows = ((above, p), (below, q))
-                found.append([jax.lax.dynamic_update_slice_in_dim(a, row, t * outputs, 0) for a, row in rows])
+                all_rows.append([jax.lax.dynamic_update_slice_in_dim(a, row, t * outputs, 0) for a, row in rows])
                 q = q @ w - rate * (q @ below.T) @ above
-            return last - rate * scale * q.T, found, lost + value.astype(lost.dtype)
+            return last - rate * scale * q.T, all_rows, lost + value.astype(lost.dtype)
 
         count = jnp.minimum(steps - b * together, together)
         last, factors, lost = jax.lax.fori_loop(0, count, step, (last, empty, lost))
@@ -145,30 +147,3 @@ def _descended(
     start = (hidden, last, jnp.zeros((), jnp.float32))
     hidden, last, lost = jax.lax.fori_loop(0, -(-steps // together), block, start)
     return (*hidden, last), lost
-
-
-@dataclasses.dataclass(frozen=True)
-class DeepLinearOptions:
-    """Options of deep_linear."""
-
-    width: int = option(500, most=MOST_UNITS)
-    """Width m of every hidden layer."""
-    depth: int = option(3, most=MOST_LAYERS)
-    """Layers L."""
-
-
-def _build(o: DeepLinearOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    return deep_linear(math.prod(input_shape), output_size, o.width, o.depth)
-
-
-ENTRIES = (
-    ModelEntry(
-        "deep_linear",
-        "a deep linear network, whose kernel is linear in the inputs (FedAvg on deep linear networks)",
-        _build,
-        DeepLinearOptions,
-        ("liu_deep_linear",),
-        function=deep_linear,
-        learning_rates={SQUARED_ERROR: 0.3},
-    ),
-)

@@ -10,7 +10,12 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 def linearised(model: Model, at: PyTree) -> Model:
-    """Returns ``model`` linearised in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
+    """Returns a model linearised in its weights, ``f(at, x) + df(at, x) (w - at)``.
+
+    Args:
+        model: The network.
+        at: Parameters about which it is linearised.
+    """
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, at, params, x)
@@ -21,7 +26,14 @@ def linearised(model: Model, at: PyTree) -> Model:
 
 
 def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
+    """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C].
+
+    Args:
+        model: The network.
+        at: Parameters about which it is linearised.
+        params: Parameters in whose dtype the outputs are computed.
+        x: Inputs [n, ...].
+    """
     at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
     value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
     return value + change

@@ -6,19 +6,27 @@ clients on a CPU the library's depthwise convolutions take a hundred times as lo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
 from fedtangent._src.checks import number, whole
-from fedtangent._src.entries import option
 from fedtangent._src.models.entry import MOST_LAYERS
 from fedtangent._src.models.gemm import gemm_convolution
-from fedtangent._src.models.images import check_blocks, check_groups, image_entry, image_shape, of_images, strides
+from fedtangent._src.models.images import (
+    Layers,
+    check_blocks,
+    check_groups,
+    image_network,
+    image_shape,
+    of_images,
+    strides,
+)
 from fedtangent._src.types import Array, Model
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 # Sandler et al. (2018), table 2: of each stage the factor t, the channels c, whether its first block halves the image
 INVERTED = (
@@ -40,22 +48,11 @@ SHUFFLED = {  # Ma et al. (2018), table 5: width -> channels of the stages, and 
 SHUFFLED_STEM = 24
 
 
-def _parts(groups: int) -> tuple[Any, Any, Any]:
-    """Returns a plain and a depthwise convolution of a 1x1 or 3x3 window, and the normalisation."""
-    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+def _layers(groups: int) -> Layers:
+    from flax.linen.initializers import he_normal  # here: it takes longer to import than the rest of the package
 
-    def conv(channels: int, window: int = 1, stride: int = 1, feature_groups: int = 1) -> Any:
-        return nn.Conv(
-            channels, (window, window), stride, window // 2, use_bias=False, feature_group_count=feature_groups,
-            conv_general_dilated=gemm_convolution,
-            # by what enters: by what leaves, a depthwise kernel would start smaller than one step on it
-            kernel_init=nn.initializers.he_normal(),
-        )  # fmt: skip
-
-    def depthwise(channels: int, stride: int) -> Any:
-        return conv(channels, 3, stride, channels)
-
-    return conv, depthwise, partial(nn.GroupNorm, groups, epsilon=1e-5)
+    # scaled by the inputs: scaled by the outputs, a depthwise kernel would start smaller than one step on it
+    return Layers(gemm_convolution, he_normal(), groups)
 
 
 # ---- MobileNetV2 ----------------------------------------------------------------------------------------------------
@@ -63,17 +60,18 @@ def _parts(groups: int) -> tuple[Any, Any, Any]:
 
 def _eighths(channels: float) -> int:
     """Rounds to the nearest multiple of 8 that is not more than a tenth below, as in the authors' code."""
-    found = max(8, int(channels + 4) // 8 * 8)
-    return found + 8 if found < 0.9 * channels else found
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
 def _inverted_network(
     stem: tuple[int, int], stages: list[tuple[int, int, int, int]], head: int, groups: int, output_size: int
-) -> Any:
+) -> nn.Module:
     """Builds the network; ``stem`` is (channels, stride), a stage (factor, channels, blocks, first stride)."""
     import flax.linen as nn
 
-    conv, depthwise, norm = _parts(groups)
+    layers = _layers(groups)
+    conv, norm = layers.conv, layers.norm
 
     class Block(nn.Module):
         factor: int
@@ -84,7 +82,7 @@ def _inverted_network(
         def __call__(self, x: Array) -> Array:
             hidden = self.factor * x.shape[-1]
             y = nn.relu6(norm()(conv(hidden)(x))) if self.factor > 1 else x
-            y = nn.relu6(norm()(depthwise(hidden, self.stride)(y)))
+            y = nn.relu6(norm()(conv(hidden, 3, self.stride, hidden)(y)))
             y = norm()(conv(self.channels)(y))
             return x + y if x.shape[-1] == self.channels and self.stride == 1 else y
 
@@ -101,6 +99,7 @@ def _inverted_network(
     return Network()
 
 
+@image_network({"width": 100, "blocks": MOST_LAYERS, "groups": None}, "sandler2018", "wu_he2018")
 def mobilenet_v2(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -108,7 +107,7 @@ def mobilenet_v2(
     blocks: Sequence[int] = (1, 2, 3, 4, 3, 3, 1),
     groups: int = 2,
 ) -> Model:
-    """MobileNetV2 (Sandler et al., 2018, table 2): inverted residual blocks with depthwise convolutions.
+    """Builds MobileNetV2, of inverted residual blocks, with group normalisation (Sandler et al., 2018, table 2).
 
     By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. The images are halved
     at up to five places, small ones only at the last places (``models.images.strides``). There is no dropout before the
@@ -116,14 +115,7 @@ def mobilenet_v2(
     (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
-        input_shape: (height, width, channels).
-        output_size: Number of outputs.
         width: Factor of the channels, which are rounded to multiples of 8; the last convolution has no fewer than at 1.
-        blocks: Number of blocks of each stage; fewer numbers, fewer stages.
-        groups: Groups of GroupNorm.
-
-    Raises:
-        ValueError: Images are below 4x4, a size is below 1, or ``groups`` does not divide the channels.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     factor_of_all = number("width", width, above=0)
@@ -144,15 +136,16 @@ def mobilenet_v2(
 
 def _shuffled_network(
     strides: Sequence[int], stages: list[tuple[int, int, int]], head: int, groups: int, output_size: int
-) -> Any:
+) -> nn.Module:
     """Builds the network; ``strides`` are the two before the stages, a stage is (channels, units, first stride)."""
     import flax.linen as nn
 
-    conv, depthwise, norm = _parts(groups)
+    layers = _layers(groups)
+    conv, norm = layers.conv, layers.norm
 
     def branch(x: Array, channels: int, stride: int) -> Array:
         y = nn.relu(norm()(conv(channels)(x)))
-        y = norm()(depthwise(channels, stride)(y))
+        y = norm()(conv(channels, 3, stride, channels)(y))
         return nn.relu(norm()(conv(channels)(y)))
 
     class Reducing(nn.Module):
@@ -162,14 +155,14 @@ def _shuffled_network(
         @nn.compact
         def __call__(self, x: Array) -> Array:
             half = self.channels // 2
-            left = norm()(depthwise(x.shape[-1], self.stride)(x))
-            return _in_turn(nn.relu(norm()(conv(half)(left))), branch(x, half, self.stride))
+            reduced = norm()(conv(x.shape[-1], 3, self.stride, x.shape[-1])(x))
+            return _in_turn(nn.relu(norm()(conv(half)(reduced))), branch(x, half, self.stride))
 
     class Unit(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
-            left, right = jnp.split(x, 2, axis=-1)
-            return _in_turn(left, branch(right, right.shape[-1], 1))
+            passing, changed = jnp.split(x, 2, axis=-1)
+            return _in_turn(passing, branch(changed, changed.shape[-1], 1))
 
     class Network(nn.Module):
         @nn.compact
@@ -187,11 +180,12 @@ def _shuffled_network(
     return Network()
 
 
-def _in_turn(left: Array, right: Array) -> Array:
+def _in_turn(a: Array, b: Array) -> Array:
     """Interleaves the channels of both, so that each half of the next unit's input holds channels of both."""
-    return jnp.stack([left, right], axis=-1).reshape((*left.shape[:-1], -1))
+    return jnp.stack([a, b], axis=-1).reshape((*a.shape[:-1], -1))
 
 
+@image_network({"width": 100, "blocks": MOST_LAYERS, "groups": None}, "ma2018", "wu_he2018")
 def shufflenet_v2(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -199,19 +193,17 @@ def shufflenet_v2(
     blocks: Sequence[int] = (4, 8, 4),
     groups: int = 2,
 ) -> Model:
-    """ShuffleNetV2 (Ma et al., 2018, table 5): units of which half the channels pass, then all change places.
+    """Builds ShuffleNetV2, of units that shuffle channels, with group normalisation (Ma et al., 2018, table 5).
 
+    Half of a unit's channels pass unchanged, then all channels change places.
     By default it has 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved
     at up to five places, small ones only at the last places (``models.images.strides``). GroupNorm replaces batch
     normalisation, whose statistics are not shared (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
     any shape that holds an example's numbers.
 
     Args:
-        input_shape: (height, width, channels).
-        output_size: Number of outputs.
         width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.
-        blocks: Number of units of each stage; fewer numbers, fewer stages.
-        groups: Groups of GroupNorm.
+        blocks: Units of each stage; fewer numbers, fewer stages.
 
     Raises:
         ValueError: Images are below 4x4, the width is another, a size is below 1, or ``groups`` does not divide the
@@ -226,48 +218,3 @@ def shufflenet_v2(
     stages = list(zip(channels, numbers, halved, strict=False))
     check_groups(groups, (SHUFFLED_STEM, head, *(wide // 2 for wide, _, _ in stages)))
     return of_images(_shuffled_network((first, second), stages, head, groups, size), shape, size, "shufflenet_v2")
-
-
-# ---- entries --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class MobileNetV2Options:
-    """Options of mobilenet_v2."""
-
-    width: float = option(1.0, most=100)
-    """What the channels are multiplied with."""
-    blocks: tuple[int, ...] = option((1, 2, 3, 4, 3, 3, 1), most=MOST_LAYERS)
-    """Blocks of each stage; fewer numbers, fewer stages."""
-    groups: int = 2
-    """Groups of channels that are normalised together."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ShuffleNetV2Options:
-    """Options of shufflenet_v2."""
-
-    width: float = option(1.0, most=100)
-    """What the channels are multiplied with: 0.5, 1, 1.5 or 2."""
-    blocks: tuple[int, ...] = option((4, 8, 4), most=MOST_LAYERS)
-    """Units of each stage; fewer numbers, fewer stages."""
-    groups: int = 2
-    """Groups of channels that are normalised together."""
-
-
-ENTRIES = (
-    image_entry(
-        mobilenet_v2,
-        MobileNetV2Options,
-        "inverted residual blocks with depthwise convolutions and group normalisation (Sandler et al., 2018)",
-        "sandler2018",
-        "wu_he2018",
-    ),
-    image_entry(
-        shufflenet_v2,
-        ShuffleNetV2Options,
-        "units that shuffle channels, with depthwise convolutions and group normalisation (Ma et al., 2018)",
-        "ma2018",
-        "wu_he2018",
-    ),
-)

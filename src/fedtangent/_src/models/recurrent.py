@@ -7,22 +7,20 @@ with the four gates side by side.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import choice, whole
-from fedtangent._src.entries import option
-from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
+from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
 from fedtangent._src.models.kernels import check_dtype
-from fedtangent._src.models.layers import Call, LayeredStructure, Plan
+from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
@@ -43,13 +41,13 @@ def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
     def step(carry: tuple[Array, Array], z_t: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
         h, c = carry
         gates, candidate = _gates(z_t + h @ kernel)
-        i, f, o = jnp.split(gates, 3, axis=-1)
+        i, f, output = jnp.split(gates, 3, axis=-1)
         c = f * c + i * candidate
-        h = o * jnp.tanh(c)
+        h = output * jnp.tanh(c)
         return (h, c), (h, c, gates, candidate)
 
-    _, kept = lax.scan(step, (start, start), z)
-    return kept[0], kept
+    _, states = lax.scan(step, (start, start), z)
+    return states[0], states
 
 
 def _layer(z: Array, kernel: Array) -> Array:
@@ -58,8 +56,8 @@ def _layer(z: Array, kernel: Array) -> Array:
 
 
 def _save(z: Array, kernel: Array) -> tuple[Array, PyTree]:
-    hidden, kept = _forward(z, kernel)
-    return hidden, (kept, kernel)
+    hidden, states = _forward(z, kernel)
+    return hidden, (states, kernel)
 
 
 def _previous(states: Array) -> Array:
@@ -74,10 +72,10 @@ def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
     def step(carry: tuple[Array, Array], row: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         by_h, by_c = carry
         outer, c, c_before, gates_t, g = row
-        i, f, o = jnp.split(gates_t, 3, axis=-1)
+        i, f, output = jnp.split(gates_t, 3, axis=-1)
         by_h = by_h + outer
         squashed = jnp.tanh(c)
-        by_c = by_c + by_h * o * (1 - squashed**2)
+        by_c = by_c + by_h * output * (1 - squashed**2)
         by_gates = jnp.concatenate([by_c * g, by_c * c_before, by_h * squashed], axis=-1) * gates_t * (1 - gates_t)
         by_z = jnp.concatenate([by_gates, by_c * i * (1 - g**2)], axis=-1)
         return (by_z @ transposed, by_c * f), by_z
@@ -93,11 +91,13 @@ _layer_reverse = jax.custom_vjp(_layer)
 _layer_reverse.defvjp(_save, _backward)
 
 
-def _initialise(sizes: tuple[int, int, int, int, int], dtype: Any, key: Key) -> PyTree:
+def _initialise(sizes: tuple[int, int, int, int, int], dtype: DTypeLike, key: Key) -> PyTree:
     vocabulary, embedding, units, layers, output_size = sizes
     glorot, orthogonal = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.orthogonal()
     keys = iter(jax.random.split(key, 2 + 2 * layers))
-    params: dict[str, Any] = {"embedding": jax.random.uniform(next(keys), (vocabulary, embedding), dtype, -0.05, 0.05)}
+    params: dict[str, PyTree] = {
+        "embedding": jax.random.uniform(next(keys), (vocabulary, embedding), dtype, -0.05, 0.05)
+    }
     bias = jnp.zeros((4 * units,), dtype).at[units : 2 * units].set(1)
     for layer in range(layers):
         fan_in = embedding if layer == 0 else units
@@ -120,13 +120,13 @@ def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, 
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
     characters = jax.nn.one_hot(x.T.astype(jnp.int32), table.shape[0], dtype=table.dtype)  # [T, B, V]
-    h, seen = characters @ table, []
+    h, inputs = characters @ table, []
     for layer in range(layers):
         part = params[f"layer_{layer}"]
-        seen.append(h)
+        inputs.append(h)
         flat = h.reshape((-1, h.shape[-1])) @ part["input"] + part["bias"][None]
         h = recur(flat.reshape((*h.shape[:2], -1)), part["recurrent"])
-    return seen, h
+    return inputs, h
 
 
 def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Array:
@@ -136,12 +136,12 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
     return chosen @ params["output"]["kernel"] + bias.reshape((1,) * (chosen.ndim - 1) + bias.shape)
 
 
-def _plan(layers: int, params: PyTree, x: Any) -> Plan:
+def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
     """Plans each LSTM layer as one matrix of its input and last state; the embedding belongs to no layer."""
     length, calls = x.shape[1], []
     for layer in range(layers):
-        own = params[f"layer_{layer}"]
-        fan_in, gates = own["input"].shape[0] + own["recurrent"].shape[0], own["bias"].shape[0]
+        weights = params[f"layer_{layer}"]
+        fan_in, gates = weights["input"].shape[0] + weights["recurrent"].shape[0], weights["bias"].shape[0]
         shapes = (1, length, fan_in), (1, length, gates)
         calls.append(Call((f"layer_{layer}",), (), (), None, (), fan_in, True, *shapes))
     units, outputs = params["output"]["kernel"].shape
@@ -154,20 +154,32 @@ def _run(
     layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
 ) -> tuple[Array, list[Array]]:
     """Implements ``LayeredStructure.run`` for the network that predicts the character after the last."""
-    inputs: list[Array] = []
+    before: list[Array] = []  # the hidden states before each character
 
     def moved(z: Array, kernel: Array) -> Array:
-        layer = len(inputs)
+        layer = len(before)
         hidden = recur(z + jnp.swapaxes(shifts[layer], 0, 1), kernel)
-        inputs.append(_previous(hidden))
+        before.append(_previous(hidden))
         return hidden
 
-    seen, h = _hidden(layers, moved, params, x)
-    inputs = [jnp.swapaxes(jnp.concatenate(pair, axis=-1), 0, 1) for pair in zip(seen, inputs, strict=True)]
+    inputs, h = _hidden(layers, moved, params, x)
+    inputs = [jnp.swapaxes(jnp.concatenate(pair, axis=-1), 0, 1) for pair in zip(inputs, before, strict=True)]
     output = params["output"]
     return h[-1] @ output["kernel"] + output["bias"][None] + shifts[-1], [*inputs, h[-1]]
 
 
+def _of_characters(input_shape: tuple[int, ...], output_size: int) -> dict[str, int]:
+    return {"vocabulary": output_size, "output_size": output_size}  # an example may have any number of characters
+
+
+@network(
+    {"embedding": MOST_UNITS, "units": MOST_UNITS, "layers": MOST_LAYERS, "positions": None, "differentiation": None},
+    ("mcmahan2017",),
+    _of_characters,
+    kinds=("tokens",),
+    loss=CROSS_ENTROPY,
+    learning_rates={SQUARED_ERROR: 0.1, CROSS_ENTROPY: 1.0},
+)
 def lstm(
     vocabulary: int = 80,
     output_size: int | None = None,
@@ -176,13 +188,13 @@ def lstm(
     layers: int = 2,
     positions: str = "last",
     differentiation: str = "reverse",
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """Embedding, LSTM layers and a linear output: the Shakespeare network of McMahan et al. (2017) and LEAF (2018).
+    """Builds FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017).
 
-    Their sizes are the defaults: characters of 80 kinds in 8 dimensions, two layers of 256 units. ``apply`` takes ``x``
-    [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and returns logits of the next
-    character. There is no analytic kernel.
+    The sizes of the paper and of LEAF (2018) are the defaults: characters of 80 kinds in 8 dimensions, two layers of
+    256 units. ``apply`` takes ``x`` [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and
+    returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
     ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
@@ -194,10 +206,10 @@ def lstm(
         embedding: Dimensions of an embedded character.
         units: Units H of a layer.
         layers: Number of LSTM layers.
-        positions: ``"last"`` for outputs [n, C] after the last character (LEAF), ``"all"`` for [n, T, C] after each.
-        differentiation: ``"reverse"`` uses an explicit backward pass, about twice as fast on a CPU, for reverse mode of
-            any order. ``"any"`` leaves differentiation to JAX and allows forward mode too (``jax.linearize``, which
-            NTK-FL needs).
+        positions: last for outputs [n, C] after the last character (LEAF), all for outputs [n, T, C] after each.
+        differentiation: reverse (fast), or any, which NTK-FL needs. With "reverse" the backward pass is explicit, about
+            twice as fast on a CPU, for reverse mode of any order. "any" leaves differentiation to JAX and allows
+            forward mode too (``jax.linearize``).
         dtype: Type of the parameters.
 
     Raises:
@@ -236,39 +248,3 @@ def lstm(
         loss=CROSS_ENTROPY,
         reads_tokens=True,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class LstmOptions:
-    """Options of lstm."""
-
-    embedding: int = option(8, most=MOST_UNITS)
-    """Dimensions of a character."""
-    units: int = option(256, most=MOST_UNITS)
-    """Units of a layer."""
-    layers: int = option(2, most=MOST_LAYERS)
-    """LSTM layers."""
-    positions: str = "last"
-    """last: the character after the whole text; all: that after each one."""
-    differentiation: str = "reverse"
-    """reverse (fast), or any, which NTK-FL needs."""
-
-
-def _build(o: LstmOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    # the number of characters of an example is left open; there are as many kinds of them as outputs
-    return lstm(output_size, output_size, o.embedding, o.units, o.layers, o.positions, o.differentiation)
-
-
-ENTRIES = (
-    ModelEntry(
-        "lstm",
-        "FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017)",
-        _build,
-        LstmOptions,
-        ("mcmahan2017",),
-        function=lstm,
-        kinds=("tokens",),
-        loss=CROSS_ENTROPY,
-        learning_rates={SQUARED_ERROR: 0.1, CROSS_ENTROPY: 1.0},
-    ),
-)

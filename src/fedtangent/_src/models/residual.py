@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedtangent._src.checks import whole
-from fedtangent._src.entries import option
 from fedtangent._src.models.convolutional import convolution_called
 from fedtangent._src.models.entry import MOST_LAYERS
-from fedtangent._src.models.images import check_blocks, check_groups, image_entry, image_shape, of_images, strides
+from fedtangent._src.models.gemm import Convolution
+from fedtangent._src.models.images import (
+    Layers,
+    check_blocks,
+    check_groups,
+    image_network,
+    image_shape,
+    of_images,
+    strides,
+)
 from fedtangent._src.types import Array, Model
 
+if TYPE_CHECKING:
+    import flax.linen as nn
+
 STAGES = 4
+MOST = {"width": 4096, "blocks": MOST_LAYERS, "groups": None, "convolution": None}  # options and largest numbers
 
 
-def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, convolution: Any) -> Any:
+def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, convolution: Convolution) -> nn.Module:
     """Builds the network; a stage is (channels, blocks, stride of the first block)."""
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
-    def conv(channels: int, window: int, stride: int = 1) -> Any:
-        return nn.Conv(
-            channels, (window, window), stride, window // 2, use_bias=False, conv_general_dilated=convolution,
-            kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-        )  # fmt: skip
-
-    norm = partial(nn.GroupNorm, groups, epsilon=1e-5)
+    layers = Layers(convolution, nn.initializers.variance_scaling(2.0, "fan_out", "normal"), groups)
+    conv, norm = layers.conv, layers.norm
 
     class Block(nn.Module):
         channels: int
@@ -53,6 +58,7 @@ def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, 
     return Network()
 
 
+@image_network(MOST, "he2016", "wu_he2018")
 def resnet18(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -61,8 +67,9 @@ def resnet18(
     groups: int = 2,
     convolution: str = "auto",
 ) -> Model:
-    """ResNet-18 as it is used for CIFAR: a 3x3 convolution, four stages of basic blocks, mean, linear output.
+    """Builds a residual network of 18 layers as for CIFAR, with group normalisation (He et al., 2016).
 
+    It is a 3x3 convolution, four stages of basic blocks, a mean over places, and a linear output.
     He et al. (2016), table 1, for ImageNet begins with a 7x7 convolution and a max pooling instead, both of stride 2.
     By default it has 11,173,962 parameters for 32x32x3 images and 10 classes. The stages halve the image, on small
     images only the last ones (``models.images.strides``). GroupNorm replaces batch normalisation, whose statistics are
@@ -70,20 +77,12 @@ def resnet18(
     Weights start as in He et al. (2015). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
-        input_shape: (height, width, channels).
-        output_size: Number of outputs.
         width: Channels of the first stage, which double from stage to stage.
-        blocks: Number of blocks of each stage; fewer numbers, fewer stages.
-        groups: Groups of GroupNorm.
-        convolution: As for ``cnn``.
-
-    Raises:
-        ValueError: Images are below 4x4, a size is below 1, ``groups`` does not divide the channels, or a name is
-            unknown.
     """
     return _resnet("resnet18", input_shape, output_size, width, blocks, groups, convolution)
 
 
+@image_network(MOST, "he2016", "wu_he2018")
 def resnet34(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -92,7 +91,13 @@ def resnet34(
     groups: int = 2,
     convolution: str = "auto",
 ) -> Model:
-    """ResNet-34 as it is used for CIFAR: ``resnet18`` of more blocks; by default 21,282,122 parameters."""
+    """Builds a residual network of 34 layers as for CIFAR, with group normalisation (He et al., 2016).
+
+    It is ``resnet18`` with more blocks; by default it has 21,282,122 parameters.
+
+    Args:
+        width: Channels of the first stage, which double from stage to stage.
+    """
     return _resnet("resnet34", input_shape, output_size, width, blocks, groups, convolution)
 
 
@@ -114,43 +119,3 @@ def _resnet(
     chosen = convolution_called(convolution, (*shape[:2], width), width, 3)  # the first stage sees the largest images
     stages = list(zip(channels, numbers, halved, strict=True))
     return of_images(_network(stages, groups, output_size, chosen), shape, output_size, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class ResNet18Options:
-    """Options of resnet18."""
-
-    width: int = option(64, most=4096)
-    """Channels of the first stage, which double from stage to stage."""
-    blocks: tuple[int, ...] = option((2, 2, 2, 2), most=MOST_LAYERS)
-    """Blocks of each stage; fewer numbers, fewer stages."""
-    groups: int = 2
-    """Groups of channels that are normalised together."""
-    convolution: str = "auto"
-    """lax, gemm, or auto: the faster one of them on this machine, measured once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ResNet34Options(ResNet18Options):
-    """Options of resnet34."""
-
-    blocks: tuple[int, ...] = option((3, 4, 6, 3), most=MOST_LAYERS)
-    """Blocks of each stage; fewer numbers, fewer stages."""
-
-
-ENTRIES = (
-    image_entry(
-        resnet18,
-        ResNet18Options,
-        "a residual network of 18 layers as for CIFAR, with group normalisation (He et al., 2016)",
-        "he2016",
-        "wu_he2018",
-    ),
-    image_entry(
-        resnet34,
-        ResNet34Options,
-        "a residual network of 34 layers as for CIFAR, with group normalisation (He et al., 2016)",
-        "he2016",
-        "wu_he2018",
-    ),
-)

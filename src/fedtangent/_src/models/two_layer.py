@@ -7,17 +7,18 @@ eq. (12) and in (39b), (54a), (58b); a factor ``1/n`` would make that ``1/n^2``.
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Float, Float64, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import number, symmetric, whole
 from fedtangent._src.models.dense import flatten_inputs
-from fedtangent._src.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
+from fedtangent._src.models.kernels import KERNELS, Blocks, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 
@@ -27,7 +28,7 @@ def two_layer_relu(
     alpha: float = 1.0,
     covariance: ArrayLike | None = None,
     seed: int = 0,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> Model:
     """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
 
@@ -44,7 +45,7 @@ def two_layer_relu(
 
     Raises:
         ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
-            symmetric and positive definite, or it is given together with another alpha.
+            symmetric and positive definite, or alpha is not 1 beside a covariance.
     """
     for name, size in (("input_size", input_size), ("width", width)):
         whole(name, size)
@@ -62,11 +63,11 @@ def two_layer_relu(
         hidden = jax.nn.relu(flatten_inputs(x, input_size).astype(v.dtype) @ v.T)
         return hidden @ jnp.asarray(signs / np.sqrt(width), v.dtype)[:, None]
 
-    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
         names = check_get(get)
         first = flatten_inputs(as_floating(x1), input_size)
         second = None if x2 is None else flatten_inputs(as_floating(x2), input_size)
-        nngp, ntk = arc_cosine(first, second, spread)
+        nngp, ntk = map(jnp.asarray, arc_cosine(first, second, spread))
         return select(Kernels(nngp if "nngp" in names else None, ntk if "ntk" in names else None), get)
 
     return Model(
@@ -81,13 +82,18 @@ def two_layer_relu(
 
 
 def output_signs(width: int, seed: int = 0) -> Float64[np.ndarray, "width"]:
-    """Draws the fixed second layer c [width] float64, each +1 or -1 with equal probability."""
+    """Draws the fixed second layer c, each entry +1 or -1 with equal probability.
+
+    Args:
+        width: Number n of neurons.
+        seed: Seed of the draw.
+    """
     return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
 
 
 def arc_cosine(
     x1: Float[AnyArray, "n1 d"], x2: Float[AnyArray, "n2 d"] | None, spread: Float64[np.ndarray, "d d"]
-) -> tuple[Any, Any]:
+) -> tuple[Float[AnyArray, "n1 _"], Float[AnyArray, "n1 _"]]:
     """Computes ``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
 
     With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. NumPy arrays are
@@ -98,7 +104,7 @@ def arc_cosine(
         x2: Inputs [n2, d]; None means ``x1``, with angle 0 along the diagonal.
         spread: A [d, d].
     """
-    xp: Any = np if isinstance(x1, np.ndarray) else jnp
+    xp: ModuleType = np if isinstance(x1, np.ndarray) else jnp
     second = x1 if x2 is None else x2
     turned = [xp.asarray(x @ spread, x.dtype) for x in (x1, second)]
     norms = [xp.sqrt(xp.sum(t**2, axis=1)) for t in turned]
@@ -124,7 +130,15 @@ def _spread(input_size: int, alpha: float, covariance: ArrayLike | None) -> Floa
 
 
 def square_root(covariance: ArrayLike, input_size: int) -> Float64[np.ndarray, "d d"]:
-    """Computes the lower Cholesky factor [d, d] float64; raises ``ValueError`` unless symmetric positive definite."""
+    """Computes the lower Cholesky factor of a covariance.
+
+    Args:
+        covariance: Covariance of the rows of v, [d, d].
+        input_size: Numbers d of an example.
+
+    Raises:
+        ValueError: Another shape, or a matrix that is not symmetric and positive definite.
+    """
     matrix = symmetric("covariance", covariance)
     if matrix.shape != (input_size, input_size):
         raise ValueError(f"covariance: got shape {matrix.shape}, must be {(input_size, input_size)}")

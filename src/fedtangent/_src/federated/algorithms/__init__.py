@@ -5,17 +5,16 @@ Every recipe with an entry in a file here can be imported from the package: ``al
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedtangent._src.entries import catalogue
-from fedtangent._src.types import Algorithm
+from fedtangent._src.federated.algorithms import common as common  # a module, which ``__getattr__`` need not look for
+from fedtangent._src.types import Recipe
 
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
+def __getattr__(name: str) -> Recipe:
     entry = None if name.startswith("_") else catalogue("algorithms").get(name)
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    recipe: Callable[..., Algorithm] = entry.recipe
+    recipe: Recipe = entry.recipe
     return recipe
 
 

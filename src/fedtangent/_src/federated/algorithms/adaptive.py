@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,8 @@ import optax
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.server import optax_server
@@ -92,7 +87,8 @@ def yogi(
 ) -> optax.GradientTransformation:
     """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
 
-    It takes the arguments of ``adam``.
+    Args:
+        rate, beta_1, beta_2, tau, initial: As for ``adam``.
     """
 
     def second(v: Array, squared: Array) -> Array:
@@ -104,7 +100,8 @@ def yogi(
 def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
     """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
 
-    It takes the arguments of ``adam`` except ``beta_2``.
+    Args:
+        rate, beta_1, tau, initial: As for ``adam``.
     """
     return _adaptive(rate, beta_1, tau, initial, jnp.add)
 
@@ -166,30 +163,33 @@ class ServerMomentum:
 
 
 ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps moments
+    "papers": ("reddi2021",),
+    "inside": True,
+    "unused": ("server_optimizer",),
+    "python_only": ("initial_second_moment",),
+}
 
 
-def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> AveragingParts:
+def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> common.AveragingParts:
     """Returns a server that steps with the optimiser that ``make`` builds for its rate."""
 
     def server(rate: Rate) -> Server:
         return optax_server(at_rate(make, rate))
 
-    return AveragingParts(server)
+    return common.AveragingParts(server)
 
 
-def _with_moments(make: Callable[..., optax.GradientTransformation], adaptivity: Adaptivity) -> AveragingParts:
+_Make = Callable[[Number, Number, Number, Number, Number | None], optax.GradientTransformation]
+
+
+def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
     """Returns a server that steps with Adam or Yogi, which have the same numbers."""
-    numbers = {"beta_1": adaptivity.beta_1, "beta_2": adaptivity.beta_2, "tau": adaptivity.tau}
-    return _stepping(partial(make, **numbers, initial=adaptivity.initial_second_moment))
+    numbers = (adaptivity.beta_1, adaptivity.beta_2, adaptivity.tau, adaptivity.initial_second_moment)
+    return _stepping(lambda rate: make(rate, *numbers))
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Adam as published",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Adam as published", **WITH_MOMENTS)
 def fed_adam(
     model: Model,
     schedule: Schedule,
@@ -208,34 +208,14 @@ def fed_adam(
     unless ``weighting="uniform"`` (the algorithm as printed).
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     averaging = averaging.filled(server_learning_rate=0.01)
-    return train_and_average("fed_adam", training, schedule, averaging, _with_moments(adam, adaptivity), ADAPTS)
+    return common.train_and_average("fed_adam", training, schedule, averaging, _with_moments(adam, adaptivity), ADAPTS)
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Yogi",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Yogi", **WITH_MOMENTS)
 def fed_yogi(
     model: Model,
     schedule: Schedule,
@@ -248,37 +228,17 @@ def fed_yogi(
 ) -> Algorithm:
     """Builds FedYogi: FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)`` (Reddi et al., 2021, algorithm 2).
 
-    Arguments, defaults and errors are those of ``fed_adam``.
+    Defaults are as for ``fed_adam``.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     averaging = averaging.filled(server_learning_rate=0.01)
-    return train_and_average("fed_yogi", training, schedule, averaging, _with_moments(yogi, adaptivity), ADAPTS)
+    return common.train_and_average("fed_yogi", training, schedule, averaging, _with_moments(yogi, adaptivity), ADAPTS)
 
 
-@recipe(
-    papers=("reddi2021",),
-    parts="local SGD; mean; Adagrad",
-    inside=True,
-    unused=("server_optimizer",),
-    python_only=("initial_second_moment",),
-)
+@recipe(parts="local SGD; mean; Adagrad", **WITH_MOMENTS)
 def fed_adagrad(
     model: Model,
     schedule: Schedule,
@@ -294,26 +254,12 @@ def fed_adagrad(
     ``averaging.server_learning_rate`` is 0.1 by default, and ``adaptivity.beta_2`` has no meaning.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         adaptivity: Decay of the moments, and the degree of adaptivity.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     make = partial(adagrad, beta_1=adaptivity.beta_1, tau=adaptivity.tau, initial=adaptivity.initial_second_moment)
     averaging = averaging.filled(server_learning_rate=0.1)
-    return train_and_average("fed_adagrad", training, schedule, averaging, _stepping(make), ADAPTS)
+    return common.train_and_average("fed_adagrad", training, schedule, averaging, _stepping(make), ADAPTS)
 
 
 @recipe(papers=("hsu2019",), parts="local SGD; mean; momentum", inside=True, unused=("server_optimizer",))
@@ -333,24 +279,10 @@ def fed_avg_m(
     momentum 0 is FedAvg. With ``nesterov`` the server moves by ``-eta (d + momentum v)``.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         server_momentum: Momentum of the server.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
     """
     momentum, nesterov = server_momentum.momentum, server_momentum.nesterov
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     replaced = _stepping(partial(heavy_ball, decay=momentum, nesterov=nesterov))
     rule = {"server_momentum": momentum, "nesterov": nesterov}
-    return train_and_average("fed_avg_m", training, schedule, averaging, replaced, rule)
+    return common.train_and_average("fed_avg_m", training, schedule, averaging, replaced, rule)

@@ -26,26 +26,11 @@ def fed_avg(
 
     Source: McMahan et al., 2017, algorithm 1.
 
-    With a ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean.
-
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent; its state does not outlive a
-            round.
-        averaging: Weights, server step and channel.
+        averaging: Weights, server step and channel. With a ``server_learning_rate`` other than 1 the server moves that
+            fraction of the way to the mean.
 
-    Returns:
-        The algorithm, with the rule by which theory follows it.
-
-    Raises:
-        ValueError: Not exactly one of rate and optimiser, or an argument of the wrong type or range.
-
-    Example, 20 of 100 clients a round, each of which passes once over its data:
+    Example, 20 of 100 clients a round, and each passes once over its data:
 
         >>> import fedtangent as ft
         >>> model = ft.models.mlp(784, 10, (100,), parameterization="standard")
@@ -73,25 +58,14 @@ def fed_sgd(
     It is FedAvg with one local step of all of a client's examples.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
         learning_rate: Step size of the mean gradient, a number or a schedule of the round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         optimizer: An optax optimiser of the clients, in place of a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
     """
     training = trained(model, learning_rate, optimizer, Work(steps=1, batch_size=None), loss, "")
     return train_and_average("fed_sgd", training, schedule, averaging, rule={})
 
 
-def check_base(base: Any) -> None:
+def check_base(base: object) -> None:
     """Raises ``ValueError`` unless ``base`` is a recipe (a function, not the name of one)."""
     if not callable(base):
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
@@ -106,13 +80,7 @@ def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **
     FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
 
     Args:
-        model: Network that the clients train.
         schedule: Which client trains which of the K models in which round.
-        base: Recipe of the algorithm inside, such as ``fed_avg``.
-        options: Further arguments of ``base``.
-
-    Returns:
-        The algorithm, with the rule of ``base``.
 
     Raises:
         ValueError: As ``base`` raises.

@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Shaped
 
+from fedtangent._src import types
 from fedtangent._src.checks import choice, instance, whole
 from fedtangent._src.federated.aggregate import Stacked, stack
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.distil import SOFT_LOSSES, Distillation, check_distillation, distil
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.algorithms.posterior import (
@@ -33,20 +29,10 @@ from fedtangent._src.federated.algorithms.posterior import (
 )
 from fedtangent._src.federated.compose import Parts, State, sequentially
 from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.server import with_params
 from fedtangent._src.losses import Loss, targets_of
 from fedtangent._src.optimizers import Optimizer, Rate
-from fedtangent._src.types import (
-    Algorithm,
-    AnyArray,
-    Array,
-    Key,
-    Model,
-    Prediction,
-    PyTree,
-    RoundInfo,
-    Schedule,
-    Server,
-)
+from fedtangent._src.types import Algorithm, AnyArray, Array, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
 DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
 SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
@@ -128,18 +114,7 @@ def fed_be(
     student is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         ensemble: Members of the ensemble, the server's data, and how the student learns.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: No server data, a loss that is not in ``SOFT_LOSSES``, options out of range; and as ``fed_avg``.
@@ -155,7 +130,7 @@ def fed_be(
         raise ValueError(f"server_data: got shape {unlabelled.shape}, must be x [m, ...] of at least one example")
     distillation = _fitting(unlabelled.shape[0]) if distillation is None else distillation
     check_distillation(distillation, unlabelled.shape[0])
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     soft = choice("loss", training.loss, SOFT_LOSSES)
     if not 0 < temperature < float("inf") or (soft != "cross_entropy" and temperature != 1):
         raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {soft!r}")
@@ -164,22 +139,22 @@ def fed_be(
     def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         clients = clients_of(params, sent)
         mean, (sample_key, student_key) = weighted_mean_of(clients), jax.random.split(info.key)
-        drawn = members_of(teacher, sample_key, mean, clients)
-        _, labels = ensemble_outputs(model, *drawn, unlabelled, soft == "cross_entropy")
+        members = members_of(teacher, sample_key, mean, clients)
+        _, labels = ensemble_outputs(model, *members, unlabelled, soft == "cross_entropy")
         if temperature != 1:
             sharper = labels ** (1 / temperature)
             labels = sharper / jnp.sum(sharper, axis=-1, keepdims=True)
-        student, seen = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
-        return student, {"distillation_loss": seen, "dropped": sent.beyond}
+        student, student_loss = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
+        return student, {"distillation_loss": student_loss, "dropped": sent.beyond}
 
-    replaced = AveragingParts(
+    replaced = common.AveragingParts(
         Server(lambda params: params, lambda state: state, lambda state: state, update, map_models=sequentially),
         parts=Parts(
             aggregate=stack(places),
             ledger=lambda cost, data: cost._replace(uplink_once=unlabelled.size * unlabelled.dtype.itemsize),
         ),
     )
-    return train_and_average("fed_be", training, schedule, averaging, replaced, DISTILS)
+    return common.train_and_average("fed_be", training, schedule, averaging, replaced, DISTILS)
 
 
 class Posterior(NamedTuple):
@@ -187,7 +162,7 @@ class Posterior(NamedTuple):
 
     params: PyTree  # the clients' weighted mean, the next round's model
     clients: Clients  # of the last round in which any client trained this model
-    key: Key
+    key: types.Key
 
 
 @recipe(
@@ -213,27 +188,16 @@ def fed_be_no_distillation(
     clients' models of a round, ``slots_per_model`` for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
-    that probability. ``members`` of the prediction are those of all K ensembles, [K E, n, C]; where a place is empty
-    stands the ensemble's mean, which changes no mean over members.
+    that probability. ``members`` of the prediction are the members of all K ensembles, [K E, n, C]; an empty place has
+    the ensemble's mean, which changes no mean over members.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         ensemble: Members of the ensemble.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: Options out of range, and as ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     teacher, places = ensemble.teacher(), ensemble.places(schedule)
     probabilities = targets_of(training.loss) == "classes"
 
@@ -246,8 +210,8 @@ def fed_be_no_distillation(
 
     def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         def one(row: Posterior) -> tuple[Array, Array]:
-            drawn, present = members_of(teacher, row.key, row.params, row.clients)
-            outputs, mean = ensemble_outputs(model, drawn, present, x, probabilities)
+            members, present = members_of(teacher, row.key, row.params, row.clients)
+            outputs, mean = ensemble_outputs(model, members, present, x, probabilities)
             neutral = jnp.log(mean) if probabilities else mean
             return jnp.where(present[:, None, None], outputs, neutral[None]), mean
 
@@ -255,8 +219,8 @@ def fed_be_no_distillation(
         mean = jnp.mean(means, axis=0)
         return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
 
-    replaced = AveragingParts(
-        Server(init, lambda state: state.params, lambda state: state.params, update),
+    replaced = common.AveragingParts(
+        with_params(init, update),
         parts=Parts(aggregate=stack(places), predict=predict),
     )
-    return train_and_average("fed_be_no_distillation", training, schedule, averaging, replaced, SAMPLES)
+    return common.train_and_average("fed_be_no_distillation", training, schedule, averaging, replaced, SAMPLES)

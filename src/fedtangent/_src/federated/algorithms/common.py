@@ -9,8 +9,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fedtangent._src import types
 from fedtangent._src.checks import choice, flag, instance
 from fedtangent._src.federated.aggregate import weighted_mean
 from fedtangent._src.federated.compose import Parts, compose
@@ -21,23 +22,27 @@ from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent._src.federated.wire.shuffler import shuffled
 from fedtangent._src.federated.wire.subsample import check_beta, subsampled
-from fedtangent._src.losses import check_targets, get_loss
+from fedtangent._src.losses import Loss, check_targets, get_loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_linear, check_optimizer, check_rate, heavy_ball, sgd
-from fedtangent._src.types import (
-    NO_RULE,
-    Accept,
-    Algorithm,
-    Channel,
-    Composition,
-    FederatedData,
-    Local,
-    Model,
-    Schedule,
-    Server,
-    Training,
-)
+from fedtangent._src.types import Accept, Algorithm, Channel, Composition, Local, Model, Schedule, Server, Training
 
 DEFAULT_WORK = Work(epochs=5, batch_size=16)
+
+ARGUMENTS = {  # that many recipes share: a recipe's docstring describes only the others
+    "model": "Network that the clients train.",
+    "schedule": "Which client trains which model in which round.",
+    "client_learning_rate": "Step size of local gradient descent, a number or a schedule of the round.",
+    "work": "Local steps, or epochs, and minibatches of a round.",
+    "loss": 'Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels '
+    "are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).",
+    "client_optimizer": "An optax optimiser of the clients, in place of gradient descent at a rate; its state does not "
+    "outlive a round.",
+    "averaging": "Weights, server step and channel.",
+    "base": "Recipe of the algorithm inside, such as ``fed_avg``.",
+    "options": "Further arguments of ``base``.",
+}
+RETURNS = "The algorithm; its ``rule`` says how theory follows it, or why theory cannot."
+RAISES = "ValueError: Not exactly one of rate and optimiser, or an argument of the wrong type or range."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +64,19 @@ class Averaging:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     shuffle: bool = False
-    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+    """A shuffler permutes the messages, so that the server does not know their senders."""
     secure_aggregation: int | None = None
-    """Bits of the masked numbers of which the server sees only the sum, 32 or 64 (default: not masked)."""
+    """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for an option of the wrong type or range."""
-        for name, what in (
+        for name, example in (
             ("accept", "of a message, such as faults.finite()"),
             ("personal", "such as parts.weighted_models(loss, gamma)"),
         ):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise ValueError(f"{name}: got {value!r}, must be a function ({what})")
+                raise ValueError(f"{name}: got {value!r}, must be a function ({example})")
         if self.channel is not None and not isinstance(self.channel, Channel):
             raise ValueError(f"channel: got {self.channel!r}, must be a channel such as channels.qsgd(4)")
         if self.server_learning_rate is not None:
@@ -90,12 +95,12 @@ class Averaging:
         if bits is not None and (isinstance(bits, bool) or bits not in BITS):
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
-    def filled(self, **defaults: Any) -> Averaging:
+    def filled(self, **defaults: str | float) -> Averaging:
         """Returns the options, with the algorithm's ``defaults`` for options that are not set."""
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
-        left_open = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **left_open)
+        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **unset)  # type: ignore[arg-type]
 
 
 def local_descent(training: Training) -> Optimizer:
@@ -108,7 +113,7 @@ def trained(
     client_learning_rate: Rate | None,
     client_optimizer: Optimizer | None,
     work: Work,
-    loss: Any,
+    loss: str | Loss | None,
     name: str = "client",
 ) -> Training:
     """Checks the arguments of local training and returns them as one record.
@@ -165,7 +170,7 @@ def train_and_average(
     schedule: Schedule,
     averaging: Averaging,
     replaced: AveragingParts = AveragingParts(),
-    rule: Mapping[str, Any] | str = NO_RULE,
+    rule: Mapping[str, object] | str = types.NO_RULE,
 ) -> Algorithm:
     """Builds an algorithm whose clients train and whose server steps along the weighted mean of their messages.
 
@@ -192,7 +197,7 @@ def train_and_average(
     weighting = "examples" if averaging.weighting is None else averaging.weighting
     parts = replaced.parts._replace(weighting=weighting)
 
-    def check(data: FederatedData) -> None:
+    def check(data: types.FederatedData) -> None:
         check_data(training.loss, data)
         if replaced.parts.check is not None:
             replaced.parts.check(data)
@@ -213,7 +218,7 @@ def train_and_average(
     return compose(name, training.model, train, server, schedule, parts, composition)
 
 
-def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
     """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has none."""
     if isinstance(rule, str):
         return rule
@@ -225,7 +230,7 @@ def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] 
         return f"its clients use a share beta = {averaging.beta} of their examples; nearest is beta = 1"
     if getattr(averaging.accept, "max_norm", math.inf if averaging.accept is None else 0) < math.inf:
         return "its server may reject messages; nearest is one that accepts all finite ones, as faults.finite() does"
-    fields: dict[str, Any] = {"loss": training.loss, **rule}
+    fields: dict[str, object] = {"loss": training.loss, **rule}
     try:
         if training.optimizer is not None:
             check_linear("its client_optimizer", training.optimizer)
@@ -239,8 +244,13 @@ def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] 
     return fields
 
 
-def check_data(loss: Any, data: FederatedData) -> None:
-    """Raises ``ValueError`` for targets that the loss does not take."""
+def check_data(loss: str | Loss, data: types.FederatedData) -> None:
+    """Raises ``ValueError`` for targets that the loss does not take.
+
+    Args:
+        loss: Name of a loss, or a function.
+        data: Training examples of all clients.
+    """
     check_targets(loss, data.y, "data: targets")
 
 

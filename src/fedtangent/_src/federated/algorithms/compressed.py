@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.compose import Parts
 from fedtangent._src.federated.local import Work
@@ -55,25 +50,14 @@ def fed_com(
     channels use ``fed_avg``.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         bits: Bits of a number.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: Bits outside 2 .. 16, and as ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    replaced = AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
-    return train_and_average("fed_com", training, schedule, averaging, replaced, ROUNDS)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = common.AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
+    return common.train_and_average("fed_com", training, schedule, averaging, replaced, ROUNDS)
 
 
 @recipe(
@@ -97,22 +81,11 @@ def fed_paq(
     paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         quantiser: Bits of a number, and numbers that share one norm.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    replaced = AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
-    return train_and_average("fed_paq", training, schedule, averaging, replaced, ROUNDS)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = common.AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
+    return common.train_and_average("fed_paq", training, schedule, averaging, replaced, ROUNDS)

@@ -15,15 +15,11 @@ import jax.numpy as jnp
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import MAX_INDEX, instance, number, whole
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.local import LocalProblem, Posed, Work, proximal
+from fedtangent._src.federated.server import with_params
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_rate, rate_at
 from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
@@ -55,26 +51,15 @@ def fed_prox(
     here, as for FedAvg, the schedule draws and the mean is by examples by default.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         mu: Strength of the proximal term, which holds clients near the model they got.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
 
     Raises:
         ValueError: A negative mu, and as ``fed_avg`` raises.
     """
     number("mu", mu, at_least=0)
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    replaced = AveragingParts(local=Posed(pose=proximal(mu)))
-    return train_and_average("fed_prox", training, schedule, averaging, replaced, rule={"mu": mu})
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = common.AveragingParts(local=Posed(pose=proximal(mu)))
+    return common.train_and_average("fed_prox", training, schedule, averaging, replaced, rule={"mu": mu})
 
 
 class Dynamic(NamedTuple):
@@ -84,16 +69,11 @@ class Dynamic(NamedTuple):
     correction: PyTree  # h
 
 
-def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
+def _dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
     """Builds FedDyn's server (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
 
     P are the clients of the round, d is their mean update, and h the correction that the server carries from round to
     round. With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
-
-    Args:
-        mu: Strength of the dynamic regulariser.
-        num_clients: Clients N.
-        rate: Step size of the server, a number or a schedule of the round.
     """
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
@@ -101,12 +81,7 @@ def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
         step = pytrees.add(d, pytrees.scale(1 / mu, h))
         return Dynamic(pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), step)), h), {}
 
-    return Server(
-        init=lambda params: Dynamic(params, pytrees.zeros_like(params)),
-        broadcast=lambda state: state.params,
-        params=lambda state: state.params,
-        update=update,
-    )
+    return with_params(lambda params: Dynamic(params, pytrees.zeros_like(params)), update)
 
 
 @recipe(papers=("acar2021",), parts="local SGD, tilt and prox; mean; mean less h / mu", inside=True, unused=OWN_SERVER)
@@ -130,22 +105,12 @@ def fed_dyn(
     ``h / mu``. Each model of an ensemble has its own h and h_i.
 
     The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it).
-    Behind a channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
+    Behind a channel h_i moves by the message as the server received it, so that the server's h stays the mean of all
+    h_i.
     ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         mu: Strength of the dynamic regulariser (the paper's alpha).
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
 
     Raises:
         ValueError: A mu that is not positive, and as ``fed_avg`` raises.
@@ -159,11 +124,13 @@ def fed_dyn(
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
         return pytrees.add(h, pytrees.scale(mu, sent))
 
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
-    replaced = AveragingParts(partial(dynamic_server, mu, schedule.num_clients), local)
+    replaced = common.AveragingParts(partial(_dynamic_server, mu, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("fed_dyn", training, schedule, averaging, replaced, {"algorithm": "fed_dyn", "mu": mu})
+    return common.train_and_average(
+        "fed_dyn", training, schedule, averaging, replaced, {"algorithm": "fed_dyn", "mu": mu}
+    )
 
 
 class Controlled(NamedTuple):
@@ -173,27 +140,16 @@ class Controlled(NamedTuple):
     control: PyTree
 
 
-def controlled_server(num_clients: int, rate: Rate) -> Server:
-    """Builds SCAFFOLD's server: ``x -= rate d``, ``c += |S| / N mean(dc)``.
-
-    Source: Karimireddy et al., 2020, algorithm 1, lines 16 and 17.
-
-    Args:
-        num_clients: Clients N.
-        rate: Step size of the server, a number or a schedule of the round.
-    """
+def _controlled_server(num_clients: int, rate: Rate) -> Server:
+    """Builds SCAFFOLD's server (algorithm 1, lines 16 and 17): ``x -= rate d``, ``c += |S| / N mean(dc)``."""
 
     def update(state: Controlled, mean: Controlled, info: RoundInfo) -> tuple[Controlled, dict[str, Array]]:
         step = pytrees.scale(rate_at(rate, info.round), mean.params)
         change = pytrees.scale(_fraction(info, num_clients), mean.control)
         return Controlled(pytrees.subtract(state.params, step), pytrees.add(state.control, change)), {}
 
-    return Server(
-        init=lambda params: Controlled(params, pytrees.zeros_like(params)),
-        broadcast=lambda state: state,
-        params=lambda state: state.params,
-        update=update,
-    )
+    server = with_params(lambda params: Controlled(params, pytrees.zeros_like(params)), update)
+    return server._replace(broadcast=lambda state: state)
 
 
 @recipe(
@@ -215,50 +171,39 @@ def scaffold(
     number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
     ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
 
-    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by what the
-    server received, so that c stays the mean of all c_i. In a round of rate 0 no control variate changes. The formula
-    of c_i+ assumes gradient descent, so that there is no choice of the clients' optimiser.
+    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by the
+    message as the server received it, so that c stays the mean of all c_i. The formula of c_i+ assumes gradient
+    descent, and so the recipe takes no other optimiser of the clients.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round. In a round of
+            rate 0 no control variate changes.
     """
     instance("schedule", schedule, Schedule)
 
-    def pose(broadcast: Controlled, own: PyTree) -> LocalProblem:
-        return LocalProblem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
+    def pose(broadcast: Controlled, client_control: PyTree) -> LocalProblem:
+        return LocalProblem(broadcast.params, tilt=pytrees.subtract(broadcast.control, client_control))
 
     def answer(
-        broadcast: Controlled, own: PyTree, params: PyTree, steps: Array, client: Client
+        broadcast: Controlled, client_control: PyTree, params: PyTree, steps: Array, client: Client
     ) -> tuple[Controlled, PyTree]:
         moved = pytrees.subtract(broadcast.params, params)
         assert client_learning_rate is not None
         rate = jnp.asarray(rate_at(client_learning_rate, client.round))
-        each = 1 / (jnp.maximum(steps, 1).astype(float) * jnp.where(rate > 0, rate, 1))
-        change = pytrees.subtract(pytrees.scale(each, moved), broadcast.control)
+        per_step = 1 / (jnp.maximum(steps, 1).astype(float) * jnp.where(rate > 0, rate, 1))
+        change = pytrees.subtract(pytrees.scale(per_step, moved), broadcast.control)
         change = pytrees.where(rate > 0, change, pytrees.zeros_like(change))
-        return Controlled(moved, change), own
+        return Controlled(moved, change), client_control
 
-    def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
-        return pytrees.add(own, sent.control)
+    def settle(client_control: PyTree, same: PyTree, sent: Controlled) -> PyTree:
+        return pytrees.add(client_control, sent.control)
 
     message = lambda params: Controlled(params, params)  # noqa: E731
-    training = trained(model, client_learning_rate, None, work, loss)
+    training = common.trained(model, client_learning_rate, None, work, loss)
     local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
-    replaced = AveragingParts(partial(controlled_server, schedule.num_clients), local)
+    replaced = common.AveragingParts(partial(_controlled_server, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("scaffold", training, schedule, averaging, replaced, {"algorithm": "scaffold"})
+    return common.train_and_average("scaffold", training, schedule, averaging, replaced, {"algorithm": "scaffold"})
 
 
 def halpern(index: Array) -> Array:
@@ -296,14 +241,10 @@ class Anchored(NamedTuple):
     anchor: PyTree
 
 
-def anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
+def _anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
     """Builds the server of Modified Local-GD (algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
 
     In round k (from 0) ``alpha`` is ``anchoring.alpha(k + anchoring.first_index)``.
-
-    Args:
-        anchoring: alpha of every round.
-        rate: Step size of the server, a number or a schedule of the round.
     """
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
@@ -312,14 +253,8 @@ def anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
         params = pytrees.add(pytrees.scale(1 - share, state.anchor), pytrees.scale(share, mean))
         return Anchored(params, state.anchor), {}
 
-    return Server(
-        init=lambda params: Anchored(
-            params, jax.tree.map(jnp.copy, params)
-        ),  # a run donates its state: no shared buffer
-        broadcast=lambda state: state.params,
-        params=lambda state: state.params,
-        update=update,
-    )
+    # a copy: a run donates its state, whose arrays must not share a buffer
+    return with_params(lambda params: Anchored(params, jax.tree.map(jnp.copy, params)), update)
 
 
 @recipe(papers=("localgd",), parts="local SGD, prox; mean; anchored at the start", unused=OWN_SERVER)
@@ -342,18 +277,7 @@ def modified_local_gd(
     eq. (16), whose first round has alpha 1/2.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
 
     Raises:
         ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside
@@ -361,12 +285,12 @@ def modified_local_gd(
     """
     anchoring.check()
     mu = anchoring.mu
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    replaced = AveragingParts(partial(anchored_server, anchoring), Posed(pose=proximal(mu)))
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = common.AveragingParts(partial(_anchored_server, anchoring), Posed(pose=proximal(mu)))
     rule = {
         "algorithm": "modified_local_gd",
         "mu": mu,
         "anchoring": lambda round_: anchoring.alpha(round_ + anchoring.first_index),
     }
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("modified_local_gd", training, schedule, averaging, replaced, rule)
+    return common.train_and_average("modified_local_gd", training, schedule, averaging, replaced, rule)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import pytrees
+from fedtangent._src import pytrees, types
 from fedtangent._src.checks import choice, instance
+from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.averaging import check_base, fed_avg
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.compose import Parts
 from fedtangent._src.federated.graph import (
@@ -30,21 +24,10 @@ from fedtangent._src.federated.graph import (
     spectral_gap,
 )
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.server import optax_server
+from fedtangent._src.federated.server import OptaxState, optax_server
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
-from fedtangent._src.types import (
-    Algorithm,
-    Array,
-    Cost,
-    FederatedData,
-    Model,
-    PyTree,
-    Recipe,
-    RoundInfo,
-    Schedule,
-    wrapped,
-)
+from fedtangent._src.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, Schedule, ServerUpdate
 
 ORDERS = ("train_then_mix", "mix_then_train")
 MIXES = "every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed"
@@ -60,13 +43,7 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
     one message up for each model in each round and nothing down; a model that stays is charged as one that moves.
 
     Args:
-        model: Network that the clients train.
         schedule: A schedule under which one client at the most trains each model in a round.
-        base: Recipe of the algorithm inside, such as ``fed_avg``.
-        options: Further arguments of ``base``.
-
-    Returns:
-        The algorithm, with the rule of ``base``.
 
     Raises:
         ValueError: A schedule under which several clients train one model in a round, options that hide clients from a
@@ -78,7 +55,7 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
         raise ValueError("schedule: must train each model on one client a round, as schedules.random_walk does")
     algorithm = base(model, schedule, **options)
     name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
-    return wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
+    return types.wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
 
 
 def _no_server(name: str, averaging: Averaging | None) -> None:
@@ -88,13 +65,13 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
 
 
-def _walks(schedule: Schedule, own: bool = False) -> bool:
-    """Returns whether at most one client trains each model in a round; with ``own``, client k model k."""
+def _walks(schedule: Schedule, same_client: bool = False) -> bool:
+    """Returns whether at most one client trains each model in a round; with ``same_client``, client k model k."""
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])
-    return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
+    return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,53 +107,44 @@ def gossip(
 ) -> Algorithm:
     """Builds gossip averaging: every client trains its own model and mixes it with its neighbours' (decentralised SGD).
 
-    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` what local training takes off model k:
+    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` the update that local training subtracts from model k:
     ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
     ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
     local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
 
-    A client that is not there (it drops out, or its message is rejected) neither trains nor exchanges: its model stays
-    as it is, and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly
-    stochastic matrix, and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
+    An absent client (it drops out, or its message is rejected) neither trains nor exchanges: its model stays unchanged,
+    and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly stochastic
+    matrix, and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
     ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
 
     The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
-    differ in neighbours, each is charged the mean number, rounded up to a byte. There is no channel: neighbours need
-    the model, of which a channel has the last change only.
+    differ in neighbours, each is charged the mean number, rounded up to a byte. There is no channel, because neighbours
+    need the whole model and a channel has only its last change.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         mixing: Graph or matrix, order of mixing and training, and how models start.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
-        ValueError: A matrix that is none of the above, an unknown order, another schedule than
-            ``schedules.own_models(N)`` and, before a run, data of which a client has none: it could not take part, and
-            its neighbours would lose touch; and as ``fed_avg`` raises.
+        ValueError: A matrix that is not symmetric and doubly stochastic, or has no spectral gap, an unknown order,
+            another schedule than ``schedules.own_models(N)`` and, before a run, data that leave a client without
+            examples: it could not take part, and its neighbours would lose touch; and as ``fed_avg`` raises.
     """
-    if not _walks(schedule, own=True):
+    if not _walks(schedule, same_client=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as schedules.own_models does")
     if averaging.channel is not None:
         raise ValueError(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
         )
     graph, order = mixing.graph, mixing.order
-    named = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
-    matrix = np.asarray(metropolis_weights(named) if isinstance(named, Graph) else named, np.float64)
+    chosen = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
+    matrix = np.asarray(metropolis_weights(chosen) if isinstance(chosen, Graph) else chosen, np.float64)
     _check_mixing(matrix, schedule.num_models)
     choice("order", order, ORDERS)
 
-    def map_models(update: Callable[..., Any]) -> Callable[..., Any]:
-        def updated(before: Any, aggregated: PyTree, info: RoundInfo) -> tuple[Any, dict[str, Array]]:
+    def map_models(update: ServerUpdate) -> ServerUpdate:
+        def updated(
+            before: OptaxState, aggregated: PyTree, info: types.RoundInfo
+        ) -> tuple[OptaxState, dict[str, Array]]:
             after, report = jax.vmap(update)(before, aggregated, info)
             present = info.weight > 0
             sent = after.params if order == "train_then_mix" else before.params
@@ -189,7 +157,7 @@ def gossip(
         return updated
 
     neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
-    replaced = AveragingParts(
+    replaced = common.AveragingParts(
         lambda rate: optax_server(sgd(rate))._replace(map_models=map_models),
         parts=Parts(
             common_start=mixing.common_start,
@@ -197,8 +165,8 @@ def gossip(
             ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
         ),
     )
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    return train_and_average("gossip", training, schedule, averaging, replaced, MIXES)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    return common.train_and_average("gossip", training, schedule, averaging, replaced, MIXES)
 
 
 def _everybody_trains(data: FederatedData) -> None:
@@ -234,13 +202,13 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
     """Computes ``sum_j W_kj x_j``; an absent model does not count, even if it is not finite."""
 
     def leaf(x: Array) -> Array:
-        kept = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
-        return jnp.tensordot(matrix.astype(x.dtype), kept, axes=(1, 0), precision="highest")
+        present_models = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+        return jnp.tensordot(matrix.astype(x.dtype), present_models, axes=(1, 0), precision="highest")
 
     return jax.tree.map(leaf, params)
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
     """Returns the cost of clients that send ``messages`` messages to each other in each round, without a server."""
-    uplink, per_example = (int(np.ceil(messages * each)) for each in cost[:2])
+    uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -1,13 +1,13 @@
 """Distillation on data without labels at the server: a student learns an ensemble's predictions.
 
-The student's weights are averaged along its trajectory (SWA; Izmailov et al., UAI 2018), which is what FedBE does so
-as not to follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
+The student's weights are averaged along its trajectory (SWA; Izmailov et al., UAI 2018), as in FedBE, so that it does
+not follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,12 @@ def check_distillation(how: Distillation, rows: int) -> None:
 
 
 def cyclical_rate(how: Distillation, step: Array) -> Array:
-    """Returns the learning rate in step ``step``, counted from 0."""
+    """Returns the learning rate in a step.
+
+    Args:
+        how: The training of the student.
+        step: Number of the step, from 0.
+    """
     if how.cycle is None:
         return jnp.asarray(how.learning_rate, float)
     part = ((step - how.start) % how.cycle + 1) / jnp.asarray(how.cycle, float)
@@ -115,7 +120,7 @@ def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total:
     def init(params: PyTree) -> Averaged:
         return Averaged(inner.init(params), jnp.int32(0), pytrees.zeros_like(params))
 
-    def update(gradient: PyTree, state: Averaged, params: Any = None) -> tuple[PyTree, Averaged]:
+    def update(gradient: PyTree, state: Averaged, params: PyTree | None = None) -> tuple[PyTree, Averaged]:
         updates, inner_state = inner.update(gradient, state.inner, params)
         after, step = optax.apply_updates(params, updates), state.step + 1
         ends = (step > start) & ((step - start) % cycle == 0)

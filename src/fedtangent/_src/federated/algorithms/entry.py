@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import optax
@@ -21,6 +21,7 @@ from jaxtyping import Num, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.checks import choice
+from fedtangent._src.docstrings import completed
 from fedtangent._src.entries import (
     Entry,
     NoOptions,
@@ -32,19 +33,16 @@ from fedtangent._src.entries import (
     written_fields,
 )
 from fedtangent._src.federated import faults
-from fedtangent._src.federated.algorithms.common import DEFAULT_WORK
+from fedtangent._src.federated.algorithms.common import ARGUMENTS, DEFAULT_WORK, RAISES, RETURNS, Averaging
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.wire.channel import named_channel
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import largest_sample
 from fedtangent._src.optimizers import Rate, at_rate, staircase_decay
-from fedtangent._src.types import Algorithm, AnyArray, Model, Partition, Recipe, Schedule
+from fedtangent._src.types import Accept, Algorithm, AnyArray, Channel, Model, Partition, Recipe, Schedule
 
 MOMENTUM = 0.9
-OPTIMIZERS = {
-    "momentum": functools.partial(optax.sgd, momentum=MOMENTUM),
-    "adam": optax.adam,
-}
+OPTIMIZERS = {"momentum": functools.partial(optax.sgd, momentum=MOMENTUM), "adam": optax.adam}
 SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on without saying how many
 
 
@@ -70,6 +68,16 @@ class Supplied(NamedTuple):
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
     clients: Partition | None = None
     expected_clients: float | None = None
+
+
+@runtime_checkable
+class Record(Protocol):
+    """A frozen dataclass of options."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __hash__(self) -> int:
+        """Returns the hash of the options."""
 
 
 class FinishedRun(NamedTuple):
@@ -112,10 +120,6 @@ class OptimizerOptions:
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
 
-    def value(self) -> str:
-        """Returns the name of the optimiser, which stands beside the rate."""
-        return self.client_optimizer
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkOptions:
@@ -129,7 +133,7 @@ class WorkOptions:
     """Minibatch size; 0 for full batches."""
 
     def value(self) -> Work:
-        """Returns the local work; raises ``ValueError`` where both steps and epochs are given."""
+        """Returns the local work; raises ``ValueError`` for both steps and epochs."""
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps: got {self.local_steps} beside local_epochs {self.local_epochs}, must be one of the two"
@@ -149,11 +153,11 @@ class ChannelOptions:
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds to its next update what the channel left out."""
+    """A client adds the channel's error to its next update."""
     sparsity: float = 0.0
     """Share of an update's numbers that is set to zero, the smallest."""
 
-    def value(self) -> Any:
+    def value(self) -> Channel | None:
         """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside a channel."""
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
@@ -164,12 +168,12 @@ class ChannelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptOptions:
-    """Options of which messages the server counts."""
+    """Options of the server's test of messages."""
 
     max_update_norm: float | None = None
     """Reject updates that are larger, or not finite (inf: only those)."""
 
-    def value(self) -> Any:
+    def value(self) -> Accept | None:
         """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
         if self.max_update_norm is None:
             return None
@@ -224,10 +228,6 @@ class LossOptions:
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
     one output against the rest); a mean over examples, with _sum behind its name their sum."""
 
-    def value(self) -> str:
-        """Returns the loss."""
-        return self.loss
-
 
 @dataclasses.dataclass(frozen=True)
 class BaseOptions:
@@ -237,7 +237,8 @@ class BaseOptions:
     """The algorithm inside, whose own options are given beside."""
 
 
-WRITTEN: Mapping[str, type[Any]] = {  # parameter of a recipe -> the options that write it
+# parameter of a recipe -> the options that write it; without a method ``value`` the one option is the value
+WRITTEN: Mapping[str, type[Any]] = {
     "client_learning_rate": RateOptions,
     "learning_rate": RateOptions,
     "client_optimizer": OptimizerOptions,
@@ -329,21 +330,26 @@ def recipe(
     name, signature = getattr(function, "__name__", "recipe"), inspect.signature(function)
 
     @functools.wraps(function)
-    def marked(model: Model, schedule: Schedule, *arguments: Any, **named: Any) -> Algorithm:
+    def marked(model: Model, schedule: Schedule, *arguments: object, **options: object) -> Algorithm:
         if unused:
-            bound = signature.bind(model, schedule, *arguments, **named)
+            bound = signature.bind(model, schedule, *arguments, **options)
             _refuse_unused(name, unused, bound.arguments.get("averaging"))
-        algorithm = function(model, schedule, *arguments, **named)
+        algorithm = function(model, schedule, *arguments, **options)
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"{name}: returned a {type(algorithm).__name__}, must return an Algorithm")
-        made = algorithm.composition._replace(rebuild=lambda other: marked(other, schedule, *arguments, **named))
-        return algorithm._replace(composition=made)
 
+        def rebuild(other: Model) -> Algorithm:
+            return marked(other, schedule, *arguments, **options)
+
+        return algorithm._replace(composition=algorithm.composition._replace(rebuild=rebuild))
+
+    if about and function.__doc__:
+        marked.__doc__ = completed(function, ARGUMENTS, RETURNS, RAISES)
     marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
     return marked
 
 
-def _refuse_unused(name: str, unused: Sequence[str], averaging: Any) -> None:
+def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None) -> None:
     """Raises ``ValueError`` for a field of ``averaging`` that has no meaning for the algorithm."""
     for field in dataclasses.fields(averaging) if averaging is not None else ():
         value = getattr(averaging, field.name)
@@ -359,7 +365,7 @@ class _Layout:
     python_only: tuple[str, ...] = ()
     extra: type[Any] = NoOptions
 
-    def groups(self, function: Any) -> list[type[Any]]:
+    def groups(self, function: Recipe) -> list[type[Any]]:
         """Returns the records of the options that write the recipe's parameters."""
         takes_base = "base" in _parameters_of(function)
         groups: list[type[Any]] = [BaseOptions] if takes_base else []
@@ -371,69 +377,65 @@ class _Layout:
             groups.append(_plain_options(record, self._plain(function, record), PREFIXES.get(name, "")))
         return [*groups, self.extra]
 
-    def plain(self, function: Any) -> list[str]:
+    def plain(self, function: Recipe) -> list[str]:
         """Returns the names of the parameters that are one option each."""
         names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
         return [name for name in names if name not in OF_RUN]
 
-    def arguments(self, function: Any, o: Any, supplied: Supplied) -> dict[str, Any]:
+    def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
         """Returns the recipe's arguments by name.
 
         Args:
             function: The recipe.
-            o: The options.
+            chosen: The options.
             supplied: The arguments that the run supplies.
         """
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
-                fields = {field: _value(field, o, supplied) for field in self._fields(function, record)}
+                fields = {field: _value(field, chosen, supplied) for field in self._fields(function, record)}
                 prefix, plain = PREFIXES.get(name, ""), self._plain(function, record)
-                fields |= {field: getattr(o, prefix + field) for field in plain}
-                both = (
-                    {field.name for field in dataclasses.fields(record)}
-                    & _parameters_of(function).keys()
-                    & WRITTEN.keys()
-                )
-                fields |= {field: _value(field, o, supplied) for field in both}  # such as the loss
+                fields |= {field: getattr(chosen, prefix + field) for field in plain}
+                both = {f.name for f in dataclasses.fields(record)} & _parameters_of(function).keys() & WRITTEN.keys()
+                fields |= {field: _value(field, chosen, supplied) for field in both}  # such as the loss
                 arguments[name] = dataclasses.replace(record, **fields)
             elif name in WRITTEN or name in OF_RUN:
-                arguments[name] = _value(name, o, supplied)
-            elif hasattr(o, name):
-                arguments[name] = getattr(o, name)
+                arguments[name] = _value(name, chosen, supplied)
+            elif hasattr(chosen, name):
+                arguments[name] = getattr(chosen, name)
         for name in arguments.keys() & {"client_optimizer", "optimizer"}:
             _take_optimizer(name, arguments)
         return arguments
 
-    def by_option(self, function: Any, message: str) -> str:
+    def by_option(self, function: Recipe, message: str) -> str:
         """Returns an error message with the option's name in place of the record's field."""
         for name, record in self._parameters(function):
             if record is not None and name in PREFIXES:
                 message = prefixed(message, self._plain(function, record), PREFIXES[name])
         return message
 
-    def _parameters(self, function: Any) -> list[tuple[str, Any]]:
+    def _parameters(self, function: Recipe) -> list[tuple[str, Record | None]]:
         """Returns the name of each parameter, and its default if that is a record of several options, else None."""
         parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
         return [
-            (p.name, p.default if dataclasses.is_dataclass(p.default) else None)
+            (p.name, p.default if isinstance(p.default, Record) else None)
             for p in parameters
             if p.kind is not p.VAR_KEYWORD and p.name not in (*self.python_only, "base")
         ]
 
-    def _fields(self, function: Any, record: Any) -> list[str]:
+    def _fields(self, function: Recipe, record: Record) -> list[str]:
         """Returns the fields of a record that take several options, or that the run supplies."""
-        taken = _parameters_of(function)
-        names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in taken]
+        parameters = _parameters_of(function)
+        names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in parameters]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
 
-    def _plain(self, function: Any, record: Any) -> tuple[str, ...]:
+    def _plain(self, function: Recipe, record: Record) -> tuple[str, ...]:
         """Returns the fields of a record that are one option each."""
-        taken = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
-        return tuple(name for name in written_fields(type(record)) if name not in taken)
+        others = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
+        return tuple(name for name in written_fields(type(record)) if name not in others)
 
 
-def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe; ``**options`` of a recipe without ``base`` stand for FedAvg's parameters."""
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -446,22 +448,23 @@ def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 @functools.cache
-def _plain_options(record: Any, names: tuple[str, ...], prefix: str) -> type[Any]:
+def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[Any]:
     """Returns the options that are plain fields of a record, with the record's values as defaults."""
     return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
 
 
-def _value(name: str, o: Any, supplied: Supplied) -> Any:
+def _value(name: str, chosen: object, supplied: Supplied) -> object:
     """Returns the value of a parameter that takes several options, or that the run supplies."""
     if name == "pool_size":
-        return _pool_size(o, supplied)
+        return _pool_size(chosen, supplied)
     if name in OF_RUN:
         return getattr(supplied, name)
     group = WRITTEN[name]
-    return group(**{field.name: getattr(o, field.name) for field in dataclasses.fields(group)}).value()
+    values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(group)}
+    return group(**values).value() if hasattr(group, "value") else next(iter(values.values()))
 
 
-def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(function: Recipe, flat: Mapping[str, object]) -> dict[str, Any]:
     """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
 
     For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
@@ -482,7 +485,7 @@ def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
+def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
     """Returns the entry of a marked recipe.
 
     Args:
@@ -492,36 +495,36 @@ def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
     Raises:
         ValueError: A user's recipe has a parameter without a default that cannot be written on a command line.
     """
-    about = dict(function.about)
+    about = dict(vars(function)["about"])
     layout: _Layout = about.pop("layout")
-    title, extra = name or function.__name__, layout.extra
+    title, extra = str(name or getattr(function, "__name__", "recipe")), layout.extra
     groups = tuple(reversed(layout.groups(function)))  # so that the options of the first group come first
     options = signature_options(title, function, layout.plain(function), groups, strict=name is not None)
     summary = (inspect.getdoc(function) or "an algorithm of your own").splitlines()[0]
     summary = summary.removeprefix("Builds ").rstrip(".")
 
-    def build(o: Any, supplied: Supplied) -> Algorithm:
-        if getattr(o, "max_update_norm", None) is not None and getattr(o, "secure_aggregation", False):
+    def build(chosen: object, supplied: Supplied) -> Algorithm:
+        if getattr(chosen, "max_update_norm", None) is not None and getattr(chosen, "secure_aggregation", False):
             raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
         if extra is not NoOptions:
-            extra(**{field.name: getattr(o, field.name) for field in dataclasses.fields(extra)}).check()
+            extra(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(extra)}).check()
         try:
-            return built(o, supplied)
+            return built(chosen, supplied)
         except ValueError as error:  # which names a field of a record: the option is called otherwise
             raise ValueError(layout.by_option(function, str(error))) from error
 
-    def built(o: Any, supplied: Supplied) -> Algorithm:
-        arguments = layout.arguments(function, o, supplied)
+    def built(chosen: object, supplied: Supplied) -> Algorithm:
+        arguments = layout.arguments(function, chosen, supplied)
         if "base" in _parameters_of(function):
-            inner = inside(o.base).recipe
-            arguments |= {"base": inner, **inner.about["layout"].arguments(inner, o, supplied)}  # type: ignore[union-attr]
+            inner = inside(vars(chosen)["base"]).recipe
+            arguments |= {"base": inner, **vars(inner)["about"]["layout"].arguments(inner, chosen, supplied)}
         algorithm: Algorithm = function(supplied.model, supplied.schedule, **arguments)
         return algorithm
 
     return AlgorithmEntry(title, summary, build, options, recipe=function, **about)
 
 
-def entry_of_function(name: str, function: Any) -> AlgorithmEntry:
+def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
     """Returns the entry of a user's recipe.
 
     Args:
@@ -547,12 +550,12 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
     arguments[name] = at_rate(make, rate)
 
 
-def _pool_size(o: Any, supplied: Supplied) -> int | None:
+def _pool_size(chosen: object, supplied: Supplied) -> int | None:
     """Returns the most examples that one model pools in a round."""
     if supplied.clients is None:
         return None
     slots = min(supplied.schedule.num_slots, supplied.schedule.num_clients)
-    return largest_sample(supplied.clients, slots, getattr(o, "beta", 1.0))
+    return largest_sample(supplied.clients, slots, getattr(chosen, "beta", 1.0))
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
@@ -569,7 +572,7 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 
 @functools.cache
-def _joined(classes: Any) -> type[Any]:
+def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
     """Returns a dataclass with the fields of all classes, made once, so that equal options are equal."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)

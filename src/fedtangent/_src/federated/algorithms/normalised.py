@@ -16,16 +16,11 @@ import jax.numpy as jnp
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    local_descent,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.local import Posed, Work, is_zero, proximal
+from fedtangent._src.federated.server import with_params
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_linear, check_rate, rate_at, unit_response
 from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
@@ -60,15 +55,10 @@ class Plain(NamedTuple):
     params: PyTree
 
 
-def normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
+def _normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
     """Builds FedNova's server (Wang et al., 2020, eq. 6): ``x -= rate tau_eff sum_i p_i d_i``.
 
-    ``info["tau_eff"]`` reports ``tau_eff``.
-
-    Args:
-        tau_eff: Effective number of local steps, a number or a schedule of the round; None for the mean normaliser
-            ``sum_i p_i a_i`` (section 4 of the paper).
-        rate: Step size of the server, a number or a schedule of the round.
+    Without a ``tau_eff`` it is the mean normaliser ``sum_i p_i a_i`` (section 4 of the paper).
     """
 
     def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:
@@ -76,7 +66,7 @@ def normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
         step = pytrees.scale(rate_at(rate, info.round) * steps, mean.direction)
         return Plain(pytrees.subtract(state.params, step)), {"tau_eff": steps}
 
-    return Server(init=Plain, broadcast=lambda state: state.params, params=lambda state: state.params, update=update)
+    return with_params(Plain, update)
 
 
 @recipe(
@@ -103,31 +93,20 @@ def fed_nova(
     The server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` [K] reports ``tau_eff``.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         normalisation: Strength of the proximal term, and effective number of local steps.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm, with the rule by which theory follows it.
 
     Raises:
         ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a
             ``mu * client_learning_rate`` from 1 on, and as ``fed_avg`` raises.
     """
     mu, tau_eff = normalisation.mu, normalisation.tau_eff
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     if client_optimizer is None:
         assert client_learning_rate is not None
         number("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), at_least=0, below=1)
     else:
         check_linear("client_optimizer", client_optimizer)
-    descent = local_descent(training)
+    descent = common.local_descent(training)
 
     def normaliser(steps: Array, client: Client, dtype: jnp.dtype) -> Array:
         if client_optimizer is None and is_zero(mu):
@@ -145,8 +124,10 @@ def fed_nova(
 
     message = lambda params: Normalised(params, jnp.zeros((), _precision(params)))  # noqa: E731
     local = Posed(pose=proximal(mu), answer=answer, message=message)
-    replaced = AveragingParts(partial(normalised_server, tau_eff), local)
-    return train_and_average("fed_nova", training, schedule, averaging, replaced, {"algorithm": "fed_nova", "mu": mu})
+    replaced = common.AveragingParts(partial(_normalised_server, tau_eff), local)
+    return common.train_and_average(
+        "fed_nova", training, schedule, averaging, replaced, {"algorithm": "fed_nova", "mu": mu}
+    )
 
 
 def _precision(params: PyTree) -> jnp.dtype:

@@ -11,16 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from fedtangent._src import pytrees, streams
+from fedtangent._src import pytrees, streams, types
 from fedtangent._src.checks import instance, number
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    local_descent,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.compose import Parts, State
 from fedtangent._src.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
@@ -28,20 +22,7 @@ from fedtangent._src.federated.predict import mean_of_models, own_models
 from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
-from fedtangent._src.types import (
-    Algorithm,
-    AnyArray,
-    Array,
-    Client,
-    Key,
-    Local,
-    Model,
-    Prediction,
-    PyTree,
-    RoundInfo,
-    Schedule,
-    Server,
-)
+from fedtangent._src.types import Algorithm, AnyArray, Array, Client, Local, Model, Prediction, PyTree, Schedule, Server
 
 ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client"
 
@@ -87,36 +68,22 @@ def ditto(
     global model.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
-        personal_training: Rate and steps of the personal model, and how strongly it is held at w.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
-
-    Raises:
-        ValueError: As ``fed_avg`` raises.
+        personal_training: Rate and steps of the personal model, and the strength of its pull to w.
     """
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     steps = work if personal_training.personal_work is None else personal_training.personal_work
     validate_work(steps)
     rate = personal_training.personal_learning_rate
     if rate is not None:
         check_rate("personal_learning_rate", rate)
-    descent = local_descent(training) if rate is None else sgd(rate)
+    descent = common.local_descent(training) if rate is None else sgd(rate)
 
     def around(train: Local) -> Local:
         return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
 
-    replaced = AveragingParts(around=around, parts=Parts(personal=own_models))
+    replaced = common.AveragingParts(around=around, parts=Parts(personal=own_models))
     rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
-    return train_and_average("ditto", training, schedule, averaging, replaced, rule)
+    return common.train_and_average("ditto", training, schedule, averaging, replaced, rule)
 
 
 def _with_personal_model(
@@ -124,18 +91,24 @@ def _with_personal_model(
 ) -> Local:
     """Returns ``train`` followed by steps on a personal model that is kept near the broadcast model."""
 
-    def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
+    def update(
+        key: types.Key, broadcast: PyTree, personal_model: PyTree, client: Client
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
         message, _, info = train.update(key, broadcast, (), client)
-        problem = LocalProblem(start=own, anchor=broadcast, prox=mu)
+        problem = LocalProblem(start=personal_model, anchor=broadcast, prox=mu)
         personal_key, descent = streams.apart(key, streams.PERSONAL), at_round(optimizer, client.round)
-        own, aside = minimise(personal_key, model, loss, descent, work, problem, client)
-        return message, own, {**info, "personal_loss": aside["loss"], "personal_steps": aside["steps"]}
+        personal_model, personal_info = minimise(personal_key, model, loss, descent, work, problem, client)
+        return (
+            message,
+            personal_model,
+            {**info, "personal_loss": personal_info["loss"], "personal_steps": personal_info["steps"]},
+        )
 
     return Local(lambda params: params, update, train.message)
 
 
-# ---- which parameters stay with a client: a part has None for the leaves of the other part, so that only what a part
-# holds is broadcast, averaged, sent and counted in bytes
+# ---- private parameters. A part of the parameters has None for the leaves of the other part, so that only the leaves
+# of the shared part are broadcast, averaged, sent and counted in bytes
 
 
 def private_mask(model: Model, private: PyTree | str) -> PyTree:
@@ -157,8 +130,8 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
     params = jax.eval_shape(model.init, jax.random.key(0))
     structure: Any = jax.tree.structure(params)
     leaves = jax.tree.leaves(private)
-    named = jax.tree.leaves_with_path(params)
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+    leaves_by_path = jax.tree.leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_by_path]
     if isinstance(private, str):
         try:
             pattern = re.compile(private)
@@ -166,29 +139,49 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
             raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
         leaves = [pattern.search(path) is not None for path in paths]
     elif structure != jax.tree.structure(private):
-        given = jax.tree.structure(private)
-        raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
+        mask_structure = jax.tree.structure(private)
+        raise ValueError(f"private: got a mask of structure {mask_structure}, but the parameters have {structure}")
     elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
         raise ValueError(f"private: got {leaves}, a mask must hold True or False only")
     if any(leaves) == all(leaves):
-        what = "all parameters, which leaves nothing to share" if all(leaves) else "no parameter"
-        raise ValueError(f"private: got {private!r}, which matches {what}; the parameters are {', '.join(paths)}")
+        matched = "all parameters, which leaves nothing to share" if all(leaves) else "no parameter"
+        raise ValueError(f"private: got {private!r}, which matches {matched}; the parameters are {', '.join(paths)}")
     return jax.tree.unflatten(structure, [bool(leaf) for leaf in leaves])
 
 
 def shared_part(mask: PyTree, params: PyTree) -> PyTree:
-    """Returns the parameters that travel, with None for the private ones."""
+    """Returns the parameters that travel, with None for the private ones.
+
+    Args:
+        mask: Whether a parameter is private, as ``private_mask`` makes it.
+        params: All parameters of a model.
+    """
     return jax.tree.map(lambda private, leaf: None if private else leaf, mask, params)
 
 
 def private_part(mask: PyTree, params: PyTree) -> PyTree:
-    """Returns the parameters that stay with the client, with None for the shared ones."""
+    """Returns the parameters that stay with the client, with None for the shared ones.
+
+    Args:
+        mask: Whether a parameter is private, as ``private_mask`` makes it.
+        params: All parameters of a model.
+    """
     return jax.tree.map(lambda private, leaf: leaf if private else None, mask, params)
 
 
 def joined(shared: PyTree, private: PyTree) -> PyTree:
-    """Merges the shared and the private part of a model's parameters; inverts ``shared_part`` and ``private_part``."""
-    return jax.tree.map(lambda s, p: p if s is None else s, shared, private, is_leaf=lambda leaf: leaf is None)
+    """Returns all parameters of a model; inverts ``shared_part`` and ``private_part``.
+
+    Args:
+        shared: The shared parameters, with None for the private ones.
+        private: The private parameters, with None for the shared ones.
+    """
+    return jax.tree.map(
+        lambda shared_leaf, leaf: leaf if shared_leaf is None else shared_leaf,
+        shared,
+        private,
+        is_leaf=lambda leaf: leaf is None,
+    )
 
 
 class _Shared(NamedTuple):
@@ -224,30 +217,21 @@ def lg_fed_avg(
     with.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         private: Regular expression searched for in a parameter's path: those that match stay with their client. Or a
             tree of bools like the parameters (``private_mask``). The paper's are the lower layers, a client's own
             representation.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: A ``private`` that matches no parameter, or all of them, and as ``fed_avg`` raises.
     """
     mask = private_mask(model, private)
 
-    def pose(broadcast: PyTree, own: PyTree) -> LocalProblem:
-        return LocalProblem(start=joined(broadcast, own))
+    def pose(broadcast: PyTree, private_params: PyTree) -> LocalProblem:
+        return LocalProblem(start=joined(broadcast, private_params))
 
-    def answer(broadcast: PyTree, own: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
+    def answer(
+        broadcast: PyTree, private_params: PyTree, params: PyTree, steps: Array, client: Client
+    ) -> tuple[PyTree, PyTree]:
         return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
 
     def personal(
@@ -268,16 +252,16 @@ def lg_fed_avg(
         init=lambda params: private_part(mask, params),
         message=lambda params: shared_part(mask, params),
     )
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    replaced = AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    replaced = common.AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
     rule = "some parameters stay with their client; nearest is fed_avg, where all are shared"
-    return train_and_average("lg_fed_avg", training, schedule, averaging, replaced, rule)
+    return common.train_and_average("lg_fed_avg", training, schedule, averaging, replaced, rule)
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
     """Returns ``server`` restricted to the shared parameters."""
 
-    def update(state: _Shared, aggregated: PyTree, info: RoundInfo) -> tuple[_Shared, dict[str, Array]]:
+    def update(state: _Shared, aggregated: PyTree, info: types.RoundInfo) -> tuple[_Shared, dict[str, Array]]:
         updated, report = server.update(state.server, aggregated, info)
         return state._replace(server=updated), report
 
@@ -312,17 +296,8 @@ def local_only(
     of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
+        averaging: The share ``beta`` of its examples that a client uses; the other options have no effect, or are
+            refused.
 
     Raises:
         ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.
@@ -330,8 +305,8 @@ def local_only(
     instance("model", model, Model)
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
     posed = Posed(
-        pose=lambda broadcast, own: LocalProblem(start=own),
-        answer=lambda broadcast, own, params, steps, client: ((), params),
+        pose=lambda broadcast, own_model: LocalProblem(start=own_model),
+        answer=lambda broadcast, own_model, params, steps, client: ((), params),
         init=lambda params: params,
         message=no_state,
     )
@@ -347,7 +322,7 @@ def local_only(
         update=lambda state, aggregated, info: (state, {}),
     )
     once = schedule.num_models * schedule.num_clients * initial
-    replaced = AveragingParts(
+    replaced = common.AveragingParts(
         server,
         posed,
         parts=Parts(
@@ -356,8 +331,8 @@ def local_only(
             ledger=lambda cost, data: cost._replace(downlink_once=once),
         ),
     )
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    return train_and_average("local_only", training, schedule, averaging, replaced, ALONE)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
+    return common.train_and_average("local_only", training, schedule, averaging, replaced, ALONE)
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent._src import types
 from fedtangent._src.checks import instance, whole
 from fedtangent._src.data.sharing import number_given
 from fedtangent._src.federated.aggregate import Stacked, stack
@@ -28,16 +29,12 @@ from fedtangent._src.types import (
     Algorithm,
     Array,
     Client,
-    Composition,
-    Cost,
     FederatedData,
     Model,
     PyTree,
     Recipe,
-    RoundInfo,
     Schedule,
     Server,
-    wrapped,
 )
 
 
@@ -64,15 +61,10 @@ def centralised(
         schedule: Which client hands its examples to which model in which round.
         learning_rate: Step size of the server, a number or a schedule of the round.
         work: Steps, or epochs over the pool, and minibatches of a round.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
         optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
         slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
             counts, per model, those beyond it.
         accept: Which messages count (default: all).
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: Not exactly one of rate and optimiser, an impossible ``work``, an unknown loss, or
@@ -91,7 +83,7 @@ def centralised(
     server = pool_server(model, get_loss(training.loss), local_descent(training), work)
     rule = "its server trains on the pooled examples; nearest is fed_avg with one client, who holds them all"
     return compose(
-        "centralised", model, send_examples(), server, schedule, parts, Composition(training, "examples", rule)
+        "centralised", model, send_examples(), server, schedule, parts, types.Composition(training, "examples", rule)
     )
 
 
@@ -100,8 +92,8 @@ def _pooled_client(received: Stacked, round_: Array) -> Client:
 
     So the order of a cohort does not matter. Messages have leading axis M; empty places (without a real row) go last.
     """
-    held = jnp.any(received.messages.mask, axis=1)
-    order = jnp.argsort(jnp.where(held, received.client, jnp.iinfo(jnp.int32).max), stable=True)
+    has_examples = jnp.any(received.messages.mask, axis=1)
+    order = jnp.argsort(jnp.where(has_examples, received.client, jnp.iinfo(jnp.int32).max), stable=True)
     flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
     rows = jnp.argsort(~flat.mask, stable=True).astype(jnp.int32)
     size = jnp.sum(flat.mask, dtype=jnp.int32)
@@ -126,7 +118,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
     """
     validate_work(work)
 
-    def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+    def update(params: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pool = _pooled_client(aggregated, info.round)
         trained, report = minimise(
             info.key, model, loss, at_round(optimizer, info.round), work, LocalProblem(params), pool
@@ -164,36 +156,29 @@ def data_sharing(
     holds.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
         shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
             10 % as many examples as all clients together.
         fraction: Share of the global set that each client gets, the paper's alpha; NTK-FL's clients get all of it.
-        base: Recipe of the algorithm inside, such as ``fed_avg``.
-        options: Further arguments of ``base``.
-
-    Returns:
-        The algorithm, with the rule of ``base``.
 
     Raises:
         ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside
-            (0, 1], and, before a run, data of which some client that has examples was not given its shared ones.
+            (0, 1], and, before a run, a client with examples but without its shared ones.
     """
-    each = number_given(shared, fraction)
+    per_client = number_given(shared, fraction)
     chosen = np.asarray(shared, np.int64)
     check_base(base)
     algorithm = base(model, schedule, **options)
 
-    def charged(found: Cost, data: FederatedData) -> Cost:
-        shared_bytes = _sharing_clients(data, chosen, each) * each * ledger.example_bytes(data.x, data.y)
-        return found._replace(downlink_once=found.downlink_once + shared_bytes)
+    def charged(cost: types.Cost, data: FederatedData) -> types.Cost:
+        shared_bytes = _sharing_clients(data, chosen, per_client) * per_client * ledger.example_bytes(data.x, data.y)
+        return cost._replace(downlink_once=cost.downlink_once + shared_bytes)
 
     name = "data_sharing" if base is fed_avg else f"{algorithm.name}_data_sharing"
-    return wrapped(algorithm, name, charged)
+    return types.wrapped(algorithm, name, charged)
 
 
-def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
-    """Returns how many clients hold ``each`` shared examples; raises ``ValueError`` if any with examples does not."""
+def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -> int:
+    """Returns how many clients have examples; raises ``ValueError`` for one without its ``per_client`` shared ones."""
     num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
     if shared.max() >= num_examples:
         raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")
@@ -201,10 +186,10 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
     is_shared[shared] = True
     before = np.concatenate([[0], np.cumsum(is_shared[np.asarray(data.indices)])])
     holds, sizes = before[offsets[1:]] - before[offsets[:-1]], np.diff(offsets)
-    short = np.flatnonzero((sizes > 0) & (holds < each))
+    short = np.flatnonzero((sizes > 0) & (holds < per_client))
     if short.size:
         raise ValueError(
-            f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {each} "
+            f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {per_client} "
             f"({short.size} such): make the partition with sharing.with_shared"
         )
     return int(np.sum(sizes > 0))

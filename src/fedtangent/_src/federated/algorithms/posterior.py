@@ -48,7 +48,12 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """Returns the ``Clients`` before the first round: ``places`` empty places."""
+    """Returns the ``Clients`` before the first round.
+
+    Args:
+        params: Parameters of the global model.
+        places: Number M of empty places.
+    """
     dtype = jnp.result_type(*jax.tree.leaves(params), jnp.float32)
     models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
     return Clients(models, jnp.zeros((places,), dtype), jnp.full((places,), -1, jnp.int32))
@@ -58,8 +63,8 @@ def _combined(clients: Clients, share: Array) -> PyTree:
     """Returns the sum of the clients' models times ``share`` [M]; an empty place does not count, finite or not."""
 
     def leaf(models: Array) -> Array:
-        kept = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
-        return jnp.tensordot(share.astype(models.dtype), kept, axes=(0, 0), precision="highest")
+        present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
+        return jnp.tensordot(share.astype(models.dtype), present_models, axes=(0, 0), precision="highest")
 
     return jax.tree.map(leaf, clients.params)
 
@@ -83,7 +88,7 @@ def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
     def draw(key: Key) -> PyTree:
         leaves, tree = jax.tree.flatten(mean)
         noise = [jax.random.normal(jax.random.fold_in(key, i), p.shape, p.dtype) for i, p in enumerate(leaves)]
-        return jax.tree.map(lambda m, s, z: m + s * z, mean, deviation, jax.tree.unflatten(tree, noise))
+        return jax.tree.map(lambda m, std, z: m + std * z, mean, deviation, jax.tree.unflatten(tree, noise))
 
     return draw
 
@@ -102,8 +107,10 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 
     def draw(key: Key) -> PyTree:
         def log_gamma(client: Array) -> Array:
-            own = jax.random.fold_in(key, client)
-            return jax.random.loggamma(own, jnp.asarray(concentration, clients.weight.dtype), (), clients.weight.dtype)
+            client_key = jax.random.fold_in(key, client)
+            return jax.random.loggamma(
+                client_key, jnp.asarray(concentration, clients.weight.dtype), (), clients.weight.dtype
+            )
 
         present = clients.weight > 0
         log_weight = jnp.log(jnp.where(present, clients.weight, 1))
@@ -167,9 +174,9 @@ def ensemble_outputs(
     """
     outputs = jax.lax.map(lambda p: model.apply(p, x), members)
     values = jax.nn.softmax(outputs, axis=-1) if probabilities else outputs
-    there = present.reshape((-1, 1, 1))
+    is_present = present.reshape((-1, 1, 1))
     count = jnp.maximum(jnp.sum(present), 1).astype(values.dtype)
-    return outputs, jnp.sum(jnp.where(there, values, 0), axis=0) / count
+    return outputs, jnp.sum(jnp.where(is_present, values, 0), axis=0) / count
 
 
 def weighted_mean_of(clients: Clients) -> PyTree:

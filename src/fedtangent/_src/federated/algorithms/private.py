@@ -11,13 +11,8 @@ import jax.numpy as jnp
 from fedtangent._src import pytrees
 from fedtangent._src.checks import instance, number
 from fedtangent._src.federated.aggregate import weighted_mean
-from fedtangent._src.federated.algorithms.common import (
-    DEFAULT_WORK,
-    Averaging,
-    AveragingParts,
-    train_and_average,
-    trained,
-)
+from fedtangent._src.federated.algorithms import common
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import FinishedRun, recipe
 from fedtangent._src.federated.compose import Parts
 from fedtangent._src.federated.local import Work
@@ -25,18 +20,7 @@ from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.channel import clip, lossless
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
-from fedtangent._src.types import (
-    Aggregate,
-    Algorithm,
-    Array,
-    Channel,
-    Key,
-    Model,
-    PyTree,
-    RoundInfo,
-    Schedule,
-    Server,
-)
+from fedtangent._src.types import Aggregate, Algorithm, Array, Channel, Key, Model, PyTree, RoundInfo, Schedule, Server
 
 NOISY = "it clips updates and adds noise to them; nearest is fed_avg --weighting uniform, which does neither"
 
@@ -46,7 +30,7 @@ class PrivacyReport:
     """The options of the report on a private run."""
 
     delta: float = 1e-5
-    """Delta that the final epsilon is told for."""
+    """Delta of the reported epsilon."""
 
     def check(self) -> None:
         """Raises ``ValueError`` for a delta outside (0, 1)."""
@@ -70,7 +54,7 @@ class ClientPrivacy:
         number("noise_multiplier", self.noise_multiplier, at_least=0)
 
 
-def _remark(o: Any, ran: FinishedRun) -> str:
+def _remark(options: Any, ran: FinishedRun) -> str:
     """Returns the privacy guarantee of a run as text, or the reason why it is not known."""
     from fedtangent._src.measures.privacy import epsilon
 
@@ -79,16 +63,16 @@ def _remark(o: Any, ran: FinishedRun) -> str:
     if ran.schedule_name not in ("uniform", "poisson", "all") or ran.schedule.num_models != 1:
         return f"epsilon is not known for the schedule {ran.schedule_name} of {ran.schedule.num_models} models"
     sampling = "poisson" if ran.schedule_name == "poisson" else "without_replacement"
-    found = epsilon(
+    spent = epsilon(
         num_clients=ran.schedule.num_clients,
         clients_per_round=ran.clients_per_round,
         num_rounds=ran.num_rounds,
-        noise_multiplier=o.noise_multiplier,
-        delta=o.delta,
+        noise_multiplier=options.noise_multiplier,
+        delta=options.delta,
         sampling=sampling,
     )
     neighbours = "a client more or less" if sampling == "poisson" else "the data of one client"
-    return f"privacy: epsilon {found:.4g} at delta {o.delta:g}, for {neighbours}"
+    return f"privacy: epsilon {spent:.4g} at delta {options.delta:g}, for {neighbours}"
 
 
 @recipe(
@@ -118,21 +102,10 @@ def dp_fed_avg(
     ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
     the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds, and the model moves less.
     Which clients took part is not hidden from the server, which is trusted. A channel compresses; the server then clips
-    what it receives, so that compression cannot lengthen an update.
+    the received updates, so that compression cannot lengthen them.
 
     Args:
-        model: Network that the clients train.
-        schedule: Which client trains which model in which round.
-        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
-        work: Local steps, or epochs, and minibatches of a round.
         privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
-        loss: Name of a loss, such as "cross_entropy", or a function; by default the squared error, where class labels
-            are one-hot targets minus 1/C (``models.logistic`` has the cross entropy).
-        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
-        averaging: Weights, server step and channel.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that
@@ -144,7 +117,7 @@ def dp_fed_avg(
     instance("schedule", schedule, Schedule)
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
-    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     channel = _received_clipped(averaging.channel or lossless(), clip_norm)
     averaging = dataclasses.replace(averaging, weighting="uniform", channel=channel)
 
@@ -157,8 +130,8 @@ def dp_fed_avg(
 
         return stepping._replace(unheard=unheard)
 
-    replaced = AveragingParts(server, parts=Parts(aggregate=fixed_mean(m)))
-    return train_and_average("dp_fed_avg", training, schedule, averaging, replaced, NOISY)
+    replaced = common.AveragingParts(server, parts=Parts(aggregate=_fixed_mean(m)))
+    return common.train_and_average("dp_fed_avg", training, schedule, averaging, replaced, NOISY)
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:
@@ -184,20 +157,20 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
     def update(state: PyTree, aggregated: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         leaves, structure = jax.tree.flatten(aggregated)
-        drawn = [jax.random.normal(jax.random.fold_in(info.key, j), v.shape, v.dtype) for j, v in enumerate(leaves)]
-        with_noise = [v + jnp.asarray(deviation, v.dtype) * z for v, z in zip(leaves, drawn, strict=True)]
+        noise = [jax.random.normal(jax.random.fold_in(info.key, j), v.shape, v.dtype) for j, v in enumerate(leaves)]
+        with_noise = [v + jnp.asarray(deviation, v.dtype) * z for v, z in zip(leaves, noise, strict=True)]
         return server.update(state, jax.tree.unflatten(structure, with_noise), info)
 
     return server._replace(update=update)
 
 
-def fixed_mean(count: float | Array) -> Aggregate:
+def _fixed_mean(count: float | Array) -> Aggregate:
     """Builds the aggregate that divides each model's weighted sum of messages by a fixed ``count``.
 
     Source: McMahan et al., 2018, the estimator f_f. Without messages it is 0.
     """
 
-    def finish(acc: Any) -> PyTree:
+    def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)
 
     return weighted_mean()._replace(finish=finish)

@@ -19,16 +19,7 @@ from fedtangent._src.federated.wire.channel import jacobians
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import subsampled
 from fedtangent._src.optimizers import Rate, check_rate
-from fedtangent._src.types import (
-    Accept,
-    Algorithm,
-    AnyArray,
-    Composition,
-    FederatedData,
-    Model,
-    Schedule,
-    Training,
-)
+from fedtangent._src.types import Accept, Algorithm, AnyArray, Composition, FederatedData, Model, Schedule, Training
 
 EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
 
@@ -90,9 +81,6 @@ def ntk_fl(
         evolution: Times, kernel and method of the evolution.
         pooling: Sizes of the pool, and the examples that choose the time.
 
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
-
     Raises:
         ValueError: No rate, or an argument of the wrong type or range.
     """
@@ -129,9 +117,6 @@ def cp_ntk_fl(
         evolution: Times, kernel and method of the evolution, without a ``linearise``, which sparsity decides.
         pooling: Sizes of the pool, and the examples that choose the time.
         compression: Share of examples, sparsity, bits and shuffling.
-
-    Returns:
-        The algorithm; theory has no rule for it, and its ``rule`` says why.
 
     Raises:
         ValueError: A beta outside (0, 1], a sparsity outside [0, 1), value_bits outside 10 .. 32, an ``evolution`` with

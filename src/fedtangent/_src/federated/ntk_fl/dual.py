@@ -35,7 +35,7 @@ from fedtangent._src.federated.ntk_fl.tangent import Pool, Tangent, averaged_pro
 from fedtangent._src.types import Array, PyTree
 
 LANCZOS_STEPS = 24
-CUT = 1e-13  # what the terms left out of a series may add up to, relative to the largest value t of the polynomial
+CUT = 1e-13  # largest sum of the omitted terms of a series, relative to the largest value t of the polynomial
 GROWTH = 1 + 1e-6  # of |T_k r|: more than rounding, so an eigenvalue lies outside of the interval
 MARGIN = 1.1  # of the Chebyshev interval over Lanczos' largest eigenvalue, which comes from below
 LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
@@ -73,7 +73,12 @@ def spectral_dual(
 
 
 def geometric_sum(z: Array, t: int) -> Array:
-    """Computes ``sum_{u < t} (1 - z)^u`` elementwise for ``z >= 0``, to full relative precision even for tiny z."""
+    """Computes ``sum_{u < t} (1 - z)^u`` elementwise, to full relative precision even for tiny z.
+
+    Args:
+        z: Numbers of at least 0.
+        t: Number of terms.
+    """
     near_zero = z < 1e-200
     small = z < 0.5
     inside = jnp.where(small & ~near_zero, z, 0.25)
@@ -203,7 +208,7 @@ def chebyshev_dual(
     return jnp.where(active, step * total, 0.0), k - 1, inside
 
 
-# ---- what is taken ------------------------------------------------------------------------------------------------
+# ---- the choice of the method -------------------------------------------------------------------------------------
 
 
 def largest_eigenvalue(product: Product, start: Array) -> Array:
@@ -246,18 +251,18 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
         outputs: Number of outputs C.
     """
     passes = 4 * examples * params * PASS_SECONDS  # of one derivative forward and one backward
-    held = 8 * examples**2 <= evolution.kernel_bytes
+    in_memory = 8 * examples**2 <= evolution.kernel_bytes
     if evolution.kernel == "averaged":
-        size, product = examples, PRODUCT_SECONDS * examples**2 if held else outputs**2 * passes
+        size, product = examples, PRODUCT_SECONDS * examples**2 if in_memory else outputs**2 * passes
     else:
         size, product = examples * outputs, passes
-        held = _holds_whole(size, evolution)
+        in_memory = _holds_whole(size, evolution)
     steps = {"chebyshev": chebyshev_degree(max(evolution.times)), "iterate": max(evolution.times)}
     seconds = {name: (LANCZOS_STEPS + count) * product for name, count in steps.items()}
     rank, columns = rank_of(size), examples * outputs // size
     whole = LANCZOS_STEPS + 2 * -(-rank // columns) + min(TYPICAL_PRODUCTS, steps["iterate"])
     seconds["multirate"] = whole * product + steps["iterate"] * PRODUCT_SECONDS * 2 * size * rank
-    if held:
+    if in_memory:
         seconds["eigh"] = EIGH_SECONDS * size**3
     return {name: seconds[name] for name in OUTPUT_LOSSES[evolution.loss].methods if name in seconds}
 
@@ -285,46 +290,46 @@ class Dynamics(NamedTuple):
     matrix: Array | None  # H [n, n]; None if it is not in memory
 
 
-def dynamics_of(pool: Pool, tangent: Tangent, s: Evolution, method: str) -> Dynamics:
+def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:
     """Returns the kernel in use as a product, its largest eigenvalue, and the evolution under it.
 
     Args:
         pool: The pooled examples.
         tangent: The linearised network.
-        s: Options of the evolution.
+        evolution: Options of the evolution.
         method: Name of the method.
     """
     residual = pool.y - tangent.outputs
     n = residual.shape[0]
-    matrix = tangent.gram() if s.kernel == "averaged" and 8 * n * n <= s.kernel_bytes else None
-    if s.kernel == "exact":
+    matrix = tangent.gram() if evolution.kernel == "averaged" and 8 * n * n <= evolution.kernel_bytes else None
+    if evolution.kernel == "exact":
         product, start = lambda g: tangent.push(tangent.pull(g)), pool.mask * signs(residual.shape)
     elif matrix is None:
         product, start = averaged_product(tangent, residual.shape), jnp.broadcast_to(pool.mask, residual.shape)
     else:
         product, start = lambda g: matrix @ g, pool.mask
     dual: Dual
-    if s.loss == "cross_entropy":
-        if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
+    if evolution.loss == "cross_entropy":
+        if evolution.kernel == "exact" and tangent.remade and _holds_whole(residual.size, evolution):
             product = _flat_product(tangent.whole())  # else every step makes all entries twice
         lambda_max = largest_eigenvalue(product, start)
-        dual = functools.partial(_by_descent, product, lambda_max, pool, tangent.outputs, s, method)
+        dual = functools.partial(_by_descent, product, lambda_max, pool, tangent.outputs, evolution, method)
     elif method == "eigh":
-        held = tangent.whole() if s.kernel == "exact" else matrix
-        lambda_max, dual = _by_eigh(held, residual, s.times)
+        kernel = tangent.whole() if evolution.kernel == "exact" else matrix
+        lambda_max, dual = _by_eigh(kernel, residual, evolution.times)
     else:
         lambda_max = largest_eigenvalue(product, start)
-        dual = functools.partial(by_products, product, residual, lambda_max, s.times, method)
+        dual = functools.partial(by_products, product, residual, lambda_max, evolution.times, method)
 
     def masked(step: Array, active: Array) -> tuple[Array, Array]:
-        found, products = dual(step, active)
-        return found * pool.mask[None, :, :], products
+        duals, products = dual(step, active)
+        return duals * pool.mask[None, :, :], products
 
     return Dynamics(product, lambda_max, masked, matrix)
 
 
-def _holds_whole(size: int, s: Evolution) -> bool:
-    return size <= LARGEST_FULL_KERNEL and 8 * size**2 <= s.kernel_bytes
+def _holds_whole(size: int, evolution: Evolution) -> bool:
+    return size <= LARGEST_FULL_KERNEL and 8 * size**2 <= evolution.kernel_bytes
 
 
 def _flat_product(kernel: Array) -> Product:
@@ -338,16 +343,21 @@ def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> t
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 
     def dual(step: Array, active: Array) -> tuple[Array, Array]:
-        found = spectral_dual(eigenvalues, vectors, residual.reshape((kernel.shape[0], -1)), step, times)
-        return jnp.where(active, found, 0).reshape((len(times), *residual.shape)), jnp.int32(0)
+        duals = spectral_dual(eigenvalues, vectors, residual.reshape((kernel.shape[0], -1)), step, times)
+        return jnp.where(active, duals, 0).reshape((len(times), *residual.shape)), jnp.int32(0)
 
     return eigenvalues[-1], dual
 
 
 def by_products(
-    product: Product, residual: Array, lambda_max: Array, times: tuple[int, ...], method: str,
-    step: Array, active: Array,
-) -> tuple[Array, Array]:  # fmt: skip
+    product: Product,
+    residual: Array,
+    lambda_max: Array,
+    times: tuple[int, ...],
+    method: str,
+    step: Array,
+    active: Array,
+) -> tuple[Array, Array]:
     """Returns the dual [Psi, n, C] by a Chebyshev series, and the number of products [] taken.
 
     If the step is unstable, or the series breaks down, the steps are taken one by one.
@@ -363,8 +373,8 @@ def by_products(
     """
 
     def steps(needed: Array) -> tuple[Array, Array]:
-        found = descend_dual(product, lambda moved: residual - moved, residual, step, times, needed)
-        return found, jnp.where(needed, times[-1], 0).astype(jnp.int32)
+        duals = descend_dual(product, lambda moved: residual - moved, residual, step, times, needed)
+        return duals, jnp.where(needed, times[-1], 0).astype(jnp.int32)
 
     if method == "iterate":
         return steps(active)
@@ -372,26 +382,32 @@ def by_products(
     largest = jnp.minimum(MARGIN * lambda_max, 2 / step)
     series, products, inside = chebyshev_dual(product, residual, step, times, largest, active & is_stable)
     otherwise = active & ~(inside & is_stable)
-    taken, more = steps(otherwise)
-    return jnp.where(otherwise, taken, series), products + more
+    stepwise, more = steps(otherwise)
+    return jnp.where(otherwise, stepwise, series), products + more
 
 
 def _by_descent(
-    product: Product, lambda_max: Array, pool: Pool, outputs: Array, s: Evolution, method: str,
-    step: Array, active: Array,
-) -> tuple[Array, Array]:  # fmt: skip
+    product: Product,
+    lambda_max: Array,
+    pool: Pool,
+    outputs: Array,
+    evolution: Evolution,
+    method: str,
+    step: Array,
+    active: Array,
+) -> tuple[Array, Array]:
     """Returns the dual of a loss whose derivative is not linear; unstable steps are taken one by one."""
-    loss = OUTPUT_LOSSES[s.loss]
+    loss = OUTPUT_LOSSES[evolution.loss]
 
     def force(moved: Array) -> Array:
         return pool.mask * (pool.y - loss.predict(outputs + moved))
 
     multirate = active & (method == "multirate") & (step * lambda_max * loss.curvature <= 2)
-    found = descend_dual(product, force, outputs, step, s.times, active & ~multirate)
-    products = jnp.where(active & ~multirate, s.times[-1], 0).astype(jnp.int32)
+    stepwise = descend_dual(product, force, outputs, step, evolution.times, active & ~multirate)
+    products = jnp.where(active & ~multirate, evolution.times[-1], 0).astype(jnp.int32)
     if method == "iterate":
-        return found, products
-    rows = outputs.shape[0] if s.kernel == "averaged" else outputs.size
+        return stepwise, products
+    rows = outputs.shape[0] if evolution.kernel == "averaged" else outputs.size
     factor, more = leading_factor(product, outputs.shape, rows)
-    faster, taken = multirate_dual(product, force, outputs, step, s.times, factor, multirate)
-    return jnp.where(multirate, faster, found), products + jnp.where(multirate, more + taken, 0)
+    faster, faster_products = multirate_dual(product, force, outputs, step, evolution.times, factor, multirate)
+    return jnp.where(multirate, faster, stepwise), products + jnp.where(multirate, more + faster_products, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,33 +95,33 @@ def ntk_evolve(
 def _evolve(
     model: Model,
     params: PyTree,
-    given: Examples,
+    received: Examples,
     learning_rate: Array | float,
     validation: tuple[Array, Array] | None,
     evolution: Evolution,
 ) -> tuple[PyTree, dict[str, Array]]:
-    pool = pool_examples(*given)
+    pool = pool_examples(*received)
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
     tangent = (evolution.linearise or linearise_network)(model, weights, pool)
-    dynamics = dynamics_of(pool, tangent, evolution, method_of(evolution, params, given.y.shape))
+    dynamics = dynamics_of(pool, tangent, evolution, method_of(evolution, params, received.y.shape))
     loss = OUTPUT_LOSSES[evolution.loss]
-    number = loss.divisor(pool.num_examples, given.y.shape[1])  # eta over it is the step in function space
+    number = loss.divisor(pool.num_examples, received.y.shape[1])  # eta over it is the step in function space
     stable = 2 / loss.curvature * number / dynamics.lambda_max
     rate = jnp.asarray(learning_rate, jnp.float64)
     rate = jnp.minimum(rate, SAFETY * stable) if evolution.unstable == "clip" else rate
-    some = jnp.any(given.mask)
+    some = jnp.any(received.mask)
     refused = some & (rate > stable) if evolution.unstable == "stop" else jnp.bool_(False)
     dual, products = dynamics.dual(rate / number, ~refused)
     examples = pool if validation is None else pool_examples(*validation, jnp.ones(validation[0].shape[0], bool))
     together = 0 if evolution.kernel == "exact" else num_together(tangent, params, PROBES, 4)
     at_once = num_together(tangent, params, len(evolution.times)) == len(evolution.times) > 1
-    found = choose_time(model, params, tangent.pull, dual, examples, evolution, at_once)
-    status = jnp.where(found.best < 0, DIVERGED, OK)
+    choice = choose_time(model, params, tangent.pull, dual, examples, evolution, at_once)
+    status = jnp.where(choice.best < 0, DIVERGED, OK)
     status = jnp.where(some, jnp.where(refused, REFUSED, status), NO_EXAMPLES)
-    kept = jax.tree.map(lambda new, old: jnp.where(refused, old, new), found.params, params)
+    weights_after = jax.tree.map(lambda new, old: jnp.where(refused, old, new), choice.params, params)
     info = {
-        "time": jnp.where(status == OK, jnp.asarray(evolution.times, jnp.int32)[found.best], 0),
-        "losses": jnp.where(refused, jnp.inf, found.losses),
+        "time": jnp.where(status == OK, jnp.asarray(evolution.times, jnp.int32)[choice.best], 0),
+        "losses": jnp.where(refused, jnp.inf, choice.losses),
         "loss_before": network_loss(model, params, examples, evolution),
         "status": status.astype(jnp.int32),
         "refused": refused,
@@ -129,9 +129,9 @@ def _evolve(
         "stable_learning_rate": stable,
         "learning_rate": rate,
         "products": products,
-        **_errors(pool, tangent, dynamics, dual[found.best], together),
+        **_errors(pool, tangent, dynamics, dual[choice.best], together),
     }
-    return kept, info
+    return weights_after, info
 
 
 # ---- the choice of the time ---------------------------------------------------------------------------------------
@@ -143,6 +143,10 @@ class Choice(NamedTuple):
     params: PyTree  # parameters of the best candidate; without one, the parameters before the round
     best: Array  # [] int32, number of the best candidate, -1 if all diverged
     losses: Array  # [Psi] loss of every candidate, infinite if not finite, NaN after the end of the search
+
+
+# candidate, rises of the loss in a row, last and least loss, best parameters and their candidate, all losses
+_Search = tuple[Array, Array, Array, Array, tuple[PyTree, Array], Array]
 
 
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
@@ -165,8 +169,8 @@ def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolut
         finite = jnp.all(jnp.isfinite(outputs) | (examples.mask == 0))
         return jnp.where(finite, jnp.sum(examples.mask[:, 0] * wrong) / examples.num_examples, jnp.inf)
     of = OUTPUT_LOSSES[evolution.loss]
-    each = jnp.where(examples.mask[:, 0] > 0, of.examples(outputs.astype(jnp.float64), examples.y), 0)
-    return jnp.sum(each) / of.divisor(examples.num_examples, examples.y.shape[1])
+    losses = jnp.where(examples.mask[:, 0] > 0, of.examples(outputs.astype(jnp.float64), examples.y), 0)
+    return jnp.sum(losses) / of.divisor(examples.num_examples, examples.y.shape[1])
 
 
 def choose_time(
@@ -194,20 +198,20 @@ def choose_time(
     changes = jax.vmap(pull)(dual) if at_once else None
     limit = number if evolution.patience is None else evolution.patience
 
-    def more(carry: tuple[Any, ...]) -> Array:
+    def more(carry: _Search) -> Array:
         i, rises = carry[:2]
         return (i < number) & (rises < limit)
 
-    def consider(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def consider(carry: _Search) -> _Search:
         i, rises, last, least, best, losses = carry
         change = pull(dual[i]) if changes is None else pytrees.take(changes, i)
         evolved = jax.tree.map(lambda leaf, c: (leaf + c).astype(leaf.dtype), params, change)
         value = network_loss(model, evolved, examples, evolution)
         value = jnp.where(jnp.isfinite(value), value, jnp.inf)
         better = value < least
-        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), evolved, best[0])
+        best_params = jax.tree.map(lambda new, old: jnp.where(better, new, old), evolved, best[0])
         rises = jnp.where((value > last) | jnp.isinf(value), rises + 1, 0)
-        best = (kept, jnp.where(better, i, best[1]))
+        best = (best_params, jnp.where(better, i, best[1]))
         return i + 1, rises, value, jnp.minimum(value, least), best, losses.at[i].set(value)
 
     infinite = jnp.asarray(jnp.inf, jnp.float64)

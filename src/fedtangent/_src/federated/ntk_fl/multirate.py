@@ -58,8 +58,8 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
     def image(vectors: Array) -> Array:
         whole = jnp.pad(vectors, ((0, 0), (0, groups * columns - rank)))
         parts = whole.reshape((rows, groups, columns)).transpose(1, 0, 2)
-        found = jax.lax.map(lambda part: product(part.reshape(shape)).reshape((rows, columns)), parts)
-        return found.transpose(1, 0, 2).reshape(whole.shape)[:, :rank]
+        images = jax.lax.map(lambda part: product(part.reshape(shape)).reshape((rows, columns)), parts)
+        return images.transpose(1, 0, 2).reshape(whole.shape)[:, :rank]
 
     basis = jnp.linalg.qr(image(signs((rows, rank))))[0]
     images = image(basis)
@@ -80,7 +80,12 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Returns the polynomial through the nodes that count, at a time; [columns, rows]."""
+    """Returns the polynomial through the nodes that count, [columns, rows].
+
+    Args:
+        nodes: The nodes.
+        time: Number of steps at which the polynomial is evaluated.
+    """
     counts = jnp.arange(NODES) < nodes.number
     others = counts[None, :] & ~jnp.eye(NODES, dtype=bool)
     gaps = nodes.times[:, None] - nodes.times[None, :]
@@ -140,16 +145,16 @@ def multirate_dual(
         at_end = end.astype(like.dtype)
         slow = flat(product(outputs(dual))) - moved @ factor.T
         off = jnp.max(jnp.abs(slow - extrapolated(now.nodes, at_end)))
-        kept = (off <= SLOW_TOLERANCE) | (length == 1)
+        is_accurate = (off <= SLOW_TOLERANCE) | (length == 1)
         nodes = Nodes(
             jnp.roll(now.nodes.times, 1).at[0].set(at_end),
             jnp.roll(now.nodes.values, 1, axis=0).at[0].set(slow),
             jnp.minimum(now.nodes.number + 1, NODES),
         )
-        following = next_length(length, off, kept, now)
-        taken = _Descent(end, dual, moved, nodes, following, now.products + 1)
+        following = _next_length(length, off, is_accurate, now)
+        accepted = _Descent(end, dual, moved, nodes, following, now.products + 1)
         again = now._replace(length=following, products=now.products + 1)
-        return jax.tree.map(lambda new, old: jnp.where(kept, new, old), taken, again)
+        return jax.tree.map(lambda new, old: jnp.where(is_accurate, new, old), accepted, again)
 
     def advance(now: _Descent, last: Array) -> tuple[_Descent, Array]:
         now = jax.lax.while_loop(lambda now: now.time < last, lambda now: stretch(now, last), now)
@@ -165,22 +170,16 @@ def multirate_dual(
     return duals, end.products
 
 
-def next_length(length: Array, off: Array, kept: Array, now: _Descent) -> Array:
+def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
     """Returns the number of steps of the next stretch: odd, at least one, and fewer if this stretch was not kept.
 
     With large steps, outputs swing from step to step: nodes at odd distances show this, nodes at even distances would
-    not.
-
-    Args:
-        length: Steps of this stretch.
-        off: Error of the polynomial at its end.
-        kept: Whether the stretch was kept.
-        now: The descent before this stretch.
+    not. ``off`` is the error of the polynomial at the end of this stretch, which began at ``now``.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)
-    wanted = (length * jnp.clip(share, SHRINKAGE, GROWTH)).astype(jnp.int32)
+    following = (length * jnp.clip(share, SHRINKAGE, GROWTH)).astype(jnp.int32)
     cut_short = length < now.length  # by a time that is asked for: no reason to go on in short stretches
-    wanted = jnp.where(kept & cut_short, jnp.maximum(wanted, now.length), wanted)
-    wanted = jnp.where(kept, wanted, jnp.minimum(wanted, length // 2))
-    return jnp.maximum(wanted // 2 * 2 + 1, 1)
+    following = jnp.where(is_accurate & cut_short, jnp.maximum(following, now.length), following)
+    following = jnp.where(is_accurate, following, jnp.minimum(following, length // 2))
+    return jnp.maximum(following // 2 * 2 + 1, 1)

@@ -33,7 +33,12 @@ class OutputLoss(NamedTuple):
     methods: tuple[str, ...]  # the METHODS that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
-        """Returns the number by which the loss, and the learning rate with it, is divided."""
+        """Returns the number by which the loss, and the learning rate with it, is divided.
+
+        Args:
+            num_examples: Number of real examples.
+            num_outputs: Outputs C.
+        """
         return num_examples * (num_outputs if self.averages_outputs else 1)
 
 
@@ -82,9 +87,10 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
     """
     if num_classes < 2:
         raise ValueError(f"loss: got 'cross_entropy' for {num_classes} outputs, must be for at least two")
-    known = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
+    is_concrete = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
     fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
-    rows = np.asarray(y)[slice(None) if mask is None else np.asarray(mask) != 0] if known and fits else np.empty(0)
+    real = slice(None) if mask is None or not is_concrete else np.asarray(mask) != 0
+    rows = np.asarray(y)[real] if is_concrete and fits else np.empty(0)
     if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
         if rows.size:
             class_labels(name, rows, num_classes)
@@ -126,7 +132,7 @@ class Evolution:
     """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
 
     That is ``2 N C / lambda_max`` of the kernel in use (of the cross entropy ``4 N / lambda_max``). "stop" raises, or
-    where the values are traced keeps the parameters, with status 3; what is allowed diverges at large times. The
+    where the values are traced keeps the parameters, with status 3; an allowed step diverges at large times. The
     averaged kernel's lambda_max is below the whole one's."""
     loss: str = "squared_error"
     """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f
@@ -138,10 +144,9 @@ class Evolution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", _times(self.times))
-        for name, allowed in (
-            ("kernel", KERNELS), ("method", METHODS), ("criterion", CRITERIA), ("unstable", UNSTABLE), ("loss", LOSSES),
-        ):  # fmt: skip
-            choice(name, getattr(self, name), allowed)
+        allowed = {"kernel": KERNELS, "method": METHODS, "criterion": CRITERIA, "unstable": UNSTABLE, "loss": LOSSES}
+        for name, values in allowed.items():
+            choice(name, getattr(self, name), values)
         methods = OUTPUT_LOSSES[self.loss].methods
         if self.method not in methods:
             raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(methods)} with the loss {self.loss}")
@@ -152,12 +157,12 @@ class Evolution:
 
 def _times(times: Any) -> tuple[int, ...]:
     """Returns the candidate numbers of steps; raises ``ValueError`` unless they increase from at least 1."""
-    given = tuple(times) if np.ndim(times) == 1 else ()
-    if not given or not all(map(_is_count, given)) or any(a >= b for a, b in itertools.pairwise(given)):
+    steps = tuple(times) if np.ndim(times) == 1 else ()
+    if not steps or not all(map(_is_count, steps)) or any(a >= b for a, b in itertools.pairwise(steps)):
         raise ValueError(
-            f"times: got {given or times!r}, must be one or more increasing positive whole numbers of steps below 2**31"
+            f"times: got {steps or times!r}, must be one or more increasing positive whole numbers of steps below 2**31"
         )
-    return tuple(int(t) for t in given)
+    return tuple(int(t) for t in steps)
 
 
 def _is_count(value: Any) -> bool:
@@ -165,7 +170,7 @@ def _is_count(value: Any) -> bool:
     return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 
-def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: Any) -> None:
+def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: float | Array) -> None:
     """Raises ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take.
 
     Args:
@@ -193,7 +198,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
         )
 
 
-def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
+def held_out(validation: object, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
     """Returns the validation examples, with probabilities in place of class labels for the cross entropy.
 
     Args:
@@ -211,13 +216,13 @@ def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -
         raise ValueError(
             f"validation: got a {type(validation).__name__}, must be None or the pair (x [m, ...], y [m, C])"
         )
-    held, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
+    inputs, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     if loss == "cross_entropy":
         y = probabilities("validation", y, model.output_size)
-    wanted = (*held.shape[:1], model.output_size)
-    if not wanted[:-1] or wanted[0] < 1 or y.shape != wanted or (x is not None and held.shape[1:] != x.shape[1:]):
+    shape = (*inputs.shape[:1], model.output_size)
+    if not shape[:-1] or shape[0] < 1 or y.shape != shape or (x is not None and inputs.shape[1:] != x.shape[1:]):
         raise ValueError(
-            f"validation: got x {held.shape} and y {y.shape}, must be x [m, ...] of at least one example"
+            f"validation: got x {inputs.shape} and y {y.shape}, must be x [m, ...] of at least one example"
             f"{'' if x is None else f' of shape {tuple(x.shape[1:])}'} and y [m, {model.output_size}]"
         )
-    return held, y
+    return inputs, y

@@ -77,4 +77,4 @@ def ntk_server(
         dropped = sent - jnp.sum(pooled.mask, dtype=jnp.int32)
         return weights, {**report, "dropped": aggregated.beyond, "examples_dropped": dropped}
 
-    return Server(init=lambda params: params, broadcast=lambda s: s, params=lambda s: s, update=update)
+    return Server(init=lambda params: params, broadcast=lambda state: state, params=lambda state: state, update=update)

@@ -14,26 +14,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from fedtangent._src.checks import dtype as checked_dtype
 from fedtangent._src.checks import whole
 from fedtangent._src.federated.ntk_fl.tangent import Linearise, Pool, Tangent
-from fedtangent._src.federated.wire.sparsify import (
-    Count,
-    check_sparsity,
-    count_numbers,
-    count_products,
-    num_kept,
-    rounded,
-    threshold_of,
-    thresholds,
-)
+from fedtangent._src.federated.wire import sparsify
 from fedtangent._src.kernels.empirical import back_propagated
 from fedtangent._src.models.dense import DenseStructure, forward
 from fedtangent._src.types import Array, Model, PyTree
@@ -41,10 +33,10 @@ from fedtangent._src.types import Array, Model, PyTree
 BLOCK_BYTES = 2**27  # of the Jacobians of a block of examples
 CHUNK_BYTES = 2**25  # of the entries of a dense layer made at once
 SEARCH_ROWS = 64  # examples whose thresholds are sought at once
-SYMMETRIC_BLOCKS = 8  # of the rows of a kernel, of which one half is computed
+SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is computed
 
 
-def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: Any = jnp.float32) -> Linearise:
+def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
     """Builds the ``Linearise`` of a network whose examples' Jacobians [C, P] are sparsified.
 
     For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and thresholds are
@@ -61,7 +53,7 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: A
     Raises:
         ValueError: An argument out of range.
     """
-    check_sparsity(sparsity)
+    sparsify.check_sparsity(sparsity)
     if value_bits is not None:
         whole("value_bits", value_bits, 10, 32)
     kind = checked_dtype(dtype, "float32", "float64")
@@ -92,7 +84,7 @@ class Keep(NamedTuple):
             at: Magnitudes from which entries are kept, [n].
         """
         reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
-        return rounded(jnp.where(reach, entries, 0), self.value_bits)
+        return sparsify.rounded(jnp.where(reach, entries, 0), self.value_bits)
 
 
 # ---- dense networks -----------------------------------------------------------------------------------------------
@@ -101,43 +93,42 @@ class Keep(NamedTuple):
 class _DensePart(NamedTuple):
     inputs: Float[Array, "n U"]  # scaled
     signals: Float[Array, "n C V"] | None  # None at the last layer: the identity
-    bias: (
-        Float[Array, "n *CV"] | None
-    )  # scaled signals [n, C, V]; [n, 1] at the last layer, alike for each output; None without biases
+    # scaled signals [n, C, V], or [n, 1] at the last layer, where all outputs have the same; None without biases
+    bias: Float[Array, "n *CV"] | None
 
 
 def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
     """Returns the tangent of a dense network's sparsified Jacobians; ``outputs`` [n, C] are in float64."""
     num_outputs = outputs.shape[1]
-    kept = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
+    keep_largest = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
 
-    last = _DensePart(kept(layers[-1].inputs), None, None if layers[-1].bias is None else kept(layers[-1].bias))
-    biases = [None if layer.bias is None else kept(layer.bias) for layer in layers[:-1]]
-    hidden = [_Hidden(layer.inputs, *_units(layer), kept) for layer in layers[:-1]]
+    *biases, last_bias = (None if layer.bias is None else keep_largest(layer.bias) for layer in layers)
+    last = _DensePart(keep_largest(layers[-1].inputs), None, last_bias)
+    hidden = [_Hidden(layer.inputs, *_units(layer), keep_largest) for layer in layers[:-1]]
 
     def gram() -> Array:
-        found = num_outputs * (_square(last.inputs) + (0 if last.bias is None else _square(last.bias)))
+        kernel = num_outputs * (_square(last.inputs) + (0 if last.bias is None else _square(last.bias)))
         for layer, bias in zip(hidden, biases, strict=True):
-            found = found + layer.gram()
-            found = found if bias is None else found + _square(bias.reshape((bias.shape[0], -1)))
-        return found / num_outputs
+            kernel = kernel + layer.gram()
+            kernel = kernel if bias is None else kernel + _square(bias.reshape((bias.shape[0], -1)))
+        return kernel / num_outputs
 
     def whole() -> Array:
         shared = _square(last.inputs) + (0 if last.bias is None else _square(last.bias))
-        found = jnp.kron(shared, jnp.eye(num_outputs))
+        kernel = jnp.kron(shared, jnp.eye(num_outputs))
         for layer, bias in zip(hidden, biases, strict=True):
-            found = found + layer.whole()
-            found = found if bias is None else found + _square(bias.reshape((-1, bias.shape[2])))
-        return found
+            kernel = kernel + layer.whole()
+            kernel = kernel if bias is None else kernel + _square(bias.reshape((-1, bias.shape[2])))
+        return kernel
 
     def push(change: PyTree) -> Array:
-        by_weight, by_bias = (_wide(change[2 * len(hidden)][j]) for j in range(2))
-        found = _wide(last.inputs) @ by_weight + (0 if last.bias is None else _wide(last.bias) * by_bias)
+        by_weight, by_bias = jax.tree.map(_wide, change[2 * len(hidden)])
+        moved = _wide(last.inputs) @ by_weight + (0 if last.bias is None else _wide(last.bias) * by_bias)
         for i, (layer, bias) in enumerate(zip(hidden, biases, strict=True)):
-            by_weight, by_bias = (_wide(change[2 * i][j]) for j in range(2))
-            found = found + layer.push(by_weight)
-            found = found if bias is None else found + jnp.einsum("nkv,v->nk", _wide(bias), by_bias[0])
-        return found
+            by_weight, by_bias = jax.tree.map(_wide, change[2 * i])
+            moved = moved + layer.push(by_weight)
+            moved = moved if bias is None else moved + jnp.einsum("nkv,v->nk", _wide(bias), by_bias[0])
+        return moved
 
     def pull(residual: Array) -> PyTree:
         change: list[PyTree] = []
@@ -165,8 +156,8 @@ class _Hidden(NamedTuple):
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
         """Returns the sum of ``A A'`` over groups, in float64; ``one`` makes A [size, ...] from a group's signals."""
 
-        def add(found: Array, signals: Array) -> tuple[Array, None]:
-            return _add_square(found, one(signals)), None
+        def add(total: Array, signals: Array) -> tuple[Array, None]:
+            return _add_square(total, one(signals)), None
 
         return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
 
@@ -187,23 +178,23 @@ class _Hidden(NamedTuple):
         padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
         parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
 
-        def add(found: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-            return found + jnp.einsum("nkug,ug->nk", _wide(self.entries(part[0])), part[1]), None
+        def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            return total + jnp.einsum("nkug,ug->nk", _wide(self.entries(part[0])), part[1]), None
 
         start = jnp.zeros(self.signals.shape[1:3], jnp.float64)
         return jax.lax.scan(add, start, (self.signals, parts))[0]
 
     def pull(self, residual: Array) -> Array:
         """Returns the transpose of ``push``: [n, C] -> [U, V]."""
-        found = jax.lax.map(
+        groups = jax.lax.map(
             lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
         )
-        return found.transpose(1, 0, 2).reshape((self.inputs.shape[1], -1))[:, : self.units]
+        return groups.transpose(1, 0, 2).reshape((self.inputs.shape[1], -1))[:, : self.units]
 
 
-def _wide(values: Float[Array, "..."] | None) -> Any:
-    """Returns ``values`` in float64; None stays None."""
-    return values if values is None else values.astype(jnp.float64)
+def _wide(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns ``values`` in float64."""
+    return values.astype(jnp.float64)
 
 
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
@@ -211,20 +202,20 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
     signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
-    found = []
+    parts = []
     for layer, h, d in zip(structure.layers, inputs, [*signals, None], strict=True):
         weight_scale = real * layer.weight_scale if d is None else layer.weight_scale
         bias = None if layer.bias_scale is None else layer.bias_scale * (real if d is None else d)
-        found.append(_DensePart(jnp.asarray(weight_scale * h), d, bias))
-    return found
+        parts.append(_DensePart(jnp.asarray(weight_scale * h), d, bias))
+    return parts
 
 
 def _units(layer: _DensePart) -> tuple[Array, int]:
     """Returns a hidden layer's signals in groups of units, [groups, n, C, g], and the number of units."""
     assert layer.signals is not None
     n, num_outputs, units = layer.signals.shape
-    each = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
-    size = max(1, min(units, CHUNK_BYTES // max(1, each)))
+    unit_bytes = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
+    size = max(1, min(units, CHUNK_BYTES // max(1, unit_bytes)))
     padded = jnp.pad(layer.signals, ((0, 0), (0, 0), (0, -units % size)))
     return padded.reshape((n, num_outputs, -1, size)).transpose(2, 0, 1, 3), units
 
@@ -232,7 +223,7 @@ def _units(layer: _DensePart) -> tuple[Array, int]:
 def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
     """Returns the magnitude from which an example's entries are kept, [n]."""
     n = layers[0].inputs.shape[0]
-    k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
+    k = sparsify.num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
     blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
     return jax.lax.map(lambda block: _search(block, num_outputs, k), blocks).reshape(-1)[:n]
 
@@ -244,46 +235,46 @@ def _num_weights(layer: _DensePart, num_outputs: int) -> int:
 
 
 def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
-    counts: list[Count] = []
+    counts: list[sparsify.Count] = []
     most: list[Array] = []
     for layer in layers:
         times, size = (num_outputs if layer.signals is None else 1), layer.inputs.shape[0]
         largest = jnp.max(jnp.abs(layer.inputs), axis=1)
         if layer.signals is None:
-            counts.append(count_numbers(layer.inputs, times))
+            counts.append(sparsify.count_numbers(layer.inputs, times))
             most.append(largest)
         else:
             flat = layer.signals.reshape((size, -1))
-            counts.append(count_products(layer.inputs, flat))
+            counts.append(sparsify.count_products(layer.inputs, flat))
             most.append(largest * jnp.max(jnp.abs(flat), axis=1))
         if layer.bias is not None:
-            counts.append(count_numbers(layer.bias.reshape((size, -1)), times))
+            counts.append(sparsify.count_numbers(layer.bias.reshape((size, -1)), times))
             most.append(jnp.max(jnp.abs(layer.bias.reshape((size, -1))), axis=1))
 
     def count(threshold: Array) -> Array:
         return jnp.sum(jnp.stack([one(threshold) for one in counts]), axis=0)
 
-    return threshold_of(count, jnp.max(jnp.stack(most), axis=0), k)
+    return sparsify.threshold_of(count, jnp.max(jnp.stack(most), axis=0), k)
 
 
-def _add_square(found: Array, rows: Array) -> Array:
+def _add_square(total: Array, rows: Array) -> Array:
     """Returns ``found + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):
         stop = min(start + block, n)
         product = jnp.matmul(rows[start:stop], rows[:stop].T, precision="highest")
-        found = found.at[start:stop, :stop].add(product.astype(found.dtype))
-    return found
+        total = total.at[start:stop, :stop].add(product.astype(total.dtype))
+    return total
 
 
 def _rows_a_block(n: int) -> int:
     return n if n < 64 * SYMMETRIC_BLOCKS else -(-n // SYMMETRIC_BLOCKS)
 
 
-def _mirrored(found: Array) -> Array:
+def _mirrored(lower: Array) -> Array:
     """Returns the symmetric matrix whose lower part ``_add_square`` computed."""
-    return jnp.tril(found) + jnp.tril(found, -1).T
+    return jnp.tril(lower) + jnp.tril(lower, -1).T
 
 
 def _square(rows: Array) -> Array:
@@ -302,20 +293,20 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
     xs, masks = (_blocks(values, block) for values in (x, mask.astype(dtype)))
 
     def of_one(x_i: Array) -> Array:
-        found = jax.jacrev(lambda w: model.apply(w, x_i[None])[0])(weights)
-        return jnp.concatenate([leaf.reshape((num_outputs, -1)) for leaf in jax.tree.leaves(found)], axis=1)
+        derivatives = jax.jacrev(lambda w: model.apply(w, x_i[None])[0])(weights)
+        return jnp.concatenate([leaf.reshape((num_outputs, -1)) for leaf in jax.tree.leaves(derivatives)], axis=1)
 
     def whole(part: tuple[Array, Array]) -> Array:
         return part[1][:, :, None] * jax.vmap(of_one)(part[0])
 
-    at = jax.lax.map(lambda part: thresholds(whole(part), keep.sparsity), (xs, masks))
+    at = jax.lax.map(lambda part: sparsify.thresholds(whole(part), keep.sparsity), (xs, masks))
 
     def jacobian(i: Array) -> Array:  # [block, C, P], sparsified
         return keep.of(whole((xs[i], masks[i])), at[i])
 
     def gram() -> Array:
-        found = _by_blocks(lambda i: jacobian(i).reshape((block, -1)), len(xs), block)
-        return found[:num_rows, :num_rows] / num_outputs
+        kernel = _by_blocks(lambda i: jacobian(i).reshape((block, -1)), len(xs), block)
+        return kernel[:num_rows, :num_rows] / num_outputs
 
     def kernel() -> Array:
         flat = _by_blocks(lambda i: jacobian(i).reshape((block * num_outputs, -1)), len(xs), block * num_outputs)
@@ -340,15 +331,15 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
 def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
     """Returns ``A A'`` [blocks * size]^2 in float64 of a matrix A in blocks of rows, from half of the products."""
 
-    def row(i: Array, found: Array) -> Array:
-        left = rows(i)
+    def row(i: Array, kernel: Array) -> Array:
+        block_rows = rows(i)
 
-        def column(j: Array, found: Array) -> Array:
-            product = jnp.matmul(left, rows(j).T, precision="highest").astype(jnp.float64)
-            found = jax.lax.dynamic_update_slice(found, product, (i * size, j * size))
-            return jax.lax.dynamic_update_slice(found, product.T, (j * size, i * size))
+        def column(j: Array, kernel: Array) -> Array:
+            product = jnp.matmul(block_rows, rows(j).T, precision="highest").astype(jnp.float64)
+            kernel = jax.lax.dynamic_update_slice(kernel, product, (i * size, j * size))
+            return jax.lax.dynamic_update_slice(kernel, product.T, (j * size, i * size))
 
-        return jax.lax.fori_loop(0, i + 1, column, found)
+        return jax.lax.fori_loop(0, i + 1, column, kernel)
 
     return jax.lax.fori_loop(0, blocks, row, jnp.zeros((blocks * size, blocks * size), jnp.float64))
 

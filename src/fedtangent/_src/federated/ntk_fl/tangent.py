@@ -116,17 +116,17 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
     return product
 
 
-def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
+def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -> int:
     """Returns how many duals to pull, or changes to push, at once.
 
     Args:
         tangent: The linearised network.
         params: Shapes of the parameters.
-        wanted: The number of all duals or changes.
+        count: The number of all duals or changes.
         least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
     """
     num_bytes = 8 * pytrees.size(params)
-    return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
+    return min(count, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:

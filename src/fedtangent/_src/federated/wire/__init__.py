@@ -10,15 +10,3 @@
     secure_aggregation   masked messages, so that the server learns only their sum
     key_server           a secret seed, sealed to each client
 """
-
-from fedtangent._src.federated.wire import (
-    channel,
-    key_server,
-    ledger,
-    secure_aggregation,
-    shuffler,
-    sparsify,
-    subsample,
-)
-
-__all__ = ["channel", "key_server", "ledger", "secure_aggregation", "shuffler", "sparsify", "subsample"]

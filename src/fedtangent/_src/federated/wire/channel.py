@@ -89,8 +89,8 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
     """
 
     def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
-        kept = None if sparsity == 0 else num_kept(sparsity, output_size * pytrees.size(broadcast))
-        return 0, ledger.jacobian_bytes(broadcast, output_size, kept, value_bits)
+        num_sent = None if sparsity == 0 else num_kept(sparsity, output_size * pytrees.size(broadcast))
+        return 0, ledger.jacobian_bytes(broadcast, output_size, num_sent, value_bits)
 
     return as_is(uplink)
 
@@ -136,7 +136,7 @@ def with_error_feedback(channel: Channel) -> Channel:
         owed, inner = memory
         whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
         sent, inner = channel.send(key, whole, inner)
-        owed = jax.tree.map(lambda w, s, e: w - s if ledger.is_floating(w) else e, whole, sent, owed)
+        owed = jax.tree.map(lambda w, received, e: w - received if ledger.is_floating(w) else e, whole, sent, owed)
         return sent, (owed, inner)
 
     return Channel(send=send, uplink=lambda message, broadcast: channel.uplink(message, broadcast), init=init)
@@ -222,8 +222,8 @@ def random_k(
     def code(code: Code) -> Code:
         count = _count(k, fraction, code.numbers)
         # A place that the receiver can draw itself is not one it has to be told.
-        known = shared_seed and code.numbers == code.places
-        return code._replace(numbers=count, places=count if known else code.places)
+        is_shared = shared_seed and code.numbers == code.places
+        return code._replace(numbers=count, places=count if is_shared else code.places)
 
     return _staged(Stage(apply, code))
 
@@ -279,8 +279,8 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
         norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
         share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
-        drawn = jax.random.uniform(key, (total,), values.dtype)
-        level = jnp.floor(share * levels + jnp.pad(drawn, (0, -total % width)).reshape(-1, width))
+        noise = jax.random.uniform(key, (total,), values.dtype)
+        level = jnp.floor(share * levels + jnp.pad(noise, (0, -total % width)).reshape(-1, width))
         # A number that is its bucket's only one may be rounded above its norm.
         quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels)
         return unsent._replace(values=quantised.reshape(-1)[:total])
@@ -309,8 +309,8 @@ def uniform_quantiser(bits: int) -> Channel:
         values = unsent.values
         low, high = jnp.min(values), jnp.max(values)
         step = (high - low) / top
-        drawn = jax.random.uniform(key, values.shape, values.dtype)
-        level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + drawn)
+        noise = jax.random.uniform(key, values.shape, values.dtype)
+        level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + noise)
         return unsent._replace(values=low + jnp.clip(level, 0, top) * step)
 
     return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
@@ -329,12 +329,12 @@ def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
     Raises:
         ValueError: ``text`` is not the name of a channel, or error feedback is asked of a lossless channel.
     """
-    made: Channel = build_written("channels", text)
+    channel: Channel = build_written("channels", text)
     if text == "lossless":
         if error_feedback:
             raise ValueError("error_feedback: a lossless channel owes nothing; name another channel")
         return None
-    return with_error_feedback(made) if error_feedback else made
+    return with_error_feedback(channel) if error_feedback else channel
 
 
 ENTRIES = (

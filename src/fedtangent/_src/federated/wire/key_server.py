@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedtangent._src.federated.wire.ledger import KEY_BYTES, SEALED_BYTES, key_exchange_bytes
 from fedtangent._src.types import Algorithm, Cost, FederatedData, wrapped
@@ -47,7 +47,7 @@ class Secret:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a Secret cannot be pickled or copied")
 
 
@@ -67,8 +67,8 @@ class KeyFile(NamedTuple):
     @property
     def digest(self) -> str:
         """Salted SHA-256 of the seed, with the salt; it tells seeds apart without revealing them."""
-        found = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
-        return f"{self.salt.hex()}:{found[:32]}"
+        hashed = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
+        return f"{self.salt.hex()}:{hashed[:32]}"
 
 
 _drawn: ContextVar[dict[Path, KeyFile] | None] = ContextVar("_drawn", default=None)  # new key files, not written yet
@@ -146,6 +146,10 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
     """Returns ``algorithm`` with the key exchange in its cost before the first round.
 
     Each client sends a public key and receives a sealed seed.
+
+    Args:
+        algorithm: The algorithm.
+        num_clients: Clients N.
     """
     up, down = key_exchange_bytes(num_clients)
 
@@ -165,16 +169,16 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
     """
     place = Path(path)
     try:
-        drawn = _drawn.get()
+        unwritten = _drawn.get()
         if not place.exists():
             new = KeyFile(draw_seed(), secrets.token_bytes(SALT_BYTES))
-            if drawn is not None:
-                return drawn.setdefault(place, new)
+            if unwritten is not None:
+                return unwritten.setdefault(place, new)
             _create(place, new.seed, new.salt)
         return _read(place)
     except OSError as error:
-        what = error.strerror if place.parent.is_dir() else f"there is no folder {place.parent}"
-        raise ValueError(f"key_file: cannot use {place}: {what}") from error
+        reason = error.strerror if place.parent.is_dir() else f"there is no folder {place.parent}"
+        raise ValueError(f"key_file: cannot use {place}: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -184,19 +188,19 @@ def written_at_the_end() -> Iterator[None]:
     Raises:
         ValueError: A key file cannot be made, or another process has made it in the meantime.
     """
-    drawn: dict[Path, KeyFile] = {}
-    before = _drawn.set(drawn)
+    unwritten: dict[Path, KeyFile] = {}
+    before = _drawn.set(unwritten)
     try:
         yield
     finally:
         _drawn.reset(before)
-    for path, kept in drawn.items():
+    for path, key_file in unwritten.items():
         if not path.exists():
             try:
-                _create(path, kept.seed, kept.salt)
+                _create(path, key_file.seed, key_file.salt)
             except OSError as error:
                 raise ValueError(f"key_file: cannot use {path}: {error.strerror}") from error
-        if open_key_file(path) != kept:
+        if open_key_file(path) != key_file:
             raise ValueError(f"key_file: got {path}, which another process made meanwhile: start again")
 
 
@@ -230,7 +234,7 @@ def _read(path: Path) -> KeyFile:
     raise ValueError(f"key_file: {path} is not a key file of fedtangent, or is damaged")
 
 
-def _check_bytes(name: str, value: Any, length: int) -> None:
+def _check_bytes(name: str, value: object, length: int) -> None:
     if not isinstance(value, bytes) or len(value) != length:
         got = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
         raise ValueError(f"{name}: got {got}, must be {length} bytes")

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent._src import pytrees
-from fedtangent._src.types import PyTree
+from fedtangent._src.types import AnyArray, PyTree
 
 KEY_BYTES = 32  # of a public key
+Leaf = AnyArray | jax.ShapeDtypeStruct  # an array of a message, or its shape
 SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and the authenticator of a sealed box
 
 
@@ -37,19 +39,19 @@ class Code(NamedTuple):
     scale_bits: int  # bits of one norm
 
 
-def is_floating(leaf: Any) -> bool:
+def is_floating(leaf: Leaf) -> bool:
     """Returns whether a leaf of a message holds floating numbers, which a channel codes."""
     return not pytrees.is_key(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def dtypes(message: PyTree) -> tuple[Any, Any]:
+def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
     """Returns the widest dtype of a message's floating leaves, and the dtype to compute in, at least float32."""
     floating = [leaf.dtype for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     widest = jnp.result_type(*floating) if floating else jnp.dtype(jnp.float32)
     return widest, jnp.promote_types(widest, jnp.float32)
 
 
-def place_bits(numbers: int, places: int) -> int:
+def _place_bits(numbers: int, places: int) -> int:
     """Returns the bits that say which ``numbers`` of ``places`` are sent: indices or a bitmap, whichever is smaller."""
     return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
 
@@ -71,29 +73,29 @@ def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ())
         numbers = 8 * plain
     else:
         numbers = code.numbers * (8 * widest.itemsize if code.bits is None else code.bits)
-    bits = numbers + place_bits(code.numbers, code.places) + code.header
+    bits = numbers + _place_bits(code.numbers, code.places) + code.header
     return pytrees.num_bytes(message) - plain + -(-bits // 8)
 
 
-def jacobian_bytes(params: PyTree, output_size: int, kept: int | None, value_bits: int | None) -> int:
+def jacobian_bytes(params: PyTree, output_size: int, num_sent: int | None, value_bits: int | None) -> int:
     """Returns the bytes of an example's Jacobian [C, P], its C outputs and C targets, in the parameters' widest dtype.
 
     Args:
         params: Shapes of the parameters.
         output_size: Outputs C.
-        kept: How many of the C P numbers are sent, with their places; None for all.
+        num_sent: How many of the C P numbers are sent, with their places; None for all.
         value_bits: Bits of a number; None for the bits of its dtype.
     """
     widest = jnp.result_type(*jax.tree.leaves(params)).itemsize
     rest = 2 * output_size * widest
-    if kept is None and value_bits is None:
+    if num_sent is None and value_bits is None:
         return output_size * pytrees.num_bytes(params) + rest
     total = output_size * pytrees.size(params)
-    kept = total if kept is None else kept
-    return -(-(kept * (value_bits or 8 * widest) + place_bits(kept, total)) // 8) + rest
+    num_sent = total if num_sent is None else num_sent
+    return -(-(num_sent * (value_bits or 8 * widest) + _place_bits(num_sent, total)) // 8) + rest
 
 
-def example_bytes(x: Any, y: Any) -> int:
+def example_bytes(x: Leaf, y: Leaf) -> int:
     """Returns the bytes of a single example, its input and its target.
 
     Args:

@@ -161,4 +161,4 @@ def decode_mean(total: Array, like: PyTree, bits: int) -> PyTree:
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
     parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], dtype), like))[1]
     mean = parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1))
-    return jax.tree.map(lambda leaf, found: found.astype(leaf.dtype), like, mean)
+    return jax.tree.map(lambda leaf, values: values.astype(leaf.dtype), like, mean)

@@ -15,7 +15,12 @@ from fedtangent._src.types import Aggregate, Array, Key, PyTree, RoundInfo, Serv
 
 
 def permuted(key: Key, rows: PyTree) -> PyTree:
-    """Returns every array of ``rows``, all with the same leading axis, in the same random order along that axis."""
+    """Returns every array in the same random order along its leading axis.
+
+    Args:
+        key: Key of the order.
+        rows: Arrays with the same leading axis.
+    """
     count = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
     return pytrees.take(rows, order)

@@ -24,7 +24,12 @@ Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of
 
 
 def num_kept(sparsity: float, total: int) -> int:
-    """Returns how many of ``total`` numbers are kept: the share ``1 - sparsity``, rounded half up, at least 1."""
+    """Returns how many numbers are kept: the share ``1 - sparsity``, rounded half up, at least 1.
+
+    Args:
+        sparsity: Share of the numbers that is set to zero.
+        total: Number of all numbers.
+    """
     return max(1, math.floor((1 - sparsity) * total + 0.5))
 
 
@@ -34,7 +39,12 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """Returns ``values`` rounded to the nearest number of ``bits`` bits, 8 of them the exponent; None: unchanged."""
+    """Returns numbers rounded to the nearest number of fewer bits, with 8 bits for the exponent.
+
+    Args:
+        values: The numbers.
+        bits: Bits of the result; None to return the numbers unchanged.
+    """
     return values if bits is None else jax.lax.reduce_precision(values, 8, bits - 9)
 
 
@@ -58,9 +68,9 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
     def narrow(ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends  # at least k entries reach low, fewer than k reach high
         middle = low + (high - low) // 2
-        found = count(as_number(middle))
-        low, high = jnp.where(found >= k, middle, low), jnp.where(found >= k, high, middle)
-        return low, jnp.where(found == k, middle + 1, high)  # exactly k: any number of this gap will do
+        reached = count(as_number(middle))
+        low, high = jnp.where(reached >= k, middle, low), jnp.where(reached >= k, high, middle)
+        return low, jnp.where(reached == k, middle + 1, high)  # exactly k: any number of this gap will do
 
     low = jnp.zeros(largest.shape, bits)
     high = jax.lax.bitcast_convert_type(jnp.abs(largest), bits) + 1
@@ -83,20 +93,20 @@ def thresholds(numbers: Array, sparsity: float) -> Array:
     return threshold_of(count_numbers(flat), jnp.max(flat, axis=1), num_kept(sparsity, flat.shape[1]))
 
 
-def count_products(left: Array, right: Array) -> Count:
-    """Returns a function that counts the products ``|left_u right_q|`` of at least a threshold.
+def count_products(first: Array, second: Array) -> Count:
+    """Returns a function that counts the products ``|first_u second_q|`` of at least a threshold.
 
     Each product is rounded to the dtype of its factors. A threshold costs Q binary searches among U sorted numbers.
 
     Args:
-        left: First factors [b, U].
-        right: Second factors [b, Q].
+        first: First factors [b, U].
+        second: Second factors [b, Q].
     """
-    size = left.shape[1]
+    size = first.shape[1]
     width = 1 << size.bit_length()
-    padding = jnp.full((left.shape[0], width - size), jnp.inf, left.dtype)
-    ordered = jnp.concatenate([jnp.sort(jnp.abs(left), axis=1), padding], axis=1)
-    factors = jnp.abs(right)
+    padding = jnp.full((first.shape[0], width - size), jnp.inf, first.dtype)
+    ordered = jnp.concatenate([jnp.sort(jnp.abs(first), axis=1), padding], axis=1)
+    factors = jnp.abs(second)
 
     def count(threshold: Array) -> Array:
         below = jnp.zeros(factors.shape, jnp.int32)  # how many products of this factor are below the threshold

@@ -12,7 +12,12 @@ from fedtangent._src.types import Array, Client, Key, Local, Partition, PyTree
 
 
 def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
-    """Returns how many of ``size`` examples a client uses: ``beta * size`` rounded half up, at least 1; 0 of none."""
+    """Returns how many examples a client uses: ``beta * size`` rounded half up, at least 1; 0 if it has none.
+
+    Args:
+        size: Number of the client's examples, or an array of such numbers.
+        beta: Share of its examples that a client uses.
+    """
     size = np.asarray(size)
     return np.where(size > 0, np.maximum(1, np.floor(beta * size + 0.5)), 0).astype(np.int32)
 
@@ -56,9 +61,9 @@ def subsampled(local: Local, beta: float) -> Local:
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        drawn = _draw(streams.apart(key, streams.SUBSAMPLE), client, beta)
-        message, client_state, info = local.update(key, broadcast, client_state, drawn)
-        return message, client_state, {**info, "examples": drawn.size}
+        sampled = _draw(streams.apart(key, streams.SUBSAMPLE), client, beta)
+        message, client_state, info = local.update(key, broadcast, client_state, sampled)
+        return message, client_state, {**info, "examples": sampled.size}
 
     return local._replace(update=update)
 
