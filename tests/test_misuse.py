@@ -26,7 +26,9 @@ from .federated.toys import OUTPUTS, two_layer, uneven_data
 
 def average(rate: float = 0.1, steps: int = 1, loss: str = "squared_error", dropout: float = 0.0) -> Any:
     plan = faults.dropout(schedule.all_clients(6), dropout) if dropout else schedule.all_clients(6)
-    return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=Work(steps=steps), loss=loss)
+    return algorithms.fed_avg(
+        two_layer(), plan, client_learning_rate=rate, work=Work(steps=steps, batch_size=None), loss=loss
+    )
 
 
 @functools.cache
@@ -50,7 +52,15 @@ def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
     assert last.downlink_bytes == 40 * 6 * run.history.cost.downlink
 
 
-@pytest.mark.parametrize("work", [Work(steps=2.5), Work(steps=True), Work(epochs="3"), Work(steps=1, batch_size=2.5)])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work(steps=2.5, batch_size=None),
+        Work(steps=True, batch_size=None),
+        Work(epochs="3", batch_size=None),
+        Work(steps=1, batch_size=2.5),
+    ],
+)  # type: ignore[arg-type]
 def test_work_in_whole_numbers(work: Work) -> None:
     with pytest.raises(ValueError, match="must be a whole number of at least 1"):
         validate_work(work)
@@ -99,7 +109,7 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
     wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
 
     def build(rate: Any) -> Any:
-        work = Work(steps=1, differentiable=True)
+        work = Work(steps=1, differentiable=True, batch_size=None)
         plan = schedule.all_clients(6)
         return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss="cross_entropy")
 
@@ -137,7 +147,7 @@ def test_a_malformed_partition_in_a_sweep() -> None:
 
 def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweeps.Sweep:
     def ensemble_of(K: int) -> Any:
-        work, plan = Work(steps=1), schedule.per_client_permutations(6, K)
+        work, plan = Work(steps=1, batch_size=None), schedule.per_client_permutations(6, K)
         return algorithms.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
 
     return sweeps.sweep(

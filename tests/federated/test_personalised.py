@@ -178,7 +178,7 @@ def test_float32_stays_float32(recipe: str) -> None:
     assert jnp.float64 not in {leaf.dtype for leaf in jax.tree.leaves((before.server, before.client))}
 
 
-COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}
+COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}
         ("lg_fed_avg", {"private": "V", "server_learning_rate": -1.0}, "server_learning_rate: got -1"),
         ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5, but local_only does not use it"),
         ("local_only", {"channel": lossless()}, "channel: got .*, but local_only does not use it"),
-        ("local_only", {"work": Work(steps=0)}, "local steps: got 0"),
+        ("local_only", {"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:

@@ -37,7 +37,7 @@ from fedtangent._src.types import (
     Training,
 )
 
-DEFAULT_WORK = Work(epochs=5, batch_size=16)
+DEFAULT_WORK = Work(epochs=5)
 
 
 @dataclasses.dataclass(frozen=True)

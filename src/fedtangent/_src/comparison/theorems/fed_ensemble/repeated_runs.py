@@ -173,7 +173,10 @@ def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: S
     """
     model = problem.model(draws)
     algorithm = algorithms.fed_ensemble(
-        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+        model,
+        schedule,
+        client_learning_rate=problem.learning_rate,
+        work=Work(steps=problem.local_steps, batch_size=None),
     )
     targets = np.tile(problem.y, (1, draws))
     held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)

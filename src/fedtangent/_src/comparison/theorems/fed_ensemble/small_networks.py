@@ -113,7 +113,9 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     rate = task.step * largest_progress(c1, c2, r0, width) / task.local_steps
-    algorithm = fed_ensemble(model, turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
+    algorithm = fed_ensemble(
+        model, turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps, batch_size=None)
+    )
     problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
     return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)

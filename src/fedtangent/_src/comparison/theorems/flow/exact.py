@@ -210,7 +210,10 @@ def run(option: Option, case: Case, width: int, draws: int, evaluate_every: int 
     if "client_optimizer" in arguments:  # a function from the rate
         arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
     algorithm = option.recipe(
-        case.model, option.schedule(), work=Work(steps=LOCAL_STEPS), **arguments_of(option.recipe, arguments)
+        case.model,
+        option.schedule(),
+        work=Work(steps=LOCAL_STEPS, batch_size=None),
+        **arguments_of(option.recipe, arguments),
     )
     size = Scale((width,), draws, case.num_rounds, evaluate_every)
     setting = Setting(option.name, option.name, case.problem, algorithm, _rule(option, case), size, case.seed)

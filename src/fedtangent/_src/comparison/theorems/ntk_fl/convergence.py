@@ -117,7 +117,7 @@ def fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
     eta = 0.999 * largest_learning_rate(first.constants)
     theorem = ntk_theorem_2(*of, start, learning_rate=eta, local_steps=LOCAL_STEPS, delta=DELTA)
     algorithm = algorithms.fed_avg(
-        case.model, schedule.all_clients(2), client_learning_rate=eta / 2, work=Work(steps=LOCAL_STEPS)
+        case.model, schedule.all_clients(2), client_learning_rate=eta / 2, work=Work(steps=LOCAL_STEPS, batch_size=None)
     )
     seen = _run(case, algorithm, rounds, max(rounds // 20, 1)).evaluations
     squared = np.array([e.metrics["squared"] for e in seen])
