@@ -11,6 +11,7 @@ import pytest
 from fedtangent._src import data
 from fedtangent._src.cli import compare, train
 from fedtangent._src.data import Dataset, cache
+from fedtangent._src.engine import memory
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent._src.theory import gp_limit
 
@@ -32,7 +33,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object, **options: object) -> None:
         pytest.fail("the work has started")
 
-    monkeypatch.setattr(train, "simulate", started)
+    monkeypatch.setattr(train, "simulate_rounds", started)
     monkeypatch.setattr(compare, "run", started)
 
 
@@ -50,6 +51,13 @@ def assert_refused(ended, folder: Path, says: str) -> None:
 @pytest.mark.parametrize(("arguments", "says"), COMPARE.values(), ids=COMPARE)
 def test_an_option_out_of_range(run: Callable, folder: Path, arguments: list[str], says: str) -> None:
     assert_refused(run("compare", "--output", "out", *arguments), folder, says)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_run_that_does_not_fit_into_memory(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_limit", lambda: 10_000)
+    small = ["--num-train", "40", "--num-clients", "2", "--widths", "4", "--mapping", "scan"]
+    assert_refused(run("train", *small, "--output", "out"), folder, "mapping: scan needs ")
 
 
 @pytest.mark.usefixtures("no_work")

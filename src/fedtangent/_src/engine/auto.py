@@ -61,7 +61,7 @@ def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str
         state: A state of the run, or its shapes.
     """
     engine = engine_for(data, parse("scan"))
-    traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
+    traced = jax.make_jaxpr(lambda before, examples: algorithm.step(before, examples, engine))(state, data)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
     for constant in traced.consts:
         digest.update(np.ascontiguousarray(np.asarray(constant)).tobytes())
@@ -110,8 +110,8 @@ def choose(
     question = {"round": fingerprint(algorithm, data, state), "sizes": [int(size) for size in sizes]}
 
     def measured(mapping: Mapping) -> float:
-        asked = {"what": "seconds a round", "mapping": str(mapping), **question}
-        return cached(asked, lambda: {"seconds": probe(mapping)}, ["seconds"])["seconds"]
+        key = {"what": "seconds a round", "mapping": str(mapping), **question}
+        return cached(key, lambda: {"seconds": probe(mapping)}, ["seconds"])["seconds"]
 
     times = {fitting[0]: measured(fitting[0])}
     if times[fitting[0]] * num_rounds >= WORTH_SECONDS:
