@@ -91,7 +91,7 @@ def measure(given: argparse.Namespace, mapping: str, x: np.ndarray, y: np.ndarra
         schedule.all_clients(given.clients),
         client_learning_rate=RATE,
         loss="squared_error_sum",
-        work=Work(steps=given.steps),
+        work=Work(steps=given.steps, batch_size=None),
         averaging=Averaging(weighting="uniform"),
     )
 

@@ -83,7 +83,7 @@ mean, cov = np.asarray(flow.mean(ROUNDS)), np.asarray(flow.cov(ROUNDS))  # [K, m
 # ## Simulation: networks trained by Fed-ensemble
 
 # %%
-algorithm = ft.fed_ensemble(model, permutations, client_learning_rate=rate, work=ft.Work(steps=STEPS))
+algorithm = ft.fed_ensemble(model, permutations, client_learning_rate=rate, work=ft.Work(steps=STEPS, batch_size=None))
 x_test = jnp.asarray(toy.x_test)
 x_all = jnp.concatenate([jnp.asarray(toy.x_train), x_test])
 n = len(toy.x_train)

@@ -48,7 +48,7 @@ print(f"condition number of the kernel {np.linalg.cond(kernel.ntk_train):.2g}, j
 # %%
 K, ROUNDS = 20, 3000
 schedule = ft.schedules.per_client_permutations(clients.num_clients, K)
-work = ft.Work(steps=20)
+work = ft.Work(steps=20, batch_size=None)
 largest = max(
     np.linalg.eigvalsh(kernel.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4))
 )

@@ -52,7 +52,7 @@ algorithm = ft.fed_avg(
     model,
     ft.schedules.all_clients(4),
     client_learning_rate=0.003,
-    work=ft.Work(steps=2),
+    work=ft.Work(steps=2, batch_size=None),
     loss="squared_error_sum",
     averaging=ft.Averaging(weighting="uniform"),
 )

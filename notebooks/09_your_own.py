@@ -73,7 +73,7 @@ def fed_exp(
     model,
     schedule,
     client_learning_rate,
-    work=ft.Work(steps=10),
+    work=ft.Work(steps=10, batch_size=None),
     epsilon: float = 1e-3,
     loss=None,
     averaging=ft.Averaging(),

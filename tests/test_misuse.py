@@ -24,8 +24,9 @@ from .federated.toys import OUTPUTS, two_layer, uneven_data
 
 
 def average(rate: float = 0.1, steps: int = 1, loss: str = "squared_error") -> Any:
+    work = Work(steps=steps, batch_size=None)
     plan = schedule.all_clients(6)
-    return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=Work(steps=steps), loss=loss)
+    return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss=loss)
 
 
 @functools.cache
@@ -90,7 +91,7 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
     wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
 
     def build(rate: Any) -> Any:
-        work = Work(steps=1, differentiable=True)
+        work = Work(steps=1, differentiable=True, batch_size=None)
         plan = schedule.all_clients(6)
         return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss="cross_entropy")
 
@@ -112,7 +113,7 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
 
 def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweeps.Sweep:
     def ensemble_of(K: int) -> Any:
-        work, plan = Work(steps=1), schedule.per_client_permutations(6, K)
+        work, plan = Work(steps=1, batch_size=None), schedule.per_client_permutations(6, K)
         return algorithms.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
 
     return sweeps.sweep(

@@ -68,7 +68,7 @@ def test_the_archive_of_sources_is_whole(tracked: list[str], archive: tarfile.Ta
 def test_the_wheel_has_every_file_of_the_package(tracked: list[str], wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert missing(tracked, names, "src/") == []
-    assert {"fedtangent/py.typed", "fedtangent/_src/output/report.css"} <= set(names)
+    assert {"fedtangent/py.typed", *(f"fedtangent/_src/output/report.{kind}" for kind in ("css", "html"))} <= set(names)
     others = [name for name in names if not name.startswith("fedtangent/") and ".dist-info/" not in name]
     assert others == []
     without_data = [name for name in names if name.endswith(".py")]

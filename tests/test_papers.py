@@ -37,7 +37,7 @@ def test_an_entry_is_whole(key: str) -> None:
 
 
 def test_an_algorithm_inside_another_is_cited_too() -> None:
-    options = {"client_learning_rate": 0.1, "work": Work(steps=1)}
+    options = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)}
     dyn = algorithms.fed_ensemble(two_layer(), all_clients(6, 2), base=algorithms.fed_dyn, mu=0.1, **options)
     assert papers_of(dyn) == ("shi2024", "shi2021", "acar2021")
     assert cite(dyn).count("@") == 3

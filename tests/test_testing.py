@@ -48,7 +48,7 @@ def averaging(update: Any, rule: Any = "it is broken") -> Any:
 
     @ft.recipe
     def broken(model: Any, schedule: Any, client_learning_rate: Any) -> Any:
-        training = trained(model, client_learning_rate, None, ft.Work(steps=3), None)
+        training = trained(model, client_learning_rate, None, ft.Work(steps=3, batch_size=None), None)
         server = Server(lambda p: p, lambda p: p, lambda p: p, update)
         return train_and_average("broken", training, schedule, ft.Averaging(), AveragingParts(server=server), rule)
 
@@ -86,7 +86,7 @@ def test_broken_algorithms_break_them(update: Any, rule: Any, broken: list[str])
 def test_an_algorithm_that_looks_at_the_order_of_its_clients_is_found() -> None:
     @ft.recipe
     def first_only(model: Any, schedule: Any, client_learning_rate: Any) -> Any:
-        algorithm = ft.fed_avg(model, schedule, client_learning_rate, ft.Work(steps=2))
+        algorithm = ft.fed_avg(model, schedule, client_learning_rate, ft.Work(steps=2, batch_size=None))
 
         def step(state: Any, data: Any, engine: Any) -> Any:
             after, info = algorithm.step(state, data, engine)

@@ -82,13 +82,13 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """`train` is prepared whole and writes what it writes, but its runs end as soon as they begin."""
 
     def simulate(
-        algorithm: Any, data: Any, *, num_rounds: int, seed: int, evaluation: Any, devices: Any, **_: Any
+        algorithm: Any, data: Any, *, num_rounds: int, seed: int, evaluation: Any, mapping: str, **_: Any
     ) -> Run:
-        assert callable(evaluation.measure) and devices.mapping == "scan"
+        assert callable(evaluation.measure) and mapping == "scan"
         evaluations = []
         for round_, loss in ((0, 2.0 + seed), (num_rounds, 1.0)):
             found = {"nll": loss, "mse": loss, "accuracy": 0.5}
-            watched = {} if evaluation.measure.args == (None,) else {"laziness": dict.fromkeys(LAZINESS, loss)}
+            watched = {} if evaluation.measure.args[-1] is None else {"laziness": dict.fromkeys(LAZINESS, loss)}
             evaluations.append(Measurement(round_, {"train": found, "test": found} | watched, round_, round_, 0.25))
             evaluation.report(evaluations[-1])
         rounds = {"model_weight": np.ones((1, algorithm.schedule.num_models))}
@@ -98,8 +98,8 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(members=np.zeros((1, len(x), 10)))
 
     resolved = Resolved("scan", MemoryPlan(*[1] * len(MemoryPlan._fields)), {})
-    monkeypatch.setattr(train, "simulate", simulate)
-    monkeypatch.setattr(train, "predict", predict)
+    monkeypatch.setattr(train, "simulate_rounds", simulate)
+    monkeypatch.setattr("fedtangent._src.cli.trained.predict", predict)
     monkeypatch.setattr(train, "resolve_mapping", lambda *given, **more: resolved)
 
 

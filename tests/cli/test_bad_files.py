@@ -359,7 +359,7 @@ READERS = {
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary files go; no work is done on what should be refused."""
-    monkeypatch.setattr(train, "simulate", lambda *given, **options: pytest.fail("the work has started"))
+    monkeypatch.setattr(train, "simulate_rounds", lambda *given, **options: pytest.fail("the work has started"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary"

@@ -11,6 +11,7 @@ import pytest
 from fedtangent._src import data
 from fedtangent._src.cli import compare, predict, train
 from fedtangent._src.data import Dataset, cache
+from fedtangent._src.engine import memory
 from fedtangent._src.entries import catalogue, option_names
 from fedtangent._src.experiments.lab import runs
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
@@ -115,7 +116,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object, **options: object) -> None:
         pytest.fail("the work has started")
 
-    for module, name in ((train, "simulate"), (compare, "run"), (predict, "forecasts"), (runs, "trial_program")):
+    for module, name in ((train, "simulate_rounds"), (compare, "run"), (predict, "forecasts"), (runs, "trial_program")):
         monkeypatch.setattr(module, name, started)
 
 
@@ -141,6 +142,13 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(("line", "says"), REFUSED)
 def test_what_a_command_does_not_take(run: Callable, folder: Path, line: str, says: str) -> None:
     assert_refused(run(*line.split()), folder, says)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_run_that_does_not_fit_into_memory(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_limit", lambda: 10_000)
+    small = ["--num-train", "40", "--num-clients", "2", "--widths", "4", "--mapping", "scan"]
+    assert_refused(run("train", *small, "--output", "out"), folder, "mapping: scan needs ")
 
 
 @pytest.mark.usefixtures("no_work")

@@ -38,7 +38,7 @@ def test_what_is_written_what_does_not_change_and_a_resumed_run(
     watched = [*RUN, *WATCHED, kind]
     assert run(*watched, "--output", "watched").code == 0
     _check_rows(folder, kind)
-    simulate = train.simulate
+    simulate = train.simulate_rounds
 
     def interrupted(*arguments: Any, evaluation: Evaluation, **options: Any) -> Any:
         def then(row: Measurement) -> None:
@@ -49,7 +49,7 @@ def test_what_is_written_what_does_not_change_and_a_resumed_run(
         return simulate(*arguments, evaluation=dataclasses.replace(evaluation, report=then), **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "simulate", interrupted)
+        patch.setattr(train, "simulate_rounds", interrupted)
         assert run(*watched, "--output", "out").code == 130
     assert run(*watched, "--output", "out", "--resume").code == 0
     # with the initial kernel of its seed, not of where it continued

@@ -225,7 +225,7 @@ def test_an_interrupted_run_says_so(run: Callable, monkeypatch: pytest.MonkeyPat
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "simulate", interrupted)
+    monkeypatch.setattr(train, "simulate_rounds", interrupted)
     ended = run("train", *SMALL)
     assert ended.code == 130
     assert ended.err.startswith("fedtangent: interrupted")

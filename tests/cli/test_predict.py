@@ -66,14 +66,14 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
     ranks = [ended.out.rindex(f"\n {row['algorithm']} ") for row in best]
     assert ranks == sorted(ranks)
     again = asked("predict", "--config", folder / "out" / "config.json", "--output", "again")
-    described = again.arguments["described"]
+    described = again.arguments["described"].runs
     assert [d.algorithm.entry.name for d in described] == ["fed_avg", "fed_prox", "fed_ensemble"]
     assert described[1].algorithm.options.mu == 2 and described[2].schedule.options.num_models == 2
     assert described[0].schedule.entry.name == "uniform" and described[2].schedule.entry.name == "permutations"
     assert again.arguments["figures"].figures == "pdf" and again.arguments["options"].draws == 2
     assert all(d.run.num_rounds == 3 for d in described)
     one = asked("predict", "--config", folder / "out" / "config.json", "--algorithm", "fed_avg", "--output", "again")
-    assert [d.algorithm.entry.name for d in one.arguments["described"]] == ["fed_avg"]
+    assert [d.algorithm.entry.name for d in one.arguments["described"].runs] == ["fed_avg"]
 
 
 def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path)
     (row,) = json.loads((folder / "alone" / "result.json").read_text())["rows"]
     assert row["test_mse"] == found["fed_prox, mu 2.0"]
     again = asked("predict", "--config", folder / "out" / "config.json", "--output", "again").arguments["described"]
-    repeated = [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again]
+    repeated = [(d.algorithm.entry.name, getattr(d.algorithm.options, "mu", None)) for d in again.runs]
     assert repeated == [("fed_prox", 0.5), ("fed_prox", 2.0), ("fed_avg", None)]
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("kept_builds")
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """``stopped(4)``: runs get a SIGTERM at the evaluation of round 4; ``stopped(None)``: no longer."""
-    simulate = train.simulate
+    simulate = train.simulate_rounds
 
     def at(round_: int | None) -> None:
         def interrupted(*arguments: Any, evaluation: Evaluation, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 
             return simulate(*arguments, evaluation=dataclasses.replace(evaluation, report=then), **options)
 
-        monkeypatch.setattr(train, "simulate", interrupted)
+        monkeypatch.setattr(train, "simulate_rounds", interrupted)
 
     return at
 

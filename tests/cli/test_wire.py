@@ -15,6 +15,8 @@ from fedtangent._src.cli.train import run_job
 from fedtangent._src.data.projection import projection_matrix
 from fedtangent._src.engine.checkpoints.lock import locked
 from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.memory import MemoryPlan
+from fedtangent._src.engine.run import Resolved
 from fedtangent._src.federated.algorithms import tangent
 from fedtangent._src.federated.wire.key_server import SEALED_BYTES, open_key_file
 from fedtangent._src.output.files import Ended
@@ -77,7 +79,8 @@ def test_the_environment_may_name_the_key_file(tmp_path: Path, monkeypatch: pyte
 def test_a_refused_run_leaves_no_new_key_file(
     tmp_path: Path, run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "resolve_mapping", lambda *given, **options: None)
+    resolved = Resolved("scan", MemoryPlan(*[1] * len(MemoryPlan._fields)), {})
+    monkeypatch.setattr(train, "resolve_mapping", lambda *given, **options: resolved)
     key, line = tmp_path / "key", [*TINY.split(), "--projection", 9, "--key-file", tmp_path / "key"]
     with locked(tmp_path / "held", "output"):  # the last thing that a run is refused for
         ended = run(*line, "--output", tmp_path / "held")

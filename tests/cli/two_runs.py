@@ -62,9 +62,9 @@ class Ended(NamedTuple):
 
 def watched(module: Any, place: Path, who: str, real: bool) -> None:
     """The command tells when it worked; unless it is the ``real`` one its work is to write files that say ``who``."""
-    works, read, all_asked = module.run_job, main.read, list[commands.Asked]()
+    works, read, all_asked = module.run_job, main.read, list[commands.ParsedLine]()
 
-    def kept(*given: Any) -> commands.Asked:
+    def kept(*given: Any) -> commands.ParsedLine:
         all_asked.append(read(*given))
         return all_asked[0]
 

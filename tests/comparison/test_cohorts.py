@@ -58,5 +58,5 @@ def test_theory_is_told_of_the_very_minibatches(work: Work) -> None:
             ours = [sorted(batch[batch >= 0]) for batch in rows[r, slot] if np.any(batch >= 0)]
             assert ours == theirs
             assert len(ours) == steps[i]
-    assert drawn_rows(Work(epochs=2), SEEN, drawn_cohorts(EVERYBODY, SEEN, 3, 5), 5) is None
+    assert drawn_rows(Work(epochs=2, batch_size=None), SEEN, drawn_cohorts(EVERYBODY, SEEN, 3, 5), 5) is None
     assert drawn_rows(Work(steps=3, batch_size=max(SIZES)), SEEN, drawn_cohorts(EVERYBODY, SEEN, 3), 0) is None

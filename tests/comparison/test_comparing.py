@@ -21,7 +21,7 @@ from fedtangent._src.comparison.predicted import predict, run_flow
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.data.partition import quantity_skew
 from fedtangent._src.engine.building import build
-from fedtangent._src.engine.description import describe
+from fedtangent._src.engine.description import Descriptions, describe
 from fedtangent._src.engine.run import examples_of
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated.algorithms import fed_avg
@@ -123,7 +123,7 @@ def test_networks_under_other_losses_end_without_a_disagreement(loss: str) -> No
 def test_numbers_that_are_signs_and_others() -> None:
     (x, y, a, b), clients = own_data()
     signs = (x, (2.0 * y - 1)[:, None], a, (2.0 * b - 1)[:, None])
-    algorithm = fed_avg(linear(3), all_clients(4), 0.1, loss="logistic", work=Work(epochs=5))
+    algorithm = fed_avg(linear(3), all_clients(4), 0.1, loss="logistic", work=Work(epochs=5, batch_size=None))
     found = compare(algorithm, signs, clients, num_rounds=2, draws=5)
     assert found.rows[0].accuracy is None and all(v.passed for v in found.verdicts)
     assert set(found.history.curves()) == {"train.loss", "test.loss"}
@@ -262,7 +262,9 @@ def test_refuses_runs_before_anything_is_loaded(
         monkeypatch.setattr(command, "build", lambda described: pytest.fail("the data were loaded"))
     for prepare in (
         lambda described: cli_compare.prepare_run(cli_compare.ComparisonOptions(), FigureOptions(), described),
-        lambda described: cli_predict.prepare(cli_predict.PredictOptions(), FigureOptions(), (described,)),
+        lambda described: cli_predict.prepare(
+            cli_predict.PredictOptions(), FigureOptions(), Descriptions((described,))
+        ),
     ):
         with pytest.raises(ValueError) as caught:
             prepare(describe(**given))
@@ -352,7 +354,7 @@ def test_arrays_without_a_test_split_and_images() -> None:
     """Training examples take the place of test examples; a dense network flattens images."""
     (x, y, *_), clients = own_data()
     images = np.repeat(x[:, :, None, None], 2, axis=2)  # [n, 3, 2, 1]
-    algorithm = fed_avg(mlp(6, 2, (16,)), all_clients(4), 0.3, work=Work(steps=2))
+    algorithm = fed_avg(mlp(6, 2, (16,)), all_clients(4), 0.3, work=Work(steps=2, batch_size=None))
     found = ft.predict(algorithm, (images, y), clients, num_rounds=2, forecasting=ft.Forecasting(None, 2, rates=False))
     assert set(found.history.curves()) == {"train.mse", "train.accuracy", "train.accuracy_of_members"}
     assert np.isfinite(found.loss)

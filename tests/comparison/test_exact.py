@@ -79,7 +79,7 @@ def one_absence(sample: Callable[..., Any], key: jax.Array, state: Any, round_: 
 
 
 FAULTS: dict[str, Faulty] = {
-    "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1)),
+    "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1, batch_size=None)),
     "server rate": with_options(averaging=lambda given: Averaging(server_learning_rate=0.99)),
     "client rate": with_options(client_learning_rate=lambda given: 0.99 * given["client_learning_rate"]),
     "equal weights": with_options(averaging=lambda given: Averaging(weighting="uniform")),
@@ -125,7 +125,11 @@ def test_a_small_fault_of_the_simulation_is_noticed(
     theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact, "near_misses", same_flow)
-    right, rate, work = theory.setting.algorithm, theory.setting.followed.learning_rate, Work(steps=LOCAL_STEPS)
+    right, rate, work = (
+        theory.setting.algorithm,
+        theory.setting.followed.learning_rate,
+        Work(steps=LOCAL_STEPS, batch_size=None),
+    )
     faulty = FAULTS[name](right.model, right.schedule, client_learning_rate=rate, work=work)
     setting = dataclasses.replace(theory.setting, algorithm=faulty)
     verdicts = [
@@ -179,7 +183,7 @@ def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
 def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: stand_in(Flow))
     whole = network()
-    rate, work = whole.followed.learning_rate, Work(steps=1)
+    rate, work = whole.followed.learning_rate, Work(steps=1, batch_size=None)
     equal = dataclasses.replace(
         whole,
         problem=dataclasses.replace(whole.problem, partition=partition.iid(24, 4, 0)),

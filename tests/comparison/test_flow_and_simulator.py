@@ -66,7 +66,9 @@ def test_a_loss_of_ones_own_in_both():
     x, y = rng.uniform(-1, 1, (12, 1)), rng.standard_normal((12, 2))
     held, plan = partition.iid(12, 3, 0), schedule.all_clients(3)
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
-    algorithm = algorithms.fed_avg(MODEL, plan, client_learning_rate=0.5, work=Work(steps=4), loss=huber_like)
+    algorithm = algorithms.fed_avg(
+        MODEL, plan, client_learning_rate=0.5, work=Work(steps=4, batch_size=None), loss=huber_like
+    )
     first = predict(algorithm, algorithm.init(1, 3), points).mean
     last = np.asarray(predict(algorithm, simulate(algorithm, on_device, num_rounds=5, seed=1).state, points).mean)
     cohorts = schedule.drawn_cohorts(plan, held, 5, seed=1)
@@ -110,7 +112,7 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     rates = np.geomspace(found.rate / 3, min(3 * found.rate, 1.4 * bound), 9).tolist()
 
     def build(rate):
-        return algorithms.fed_avg(MODEL, plan, client_learning_rate=rate, work=Work(steps=5))
+        return algorithms.fed_avg(MODEL, plan, client_learning_rate=rate, work=Work(steps=5, batch_size=None))
 
     def error(algorithm, state):
         return {"mse": jnp.mean((algorithm.predict(state, jnp.asarray(GRID)).mean - y_test) ** 2)}

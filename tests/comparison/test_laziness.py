@@ -120,7 +120,7 @@ def small(width: int, **options: Any) -> Setting:
     largest = float(
         np.linalg.eigvalsh(np.asarray(jax.jit(lambda p: empirical_ntk(model, p, jnp.asarray(x)))(params)))[-1]
     )
-    rate, work = share * plan.num_clients / largest, Work(steps=LOCAL_STEPS)
+    rate, work = share * plan.num_clients / largest, Work(steps=LOCAL_STEPS, batch_size=None)
     return dataclasses.replace(
         base,
         problem=dataclasses.replace(

@@ -46,7 +46,7 @@ def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = algori
          evaluate_every: int = 4, **options: Any) -> Seen:  # fmt: skip
     held = data.federated_data(x, y, PARTITION, dtype=dtype)
     plan = schedule.per_client_permutations(CLIENTS, num_models)
-    algorithm = recipe(model, plan, client_learning_rate=rate, work=Work(steps=STEPS), **options)
+    algorithm = recipe(model, plan, client_learning_rate=rate, work=Work(steps=STEPS, batch_size=None), **options)
     rule = Rule(STEPS, rate, **(flow or {}))
     ledger = residual_ledger(algorithm, model, held, ROUNDS, rule, seed=seed, weighting=weighting)
     run = simulate(
@@ -271,7 +271,9 @@ def _made(
 ) -> Any:
     held = data.federated_data(X, X[:, :1], PARTITION, dtype=jnp.float64) if held is None else held
     own = network(4)
-    algorithm = recipe(own, schedule.all_clients(CLIENTS), client_learning_rate=RATE, work=Work(steps=STEPS))
+    algorithm = recipe(
+        own, schedule.all_clients(CLIENTS), client_learning_rate=RATE, work=Work(steps=STEPS, batch_size=None)
+    )
     rule = Rule(more.pop("local_steps", STEPS), RATE)
     return residual_ledger(algorithm, model or own, held, rounds, rule, **more)
 

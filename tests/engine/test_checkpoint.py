@@ -496,7 +496,7 @@ def test_what_a_channel_remembers_and_what_was_sent_at_the_start_are_resumed(tmp
         uniform_sampling(6, 3),
         shared=[0, 1],
         client_learning_rate=0.2,
-        work=Work(steps=2),
+        work=Work(steps=2, batch_size=None),
         averaging=Averaging(channel=with_error_feedback(top_k(3))),
     )
 

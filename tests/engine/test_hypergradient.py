@@ -124,7 +124,7 @@ def peak(remat: str, rounds: int) -> int:
     data = tiny_runs.data()._replace(x=jnp.ones((12, 2000)))
 
     def linear(client_learning_rate: Any) -> Algorithm:
-        work = Work(steps=4, differentiable=True)
+        work = Work(steps=4, differentiable=True, batch_size=None)
         plan = per_client_permutations(4, 1)
         return algorithms.fed_avg(model, plan, client_learning_rate=client_learning_rate, work=work)
 

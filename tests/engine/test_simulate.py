@@ -54,7 +54,7 @@ def data() -> FederatedData:
 def algorithm() -> Algorithm:
     """Two of three clients a round; eight bytes for each of the linear model's two weights."""
     model = Model("linear", lambda key: jax.random.normal(key, (2, 1)), lambda w, x: x @ w, None, 1)
-    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=2))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=2, batch_size=None))
     return compose("linear", model, local, optax_server(optax.sgd(1.0)), uniform_sampling(3, 2))
 
 
@@ -303,7 +303,9 @@ def test_data_are_a_data_set_its_name_or_arrays() -> None:
     for i, own in enumerate(rows):
         user[own] = i
     model = models.logistic(64, 10)
-    fed_avg = algorithms.fed_avg(model, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2))
+    fed_avg = algorithms.fed_avg(
+        model, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2, batch_size=None)
+    )
 
     def trained(data: Any, clients: Any) -> np.ndarray:
         run = simulate(fed_avg, data, clients, num_rounds=2, seed=0)
@@ -332,7 +334,9 @@ def test_data_are_a_data_set_its_name_or_arrays() -> None:
     ],
 )
 def test_data_that_do_not_fit_are_refused(data: Any, clients: Any, message: str) -> None:
-    fed_avg = algorithms.fed_avg(tiny_runs.MODEL, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2))
+    fed_avg = algorithms.fed_avg(
+        tiny_runs.MODEL, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2, batch_size=None)
+    )
     with pytest.raises(ValueError, match=message):
         simulate(fed_avg, data, clients, num_rounds=1)
 

@@ -63,7 +63,7 @@ _EVOLUTION = Evolution(times=(1, 4, 9))
 LAWS: dict[str, Laws] = {
     "centralised": Laws(
         {"learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)},
-        exact={"work": Work(steps=3)},
+        exact={"work": Work(steps=3, batch_size=None)},
         doubled="examples",
         nothing_on=("downlink_bytes",),
     ),
@@ -93,7 +93,10 @@ LAWS: dict[str, Laws] = {
             "ensemble": _TAUGHT,
         },
         # an ensemble of clients counts each client once
-        exact={"work": Work(steps=3), "ensemble": dataclasses.replace(_TAUGHT, members=("samples", "mean"))},
+        exact={
+            "work": Work(steps=3, batch_size=None),
+            "ensemble": dataclasses.replace(_TAUGHT, members=("samples", "mean")),
+        },
     ),
     "fed_be_no_distillation": Laws(
         {**TRAINED, "ensemble": EnsembleOfClients("dirichlet", slots_per_model=4)}, exempt={"doubling": _ENSEMBLE}
@@ -132,7 +135,9 @@ LAWS: dict[str, Laws] = {
             "doubling": "no client has any influence on another, nor on the server",
         },
     ),
-    "modified_local_gd": Laws({**TRAINED, "work": Work(steps=3), "anchoring": Anchoring(first_index=1)}),
+    "modified_local_gd": Laws(
+        {**TRAINED, "work": Work(steps=3, batch_size=None), "anchoring": Anchoring(first_index=1)}
+    ),
     "ntk_fl": Laws({"learning_rate": 0.3, "evolution": _EVOLUTION}, doubled="examples"),
     "random_walk": Laws(cohorts="one", nothing_on=("downlink_bytes",)),
     "scaffold": Laws({**TRAINED, "averaging": _STEP}, exempt={"doubling": _COUNTS}),

@@ -24,7 +24,7 @@ from .replay import MODEL, TOLERANCE, VISIBLE, Case, alike, build, by_examples, 
 from .toys import arguments_of, distance
 
 FOUR, PAIRS = uniform_sampling(6, 4), per_client_permutations(6, 2)
-FULL, PASSES = Work(steps=3), Work(epochs=2, batch_size=2)
+FULL, PASSES = Work(steps=3, batch_size=None), Work(epochs=2, batch_size=2)
 PUBLISHED = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3, "initial": 1e-6}
 HALVED = staircase_decay(0.1, 0.5, 1)
 
@@ -196,7 +196,7 @@ def test_constants_may_be_traced() -> None:
         ("fed_yogi", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
         ("fed_avg_m", {"momentum": 1.0}, "momentum: got 1.0, must be at least 0 and below 1"),
         ("fed_avg_m", {"client_learning_rate": -1.0}, "client_learning_rate: got -1.0"),
-        ("fed_adam", {"work": Work(steps=0)}, "local steps: got 0"),
+        ("fed_adam", {"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:

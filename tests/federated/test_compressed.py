@@ -68,7 +68,9 @@ ALGORITHMS = {
 
 @functools.cache
 def simulated(name: str, mapping: str = "scan") -> tuple[reference.Params, reference.Params, PyTree]:
-    algorithm = ALGORITHMS[name](two_layer(), SCHEDULE, client_learning_rate=RATE, work=Work(steps=STEPS))
+    algorithm = ALGORITHMS[name](
+        two_layer(), SCHEDULE, client_learning_rate=RATE, work=Work(steps=STEPS, batch_size=None)
+    )
     begun = algorithm.init(SEED, NUM_CLIENTS)
     state, _ = go(algorithm, uneven_data(), mapping, ROUNDS, begun)
     return models_of(algorithm, begun)[0], models_of(algorithm, state)[0], state
@@ -159,7 +161,7 @@ def test_a_rejected_client_keeps_its_memory() -> None:
             two_layer(),
             schedule,
             client_learning_rate=RATE,
-            work=Work(steps=2),
+            work=Work(steps=2, batch_size=None),
             averaging=Averaging(channel=with_error_feedback(top_k(6)), accept=accept),
         )
         owed = go(algorithm, data, "scan", 2, algorithm.init(SEED, NUM_CLIENTS))[0].channel[0]
@@ -206,7 +208,7 @@ def sending(name: str) -> Algorithm:
         two_layer(jnp.float32),
         schedule,
         client_learning_rate=RATE,
-        work=Work(steps=1),
+        work=Work(steps=1, batch_size=None),
         averaging=Averaging(channel=CHANNELS[name]),
     )
 
@@ -243,7 +245,7 @@ def test_the_history_charges_messages_times_bytes(name: str) -> None:
 def test_megabytes_of_ntk_fls_table_1(build: Callable[..., Any], rounds: int, published: int) -> None:
     """20 of 300 clients, MLP 784-100-10, 79,510 float32 numbers; the paper's MB are MiB with three digits."""
     network = mlp(784, 10, (100,))
-    algorithm = build(network, uniform_sampling(300, 20), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = build(network, uniform_sampling(300, 20), client_learning_rate=0.1, work=Work(steps=1, batch_size=None))
     data = uneven_data(sizes=(1,) * 300)
     data = data._replace(x=jnp.zeros((300, 784), jnp.float32), y=jnp.zeros((300, 10), jnp.float32))
     cost = algorithm.cost(data, engine_for(data, "scan"))
@@ -268,13 +270,17 @@ def test_bad_arguments(build: Callable[..., Any], changed: dict[str, Any], named
         build(
             two_layer(),
             SCHEDULE,
-            **arguments_of(build, {"client_learning_rate": 0.1, "work": Work(steps=1)} | changed),
+            **arguments_of(build, {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)} | changed),
         )
 
 
 def test_more_numbers_than_a_message_has_are_refused_before_any_work() -> None:
     algorithm = algorithms.fed_avg(
-        two_layer(), SCHEDULE, client_learning_rate=0.1, work=Work(steps=1), averaging=Averaging(channel=top_k(P + 1))
+        two_layer(),
+        SCHEDULE,
+        client_learning_rate=0.1,
+        work=Work(steps=1, batch_size=None),
+        averaging=Averaging(channel=top_k(P + 1)),
     )
     with pytest.raises(ValueError, match=f"k: got {P + 1}, must be from 1 to {P}"):
         simulate(algorithm, uneven_data(), num_rounds=1)

@@ -26,7 +26,7 @@ from .replay import MODEL, SEED, TOLERANCE, VISIBLE, Case, alike, build, by_exam
 from .toys import SIZES, arguments_of, distance, federated, fixed, go, leaves, owned_rows, two_layer, uneven_data
 
 FOUR, PAIRS = uniform_sampling(6, 4), per_client_permutations(6, 2)
-FULL, PASSES = Work(steps=3), Work(epochs=2, batch_size=2)  # PASSES: clients make 2 to 6 steps
+FULL, PASSES = Work(steps=3, batch_size=None), Work(epochs=2, batch_size=2)  # PASSES: clients make 2 to 6 steps
 HEAVY = functools.partial(optax.sgd, momentum=0.5)
 HALVED = {"rate": staircase_decay(0.2, 0.5, 1), "rate_at": lambda t: 0.2 * 0.5**t}
 

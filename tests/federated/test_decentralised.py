@@ -24,7 +24,7 @@ from .toys import NUM_CLIENTS, arguments_of, cohorts, distance, fixed, go, model
 SEED, RATE, STEPS, ROUNDS = 3, 0.2, 3, 2
 MODEL, DATA, RING = two_layer(), uneven_data(), graph.ring(NUM_CLIENTS)
 TOLERANCE, VISIBLE = 1e-10, 1e-4
-WORK = Work(steps=STEPS)
+WORK = Work(steps=STEPS, batch_size=None)
 EVERYBODY = fixed(NUM_CLIENTS, NUM_CLIENTS, [(i, i, 1.0) for i in range(NUM_CLIENTS)])  # own models, cohorts as state
 
 
@@ -34,7 +34,12 @@ def schedule_of(away: bool) -> Schedule:
 
 
 def build(order: str, away: bool, steps: int = STEPS, **options: Any) -> Algorithm:
-    given = {"client_learning_rate": RATE, "work": Work(steps=steps), "graph": RING, "order": order} | options
+    given = {
+        "client_learning_rate": RATE,
+        "work": Work(steps=steps, batch_size=None),
+        "graph": RING,
+        "order": order,
+    } | options
     return algorithms.gossip(MODEL, schedule_of(away), **arguments_of(algorithms.gossip, given))
 
 

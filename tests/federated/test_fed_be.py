@@ -59,7 +59,7 @@ CASES = {
 def build(case: Case, **changed: Any) -> Algorithm:
     options = {
         "client_learning_rate": RATE,
-        "work": Work(steps=STEPS),
+        "work": Work(steps=STEPS, batch_size=None),
         "loss": case.loss,
         "num_samples": SAMPLES,
         "posterior": case.posterior,
@@ -216,7 +216,9 @@ def test_without_distillation_the_ensemble_predicts_and_the_models_are_fed_avgs(
     np.testing.assert_allclose(mean, loop(), rtol=0, atol=TOLERANCE)
     for fault in ("weights", "samples", "clients", "mean"):
         assert np.abs(mean - loop(fault)).max() > VISIBLE, fault
-    plain = algorithms.fed_avg(MODEL, case.schedule, client_learning_rate=RATE, work=Work(steps=STEPS), loss=case.loss)
+    plain = algorithms.fed_avg(
+        MODEL, case.schedule, client_learning_rate=RATE, work=Work(steps=STEPS, batch_size=None), loss=case.loss
+    )
     same, _ = go(plain, data_of(case), "scan", ROUNDS, plain.init(SEED, NUM_CLIENTS))
     assert distance(models_of(plain, same), end) < TOLERANCE
     if case.schedule.num_models == 1:  # all places are filled
@@ -320,7 +322,7 @@ def test_the_ledger_is_charged_for_the_servers_data_once() -> None:
 
 
 def test_clients_beyond_the_places_are_reported() -> None:
-    algorithm = build(CASES["gaussian"], slots_per_model=3, work=Work(steps=1), distillation=PLAIN)
+    algorithm = build(CASES["gaussian"], slots_per_model=3, work=Work(steps=1, batch_size=None), distillation=PLAIN)
     _, infos = go(algorithm, uneven_data(labels=True), "scan", ROUNDS, algorithm.init(SEED, NUM_CLIENTS))
     assert infos["dropped"].tolist() == [[1], [1]]
 

@@ -134,7 +134,9 @@ def test_a_client_is_padded_with_its_own_last_example() -> None:
 def solve(model: Model, start: PyTree, anchor: PyTree, tilt: PyTree, prox: float, client: Client):
     """Five full-batch steps on the tilted, proximal problem."""
     problem = LocalProblem(start, anchor, tilt, prox)
-    return minimise(jax.random.key(9), model, squared_error, optax.sgd(0.1), Work(steps=5), problem, client)
+    return minimise(
+        jax.random.key(9), model, squared_error, optax.sgd(0.1), Work(steps=5, batch_size=None), problem, client
+    )
 
 
 @pytest.mark.parametrize("prox", [0.0, 0.3])
@@ -154,7 +156,7 @@ def test_problem_with_tilt_and_proximal_term(model: Model, data: FederatedData, 
         assert distance(dict(other[0]), w) > 1e-3
 
 
-@pytest.mark.parametrize("work", [Work(steps=3), Work(epochs=2, batch_size=2)])
+@pytest.mark.parametrize("work", [Work(steps=3, batch_size=None), Work(epochs=2, batch_size=2)])
 def test_an_empty_client_returns_its_start(model: Model, data: FederatedData, work: Work) -> None:
     start = model.init(jax.random.key(0))
     local = local_training(model, squared_error, optax.sgd(0.1), work)

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Told, dict[str, Told]]] = {
 def built(recipe: str, steps: int = STEPS, model: Model = MODEL, **options: Any) -> Algorithm:
     make = getattr(algorithms, recipe)
     plan = schedule.all_clients(NODES)
-    given = {"client_learning_rate": RATE, "work": Work(steps=steps), **options}
+    given = {"client_learning_rate": RATE, "work": Work(steps=steps, batch_size=None), **options}
     return make(model, plan, **arguments_of(make, given))
 
 

@@ -49,7 +49,7 @@ def test_it_is_short() -> None:
 
 
 def test_two_rounds_are_those_of_the_paper() -> None:
-    plan, work = uniform_sampling(6, 4), Work(steps=STEPS)
+    plan, work = uniform_sampling(6, 4), Work(steps=STEPS, batch_size=None)
     algorithm = fed_exp()(two_layer(), plan, client_learning_rate=RATE, work=work, epsilon=EPSILON)
     run = simulate(algorithm, uneven_data(), num_rounds=ROUNDS, seed=SEED, devices=Devices("scan"))
     start = models_of(algorithm, algorithm.init(SEED, 6))[0]
@@ -62,7 +62,7 @@ def test_two_rounds_are_those_of_the_paper() -> None:
 
 
 def test_it_refuses_a_rate_that_its_own_server_would_not_look_at() -> None:
-    options = {"client_learning_rate": RATE, "work": Work(steps=1)}
+    options = {"client_learning_rate": RATE, "work": Work(steps=1, batch_size=None)}
     with pytest.raises(ValueError, match=r"server_learning_rate: got 0\.5, but fed_exp has a server of its own: leave"):
         fed_exp()(two_layer(), uniform_sampling(6, 4), averaging=Averaging(server_learning_rate=0.5), **options)
 

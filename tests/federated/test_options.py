@@ -23,7 +23,7 @@ from fedtangent._src.types import Algorithm
 
 from .toys import arguments_of, go, two_layer, uneven_data
 
-GIVEN: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(steps=2)}
+GIVEN: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(steps=2, batch_size=None)}
 RING = graph.ring(6)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fed_ensemble", {"base": "fed_avg"}, "base: got 'fed_avg', must be a recipe"),
@@ -67,7 +67,7 @@ def test_what_a_recipe_refuses(name: str, options: dict[str, Any], message: str)
 @pytest.mark.parametrize("optimizer", ["adam", optax.adam, lambda: optax.adam(0.1)])
 def test_an_optimiser_is_one_of_optax_and_not_the_function_that_makes_it(optimizer: Any) -> None:
     with pytest.raises(ValueError, match=r"client_optimizer: got .*, must be an optax optimiser such as"):
-        algorithms.fed_avg(two_layer(), all_clients(6), work=Work(steps=2), client_optimizer=optimizer)
+        algorithms.fed_avg(two_layer(), all_clients(6), work=Work(steps=2, batch_size=None), client_optimizer=optimizer)
 
 
 @pytest.mark.parametrize(("name", "unknown"), [("fed_avg", "sever_learning_rate"), ("fed_sgd", "client_learning_rate")])

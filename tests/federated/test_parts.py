@@ -53,14 +53,18 @@ def test_prediction_is_the_mean_of_the_models(model: Model, data: FederatedData)
 
 
 def test_predict_of_a_run_uses_its_models(model: Model, data: FederatedData) -> None:
-    algorithm = algorithms.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(
+        model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1, batch_size=None)
+    )
     state = algorithm.init(0, 6)
     direct = mean_of_models(model, state.server.params, data.x)
     assert distance(predict(algorithm, state, data.x), direct) < 1e-14
 
 
 def test_models_start_apart_and_from_the_init_key(model: Model) -> None:
-    algorithm = algorithms.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(
+        model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1, batch_size=None)
+    )
     start = algorithm.init(0, 6).server.params
     assert distance(*(jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in (0, 1))) > 0.1
     assert distance(start, algorithm.init(0, 6).server.params) == 0
@@ -76,7 +80,7 @@ def test_models_start_apart_and_from_the_init_key(model: Model) -> None:
 def test_a_model_without_clients_stays_and_is_reported(model: Model) -> None:
     """With momentum, so that an update by a zero message would show."""
     schedule, seed = random_models(2, 4), 0
-    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1, batch_size=None))
     algorithm = compose("idle", model, local, optax_server(optax.sgd(1.0, momentum=0.9)), schedule)
     data = uneven_data(sizes=(3, 5))
     run = simulate(
@@ -208,7 +212,9 @@ def parameters(output_size: int = 2) -> int:
 
 
 def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
-    algorithm = algorithms.fed_ensemble(two_layer(jnp.float32), STRATA, client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(
+        two_layer(jnp.float32), STRATA, client_learning_rate=0.1, work=Work(steps=1, batch_size=None)
+    )
     data = uneven_data()
     data = data._replace(x=data.x.astype(jnp.float32), y=data.y.astype(jnp.float32))
     run = simulate(algorithm, data, num_rounds=3, seed=0, evaluation=Evaluation(2), devices=Devices("scan"))
@@ -219,7 +225,7 @@ def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
 
 def test_a_client_without_examples_is_not_charged() -> None:
     schedule = fixed(3, 1, [(0, 0, 1.0), (1, 0, 1.0), (2, 0, 0.0)])
-    algorithm = algorithms.fed_avg(two_layer(), schedule, client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_avg(two_layer(), schedule, client_learning_rate=0.1, work=Work(steps=1, batch_size=None))
     run = simulate(algorithm, uneven_data(sizes=(2, 0, 3)), num_rounds=2, seed=0, devices=Devices("scan"))
     assert run.history.evaluations[-1].uplink_bytes == 2 * parameters() * 8
     assert run.history.rounds["examples"].tolist() == [[2, 0, 0]] * 2
@@ -266,7 +272,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
 
 
 def test_unknown_weighting(model: Model) -> None:
-    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1, batch_size=None))
     with pytest.raises(ValueError, match="weighting: got 'size', allowed are examples, uniform"):
         compose("x", model, local, optax_server(optax.sgd(1.0)), all_clients(6), Parts(weighting="size"))
 

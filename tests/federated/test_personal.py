@@ -37,7 +37,7 @@ def ensemble(how: str, gamma: float = 0.3) -> tuple[Algorithm, PyTree]:
     """Three models, told apart by where they start, with a personal prediction."""
     own = {
         "weighted": lambda: predict.weighted_models("squared_error", gamma),
-        "tuned": lambda: predict.fine_tuned("squared_error", 0.2, Work(steps=3)),
+        "tuned": lambda: predict.fine_tuned("squared_error", 0.2, Work(steps=3, batch_size=None)),
         "minibatches": lambda: predict.fine_tuned("squared_error", 0.2, OWN),
         "none": lambda: None,
     }[how]()
@@ -189,7 +189,7 @@ def test_bad_personal_predictions_and_evaluations() -> None:
     with pytest.raises(ValueError, match=r"loss: got 'hinge'"):
         predict.weighted_models("hinge", 1.0)
     with pytest.raises(ValueError, match=r"learning_rate: got -1\.0"):
-        predict.fine_tuned("squared_error", -1.0, Work(steps=1))
+        predict.fine_tuned("squared_error", -1.0, Work(steps=1, batch_size=None))
     with pytest.raises(ValueError, match="exactly one of steps and epochs"):
         predict.fine_tuned("squared_error", 0.1, Work())
     algorithm, state = ensemble("none")

@@ -118,7 +118,7 @@ def test_centralised_equals_the_loop(name: str) -> None:
 
 def test_full_batch_steps_weigh_every_example_alike() -> None:
     schedule = all_clients(6)
-    algorithm = algorithms.centralised(MODEL, schedule, learning_rate=RATE, work=Work(steps=4))
+    algorithm = algorithms.centralised(MODEL, schedule, learning_rate=RATE, work=Work(steps=4, batch_size=None))
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, DATA, num_rounds=2, seed=SEED, devices=Devices("vmap"))
     end = reference.sgd(params, X, Y, [np.arange(len(X))] * 8, RATE, "squared_error")
@@ -143,7 +143,7 @@ def test_clients_without_a_place_in_the_pool_are_reported() -> None:
         MODEL,
         fixed(6, 1, [(i, 0, 1.0) for i in (4, 0, 5, 2)]),
         learning_rate=RATE,
-        work=Work(steps=2),
+        work=Work(steps=2, batch_size=None),
         slots_per_model=3,
     )
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
@@ -166,7 +166,9 @@ def shared_data(fraction: float = 1.0) -> FederatedData:
 
 def test_data_sharing_is_fed_avg_on_own_and_shared_examples() -> None:
     schedule, data = uniform_sampling(6, 4), shared_data()
-    algorithm = algorithms.data_sharing(MODEL, schedule, shared=SHARED, client_learning_rate=RATE, work=Work(steps=3))
+    algorithm = algorithms.data_sharing(
+        MODEL, schedule, shared=SHARED, client_learning_rate=RATE, work=Work(steps=3, batch_size=None)
+    )
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, data, num_rounds=ROUNDS, seed=SEED, devices=Devices("scan"))
 
@@ -197,7 +199,7 @@ def test_data_sharing_charges_the_fraction_and_goes_around_any_algorithm() -> No
         fraction=0.67,
         base=algorithms.fed_ensemble,
         client_learning_rate=RATE,
-        work=Work(steps=1),
+        work=Work(steps=1, batch_size=None),
     )
     assert algorithm.name == "fed_ensemble_data_sharing" and algorithm.schedule.num_models == 2
     assert algorithm.cost(data, engine_for(data, "scan")).downlink_once == NUM_CLIENTS * 2 * 8 * (3 + 2)
@@ -205,21 +207,23 @@ def test_data_sharing_charges_the_fraction_and_goes_around_any_algorithm() -> No
 
 def test_data_that_was_not_shared_is_an_error() -> None:
     algorithm = algorithms.data_sharing(
-        MODEL, all_clients(6), shared=SHARED, client_learning_rate=RATE, work=Work(steps=1)
+        MODEL, all_clients(6), shared=SHARED, client_learning_rate=RATE, work=Work(steps=1, batch_size=None)
     )
     for data in (DATA, shared_data(0.5)):
         with pytest.raises(
             ValueError, match=r"data: client \d holds \d of the shared examples, must hold 3 .*with_shared"
         ):
             simulate(algorithm, data, num_rounds=1, seed=SEED, devices=Devices("scan"))
-    beyond = algorithms.data_sharing(MODEL, all_clients(6), shared=[99], client_learning_rate=RATE, work=Work(steps=1))
+    beyond = algorithms.data_sharing(
+        MODEL, all_clients(6), shared=[99], client_learning_rate=RATE, work=Work(steps=1, batch_size=None)
+    )
     with pytest.raises(ValueError, match="shared: has the index 99, but data has 21 examples"):
         simulate(beyond, DATA, num_rounds=1, seed=SEED, devices=Devices("scan"))
 
 
 GOOD: dict[str, dict[str, Any]] = {
-    "centralised": {"learning_rate": 0.1, "work": Work(steps=1)},
-    "data_sharing": {"shared": [0, 1], "client_learning_rate": 0.1, "work": Work(steps=1)},
+    "centralised": {"learning_rate": 0.1, "work": Work(steps=1, batch_size=None)},
+    "data_sharing": {"shared": [0, 1], "client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)},
 }
 
 

@@ -48,7 +48,12 @@ SCHEDULES = {
 
 
 def private(schedule: Schedule, **changed: Any) -> Algorithm:
-    options = {"client_learning_rate": RATE, "work": Work(steps=STEPS), "clip_norm": CLIP, "noise_multiplier": NOISE}
+    options = {
+        "client_learning_rate": RATE,
+        "work": Work(steps=STEPS, batch_size=None),
+        "clip_norm": CLIP,
+        "noise_multiplier": NOISE,
+    }
     return algorithms.dp_fed_avg(two_layer(), schedule, **arguments_of(algorithms.dp_fed_avg, options | changed))
 
 
@@ -140,7 +145,9 @@ def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_model() -> No
 def test_a_model_that_no_client_trains_gets_its_noise() -> None:
     """Under Poisson sampling a round may be empty; a model that stood still would tell so."""
     algorithm = private(poisson_sampling(6, 1e-6), expected_clients=3.0, clip_norm=1.0, noise_multiplier=0.6)
-    plain = algorithms.fed_avg(two_layer(), poisson_sampling(6, 1e-6), client_learning_rate=RATE, work=Work(steps=1))
+    plain = algorithms.fed_avg(
+        two_layer(), poisson_sampling(6, 1e-6), client_learning_rate=RATE, work=Work(steps=1, batch_size=None)
+    )
     moved = []
     for one in (algorithm, plain):
         begun = one.init(SEED, 6)
@@ -162,7 +169,7 @@ def test_without_noise_and_with_a_large_bound_it_is_fed_avg() -> None:
         two_layer(),
         schedule,
         client_learning_rate=RATE,
-        work=Work(steps=STEPS),
+        work=Work(steps=STEPS, batch_size=None),
         averaging=Averaging(weighting="uniform"),
     )
     ends = [go(one, uneven_data(), "scan", 3, plain.init(SEED, 6))[0].server.params for one in (ours, plain)]

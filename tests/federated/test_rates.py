@@ -130,7 +130,9 @@ def replayed(model: reference.Params, client: Any, server: Any, rounds: int) -> 
 
 
 def test_a_run_with_schedules_is_the_loop_with_each_rounds_rates() -> None:
-    algorithm = fed_avg(staircase_decay(0.3, 0.5, 2), lambda t: 1 / (1 + t.astype(float)), work=Work(steps=3))
+    algorithm = fed_avg(
+        staircase_decay(0.3, 0.5, 2), lambda t: 1 / (1 + t.astype(float)), work=Work(steps=3, batch_size=None)
+    )
     (begun,) = models_of(algorithm, start())
     (found,) = models_of(algorithm, end(algorithm, 5))
     assert distance(found, replayed(begun, lambda t: 0.3 * 0.5 ** (t // 2), lambda t: 1 / (1 + t), 5)) < 1e-12
@@ -155,7 +157,7 @@ def test_ntk_fl_takes_a_schedule() -> None:
 def test_a_rate_that_turns_negative_is_refused_before_any_work() -> None:
     """Also where only a later round's is: 0.1 - 0.1 r is 0 in round 1 and -0.1 in round 2."""
     rate = lambda round_: 0.1 - 0.1 * round_  # noqa: E731
-    falling = algorithms.fed_avg(MODEL, all_clients(6), client_learning_rate=rate, work=Work(steps=1))
+    falling = algorithms.fed_avg(MODEL, all_clients(6), client_learning_rate=rate, work=Work(steps=1, batch_size=None))
     with pytest.raises(
         ValueError, match=r"^client_learning_rate in round 2: got -0.1.*, must be at least 0 and finite"
     ):
@@ -166,7 +168,9 @@ def test_a_rate_that_turns_negative_is_refused_before_any_work() -> None:
 @pytest.mark.parametrize("recipe", ["fed_avg", "scaffold", "fed_nova", "fed_dyn"])
 def test_a_warm_up_from_0_moves_nothing_in_its_first_round(recipe: str) -> None:
     warm = optax.linear_schedule(0.0, 0.2, 2)
-    algorithm = getattr(algorithms, recipe)(two_layer(), all_clients(6), client_learning_rate=warm, work=Work(steps=2))
+    algorithm = getattr(algorithms, recipe)(
+        two_layer(), all_clients(6), client_learning_rate=warm, work=Work(steps=2, batch_size=None)
+    )
     models = params_by_round(algorithm, uneven_data(), num_rounds=2, devices=Devices("scan"))
     for leaf in jax.tree.leaves(models):
         assert np.array_equal(leaf[0], leaf[1]) and np.isfinite(leaf[2]).all() and not np.array_equal(leaf[1], leaf[2])

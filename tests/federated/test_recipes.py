@@ -10,8 +10,12 @@ import jax
 import numpy as np
 import pytest
 
+from fedtangent._src.engine.building import preview
+from fedtangent._src.engine.description import describe
+from fedtangent._src.entries import catalogue
 from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
+from fedtangent._src.federated.algorithms.entry import options_of
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import (
     all_clients,
@@ -79,7 +83,7 @@ class Case(NamedTuple):
     schedule: Schedule
     loop: Callable[..., Models]
     rounds: int
-    work: Work = Work(steps=4)
+    work: Work = Work(steps=4, batch_size=None)
     weighting: str = "examples"
     server_rate: float = 1.0
     loss: str = "squared_error"
@@ -95,7 +99,7 @@ CASES = {
         "fed_ensemble", per_client_permutations(6, 2), permutation_loop, 4, Work(steps=5, batch_size=2)
     ),
     "permutations_more_models_than_clients": Case(
-        "fed_ensemble", per_client_permutations(6, 8), permutation_loop, 9, Work(epochs=3), "uniform"
+        "fed_ensemble", per_client_permutations(6, 8), permutation_loop, 9, Work(epochs=3, batch_size=None), "uniform"
     ),
     "strata_uneven": Case("fed_ensemble", strata(6, 2, 4), strata_loop, 4, server_rate=1.5),
     "strata_partial_minibatches_uniform": Case(
@@ -193,14 +197,33 @@ def test_cases_have_partial_participation_empty_slots_and_unvisited_models() -> 
         ({"loss": "hinge"}, "loss.*'hinge'.*squared_error, cross_entropy"),
         ({"weighting": "sizes"}, "weighting.*'sizes'.*examples, uniform"),
         ({"work": Work()}, "exactly one of steps and epochs"),
-        ({"work": Work(steps=1, epochs=1)}, "exactly one of steps and epochs"),
-        ({"work": Work(steps=0)}, "local steps: got 0"),
-        ({"work": Work(epochs=-1)}, "local epochs: got -1"),
+        ({"work": Work(steps=1, epochs=1, batch_size=None)}, "exactly one of steps and epochs"),
+        ({"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
+        ({"work": Work(epochs=-1, batch_size=None)}, "local epochs: got -1"),
         ({"work": Work(epochs=1, batch_size=0)}, "batch_size: got 0"),
     ],
 )
 @pytest.mark.parametrize("recipe", ["fed_avg", "fed_ensemble"])
 def test_bad_arguments(recipe: str, changed: dict[str, object], named: str) -> None:
-    arguments = {"client_learning_rate": 0.1, "work": Work(steps=1)} | changed
+    arguments = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)} | changed
     with pytest.raises(ValueError, match=named):
         getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments_of(algorithms.fed_avg, arguments))
+
+
+TRAINED = [name for name, entry in catalogue("algorithms").items() if hasattr(options_of(entry, None), "local_steps")]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_steps_alone_are_the_same_work_in_python_and_on_the_command_line(name: str) -> None:
+    assert preview(describe(algorithm=name)).composition.training.work == DEFAULT_WORK == Work(None, 5, 16)
+    work = preview(describe(algorithm=name, local_steps=10)).composition.training.work
+    assert work == Work(steps=10)
+    assert work != Work(steps=10, batch_size=None)  # control: a full batch would be another run
+    assert preview(describe(algorithm=name, local_steps=10, batch_size=0)).composition.training.work == Work(
+        10, None, None
+    )
+
+
+def test_the_command_line_trains_every_algorithm_of_local_steps() -> None:
+    others = {"cp_ntk_fl", "fed_sgd", "ntk_fl"}
+    assert catalogue("algorithms").keys() - set(TRAINED) == others

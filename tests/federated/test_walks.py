@@ -101,7 +101,7 @@ def test_bad_arguments(arguments: tuple[object, ...], named: str) -> None:
 def test_two_rounds_of_the_recipe_equal_the_loop(base: str) -> None:
     """Two rounds of three walks over six uneven clients; each model walks alone."""
     data, model, schedule = uneven_data(), two_layer(), random_walk(graph.ring(NUM_CLIENTS), 3)
-    options = {"client_learning_rate": RATE, "work": Work(steps=STEPS)}
+    options = {"client_learning_rate": RATE, "work": Work(steps=STEPS, batch_size=None)}
     algorithm = algorithms.random_walk(model, schedule, base=getattr(algorithms, base), **options)
     start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, data, num_rounds=2, seed=SEED, devices=Devices("scan"))

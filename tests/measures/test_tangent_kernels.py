@@ -166,7 +166,7 @@ def federation(dtype: Any = jnp.float64) -> FederatedData:
 
 def ensemble(model: Model, recipe: Any = algorithms.fed_ensemble) -> Algorithm:
     plan = schedule.per_client_permutations(4, 2)
-    return recipe(model, plan, client_learning_rate=0.2, work=Work(steps=3))
+    return recipe(model, plan, client_learning_rate=0.2, work=Work(steps=3, batch_size=None))
 
 
 def watch(model: Model | None = None, recipe: Any = algorithms.fed_ensemble, **options: Any) -> Any:
@@ -229,7 +229,9 @@ def test_a_linear_model_does_not_drift_and_float32_is_measured_in_float64() -> N
     model = rbf_linear(num_features=20, bandwidth=0.2, dtype=jnp.float32)
     x = np.linspace(-1, 1, 12)[:, None]
     held = data.federated_data(x, np.sin(3 * x), partition.iid(12, 3, 0), dtype=jnp.float32)
-    algorithm = algorithms.fed_avg(model, schedule.all_clients(3), client_learning_rate=0.1, work=Work(steps=2))
+    algorithm = algorithms.fed_avg(
+        model, schedule.all_clients(3), client_learning_rate=0.1, work=Work(steps=2, batch_size=None)
+    )
     watch = kernel_diagnostics(algorithm, model, held)
     run = simulate(algorithm, held, num_rounds=3, evaluation=Evaluation(measure=watch), devices=Devices("scan"))
     assert run.history.evaluations[-1].metrics["drift"] == 0.0

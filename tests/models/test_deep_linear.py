@@ -95,7 +95,9 @@ def test_its_own_steps_of_descent_are_those_of_the_gradient(x, depth):
             assert total == pytest.approx(lost, rel=1e-5)  # a float32
 
 
-@pytest.mark.parametrize("work", [pytest.param(Work(steps=7), marks=pytest.mark.slow), Work(epochs=7)])
+@pytest.mark.parametrize(
+    "work", [pytest.param(Work(steps=7, batch_size=None), marks=pytest.mark.slow), Work(epochs=7, batch_size=None)]
+)
 def test_clients_take_its_own_steps(x, work):
     """Which gives what the gradient gives, also under a schedule; anything but plain descent takes the gradient."""
     model = models.deep_linear(5, 3, 16, 3, jnp.float64)

@@ -39,7 +39,7 @@ def engine_path(seed: int, num_rounds: int, x: np.ndarray, y: np.ndarray) -> lis
     """The server's weights after every round, in the paper's shapes."""
     algorithm = fed_avg(
         models.deep_linear(6, 3, WIDTH, DEPTH, jnp.float64), schedule.all_clients(3), client_learning_rate=RATE,
-        loss="squared_error_sum", work=Work(steps=STEPS), averaging=Averaging(weighting="uniform"),
+        loss="squared_error_sum", work=Work(steps=STEPS, batch_size=None), averaging=Averaging(weighting="uniform"),
     )  # fmt: skip
     path = params_by_round(
         algorithm, federated_data(x, y, HELD, jnp.float64), num_rounds=num_rounds, seed=seed, devices=Devices("scan")

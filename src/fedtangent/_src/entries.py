@@ -24,9 +24,9 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fedtangent._src.checks import MAX_INDEX, MAX_NUMBER, nearest
 
@@ -54,7 +54,11 @@ class NoOptions:
     """The options of an entry that has none."""
 
 
-def option(default: Any, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
+Values = dict[str, Any]  # values of options, by name
+Groups = dict[str, Any]  # option groups by title: dataclasses, or instances whose values are the defaults
+
+
+def option(default: object, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
     """Builds a dataclass field that is an option of an entry.
 
     Args:
@@ -85,6 +89,19 @@ def lasting(*groups: Any) -> list[str]:
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
+@runtime_checkable
+class Builder(Protocol):
+    """A function that builds an object, such as an algorithm or a model."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Returns the object.
+
+        Args:
+            arguments: Arguments of the function: of an entry's ``build``, its options and the arguments of its kind.
+            options: Further arguments of the function, by name.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A choice among others of its kind, such as one algorithm; some kinds extend it by further fields."""
@@ -93,7 +110,7 @@ class Entry:
     """Name of the choice on the command line and in Python."""
     summary: str
     """Description of the choice in one line."""
-    build: Callable[..., Any]
+    build: Builder
     """Function that builds the chosen object from an instance of ``options`` and the arguments of its kind."""
     options: type[Any] = NoOptions
     """Frozen dataclass of the options; the docstrings of its fields are their help texts."""
@@ -122,25 +139,25 @@ def catalogue(kind: str) -> Mapping[str, Any]:
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
     root = importlib.import_module(KINDS[kind])
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for module in (root, *_modules(root)):
         for entry in (*vars(module).get("ENTRIES", ()), *_marked(kind, module)):
-            if entry.name in found:
+            if entry.name in entries:
                 raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
-            found[entry.name] = entry
-    return dict(sorted(found.items()))
+            entries[entry.name] = entry
+    return dict(sorted(entries.items()))
 
 
-def _marked(kind: str, module: Any) -> list[Any]:
+def _marked(kind: str, module: types.ModuleType) -> list[Any]:
     """Returns the entries of the functions that ``module`` defines and marks with a decorator such as ``recipe``."""
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
 
-def _modules(root: Any) -> list[Any]:
+def _modules(root: types.ModuleType) -> list[types.ModuleType]:
     """Imports and returns all modules below a package; none for a plain module."""
-    found = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
-    return [importlib.import_module(info.name) for info in found]
+    infos = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
+    return [importlib.import_module(info.name) for info in infos]
 
 
 def choose(kind: str, name: str) -> Any:
@@ -154,46 +171,44 @@ def choose(kind: str, name: str) -> Any:
     Raises:
         ValueError: No entry has that name (the message lists the allowed names), or the function cannot be found.
     """
-    entries, what = catalogue(kind), kind.removesuffix("s")
+    entries, noun = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
-        return _own_entry(kind, name, _imported(what, name))
+        return _own_entry(kind, name, _imported(noun, name))
     if not isinstance(name, str) or name not in entries:
         more = ", or package.module:function of your own" if kind in OWN else ""
-        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}{more}{nearest(name, entries)}")
+        raise ValueError(f"{noun}: got {name!r}, allowed are {', '.join(entries)}{more}{nearest(name, entries)}")
     return entries[name]
 
 
-def _imported(what: str, name: str) -> Callable[..., Any]:
+def _imported(noun: str, name: str) -> Builder:
     """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ImportError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(f"{what}: got {name!r}, but there is no module {error.name}") from error
-        said = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{what}: got {name!r}, whose module cannot be imported: {said}") from error
-    function = getattr(found, attribute, None)
+            raise ValueError(f"{noun}: got {name!r}, but there is no module {error.name}") from error
+        failure = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{noun}: got {name!r}, whose module cannot be imported: {failure}") from error
+    function = getattr(imported, attribute, None)
     if not callable(function) or isinstance(function, type):
-        raise ValueError(f"{what}: got {name!r}, but {module} has no function {attribute!r}")
+        raise ValueError(f"{noun}: got {name!r}, but {module} has no function {attribute!r}")
     return function
 
 
 @functools.cache
-def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
+def _own_entry(kind: str, name: str, function: Builder) -> Any:
     """Builds the entry of a user's function once, so that equal options are equal objects."""
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
 
-def own_options(
-    what: str, name: str, function: Callable[..., Any], skipped: Sequence[str], bases: tuple[type, ...]
-) -> Any:
+def own_options(noun: str, name: str, function: Builder, skipped: Sequence[str], bases: tuple[type, ...]) -> Any:
     """Returns the options of a user's function: a dataclass with the fields of ``bases`` and the function's parameters.
 
     The first two parameters are no options: every function of this kind gets them as arguments.
 
     Args:
-        what: Kind of the function, such as "algorithm", for error messages.
+        noun: Kind of the function, such as "algorithm", for error messages.
         name: Name of the function, for error messages.
         function: The user's function.
         skipped: Parameters that the package fills in, which are no options either.
@@ -202,31 +217,31 @@ def own_options(
     Raises:
         ValueError: Another parameter has no default, or a type that cannot be written on a command line.
     """
-    names = [p.name for p in _parameters(what, name, function)[2:] if p.name not in skipped]
-    return signature_options(name, function, names, bases, strict=True, what=what)
+    names = [p.name for p in _parameters(noun, name, function)[2:] if p.name not in skipped]
+    return signature_options(name, function, names, bases, strict=True, noun=noun)
 
 
-def _parameters(what: str, name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(noun: str, name: str, function: Builder) -> list[inspect.Parameter]:
     """Returns the parameters of a user's function; raises ``ValueError`` unless the first two are positional."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+        raise ValueError(f"{noun}: got {name!r}, whose signature cannot be read: {error}") from error
     if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
         raise ValueError(
-            f"{what}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
+            f"{noun}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
         )
     return parameters
 
 
 def signature_options(
     name: str,
-    function: Callable[..., Any],
+    function: Builder,
     parameters: Sequence[str],
     bases: tuple[type, ...] = (),
     *,
     strict: bool = False,
-    what: str = "algorithm",
+    noun: str = "algorithm",
 ) -> Any:
     """Returns a dataclass whose fields are parameters of a function, with their names, types, defaults and help.
 
@@ -236,7 +251,7 @@ def signature_options(
         parameters: Names of the parameters that become options.
         bases: Dataclasses of further options; a field that several of them share is one option.
         strict: Whether a parameter that cannot be written on a command line raises an error; otherwise it is left out.
-        what: Kind of the function, such as "algorithm", for error messages.
+        noun: Kind of the function, such as "algorithm", for error messages.
 
     Raises:
         ValueError: With ``strict``, a parameter without a default, or without a type that a command line can write.
@@ -246,7 +261,7 @@ def signature_options(
     try:
         kinds = typing.get_type_hints(function)
     except (TypeError, NameError) as error:
-        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+        raise ValueError(f"{noun}: got {name!r}, whose signature cannot be read: {error}") from error
     described = {p.arg_name: p.description or "" for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
     signature, fields = inspect.signature(function).parameters, []
     for parameter in (signature[key] for key in parameters):
@@ -254,11 +269,11 @@ def signature_options(
             continue
         kind = _written_type(kinds.get(parameter.name))
         if strict and parameter.default is parameter.empty:
-            raise ValueError(f"{what}: got {name!r}, whose option {parameter.name} has no default, must have one")
+            raise ValueError(f"{noun}: got {name!r}, whose option {parameter.name} has no default, must have one")
         if kind is None:
             if strict:
                 raise ValueError(
-                    f"{what}: got {name!r}, whose option {parameter.name} must be annotated: as bool, int, float, str, "
+                    f"{noun}: got {name!r}, whose option {parameter.name} must be annotated: as bool, int, float, str, "
                     "Path, a tuple of one of these, or one of them | None"
                 )
             continue
@@ -300,7 +315,13 @@ def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str
 
 
 def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
-    """Returns an error message with ``prefix`` put before the argument that it names, if that is one of ``names``."""
+    """Returns an error message with a prefix before the argument that it names.
+
+    Args:
+        message: Message that begins with the name of an argument.
+        names: Names of the arguments that have the prefix.
+        prefix: The prefix.
+    """
     return prefix + message if message.partition(":")[0] in names else message
 
 
@@ -371,26 +392,26 @@ class WrittenEntry(Entry):
         return f"{self.name}:<{self.number}>" if self.number else self.name
 
 
-def build_written(kind: str, text: str, *given: Any) -> Any:
+def build_written(kind: str, text: str, *arguments: Any) -> Any:
     """Builds the object that a text such as ``top_k:0.01`` describes.
 
     Args:
         kind: One of ``KINDS``, whose entries are ``WrittenEntry``.
         text: Name of an entry; for entries with a number, a colon and the number follow.
-        given: Further arguments of the entry's ``build``, after the number.
+        arguments: Further arguments of the entry's ``build``, after the number.
 
     Raises:
         ValueError: An unknown name, a missing number, or a number that the entry does not allow.
     """
     name, colon, number = text.partition(":")
-    entries, what = catalogue(kind), kind.removesuffix("s")
+    entries, noun = catalogue(kind), kind.removesuffix("s")
     if name not in entries or bool(colon) != bool(entries[name].number):
         allowed = ", ".join(entry.written for entry in entries.values())
-        raise ValueError(f"{what}: got {text!r}, allowed are {allowed}")
+        raise ValueError(f"{noun}: got {text!r}, allowed are {allowed}")
     try:
-        return entries[name].build(*((_number(number),) if colon else ()), *given)
+        return entries[name].build(*((_number(number),) if colon else ()), *arguments)
     except ValueError as error:
-        raise ValueError(f"{what}: got {text!r}: {error}") from error
+        raise ValueError(f"{noun}: got {text!r}: {error}") from error
 
 
 def _number(text: str) -> float:
@@ -401,16 +422,20 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() and "." not in text else value
 
 
-def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
-    """Returns ``entry``'s options with the values in ``given``, which maps names to values; others keep their defaults.
+def given_options(entry: Entry, values: Mapping[str, object]) -> Any:
+    """Returns the options of an entry; options without a value keep their defaults.
+
+    Args:
+        entry: The entry.
+        values: Values by name.
 
     Raises:
-        ValueError: ``given`` has a name that is no option of ``entry``, or a number that is too large.
+        ValueError: A name that is no option of ``entry``, or a number that is too large.
     """
     allowed = option_names(entry)
-    for name in given:
+    for name in values:
         if name not in allowed:
             raise ValueError(f"{name}: got an option that {entry.name} has not, allowed are {', '.join(allowed)}")
-    options = entry.options(**given)
+    options = entry.options(**values)
     check_limits(options)
     return options

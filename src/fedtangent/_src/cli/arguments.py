@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import tyro
 
 from fedtangent._src.checks import choice, nearest
-from fedtangent._src.entries import help_of, option
+from fedtangent._src.entries import Values, help_of, option
 from fedtangent._src.output.files import FORMATS, Figures
 
-WIDTH = 100  # of a page of help, where neither a terminal nor $COLUMNS says another
+WIDTH = 100  # columns of a page of help that goes neither to a terminal nor to $COLUMNS columns
 NARROWEST = 60
-COLUMN = 32  # where the help of an option begins,
-INDENT = 6  # and where, below it, one with words that are too long to stand beside
+COLUMN = 32  # first column of the help of an option
+INDENT = 6  # first column of help with words that are too long to stand beside the option
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """Where results go, of every command that has an ``output``."""
+    """Options of the output folder, of every command that has an ``output``."""
 
     output: Path | None = option(None, may_differ=True)
     """Folder of what the run writes (default: below results/)."""
@@ -42,7 +42,7 @@ class OutputOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FigureOptions:
-    """How figures are written, of every command that draws some."""
+    """Options of the files of figures, of every command that draws figures."""
 
     figures: str = option("png", may_differ=True)
     """Format of the figures: png, or for papers pdf or svg."""
@@ -58,7 +58,7 @@ class FigureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """How it is computed, which changes no result beyond rounding."""
+    """Options of the computation, which change no result beyond rounding."""
 
     mapping: str = option("auto", may_differ=True)
     """Clients on devices: auto, scan, vmap, chunked:<n>, sharded[:..]."""
@@ -79,11 +79,20 @@ class MachineOptions:
 
 
 class Option(NamedTuple):
-    """An option of a command."""
+    """An option of a command.
+
+    Attributes:
+        name: Name in Python, with underscores.
+        type: Type of the value, as in an annotation.
+        default: Default value; ``dataclasses.MISSING`` for an option that must be given.
+        help: Help text.
+        group: Title of the option's group.
+        positional: Whether the value is written without the option's name.
+    """
 
     name: str
     type: Any
-    default: Any
+    default: object
     help: str
     group: str
     positional: bool = False
@@ -101,12 +110,12 @@ class Option(NamedTuple):
         return typing.get_origin(self.type) is tuple
 
 
-def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
+def options_of(groups: Mapping[str, object]) -> dict[str, Option]:
     """Collects the options of ``groups`` by name; of options with equal names, the first group's.
 
     A group is a dataclass, or an instance of one, whose values are then the defaults.
     """
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for title, group in groups.items():
         cls = group if isinstance(group, type) else type(group)
         kinds, texts = typing.get_type_hints(cls, include_extras=True), help_of(cls)
@@ -115,24 +124,24 @@ def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
             if typing.get_origin(kind) is typing.Annotated:
                 positional, kind = tyro.conf.Positional in kind.__metadata__, kind.__origin__
             default, text = field.default if isinstance(group, type) else getattr(group, name), texts.get(name, "")
-            if field.metadata.get("used_with"):
-                text = f"with --{field.metadata['used_with'].replace('_', '-')}: {text[:1].lower()}{text[1:]}"
-            found.setdefault(name, Option(name, kind, default, text, title, positional))
-    return found
+            if switch := field.metadata.get("used_with"):
+                text = f"with --{switch.replace('_', '-')}: {text[:1].lower()}{text[1:]}"
+            options.setdefault(name, Option(name, kind, default, text, title, positional))
+    return options
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     """Returns the words after each option by the option's name; ``""`` has the words before the first option."""
-    found: dict[str, list[str]] = {"": []}
+    words: dict[str, list[str]] = {"": []}
     name = ""
     for word in arguments:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = [value] if equals else []
+            words[name] = [value] if equals else []
         else:
-            found[name].append(word)
-    return found
+            words[name].append(word)
+    return words
 
 
 def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
@@ -142,63 +151,81 @@ def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
         arguments: Words of the command line.
         several: Names of options that take several values, for the message.
     """
-    given = [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
-    bare = [name.removeprefix("no_") if name.removeprefix("no_") in given else name for name in given]
-    for name in dict.fromkeys(bare):
-        if name and bare.count(name) > 1:
-            shown = name.replace("_", "-")
-            whole = " with every value" if name in several else ""
-            raise ValueError(f"{name}: got --{shown} {bare.count(name)} times, must be one --{shown}{whole}")
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
+    names = [name.removeprefix("no_") if name.removeprefix("no_") in names else name for name in names]
+    for name in filter(None, dict.fromkeys(names)):
+        if names.count(name) > 1:
+            flag, values = f"--{name.replace('_', '-')}", " with every value" if name in several else ""
+            raise ValueError(f"{name}: got {flag} {names.count(name)} times, must be one {flag}{values}")
 
 
-def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]:
-    """Converts option values, as in a config.json, to words of a command line."""
-    found: list[str] = []
+def words(values: Mapping[str, object], options: Mapping[str, Option]) -> list[str]:
+    """Converts values to the words of a command line.
+
+    Args:
+        values: Values by name, as in a config.json.
+        options: Options by name.
+    """
+    line: list[str] = []
     for name, value in values.items():
-        parts, written = list(map(str, value if isinstance(value, list | tuple) else [value])), name.replace("_", "-")
+        parts, flag = list(map(str, value if isinstance(value, list | tuple) else [value])), name.replace("_", "-")
         if options[name].positional:
-            found = [*parts, *found]
+            line = [*parts, *line]
         else:
-            found += [f"--{'' if value else 'no-'}{written}"] if isinstance(value, bool) else [f"--{written}", *parts]
-    return found
+            line += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *parts]
+    return line
 
 
-def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
-    """Parses the words of a command line to the value of every option; raises ``ValueError`` for invalid words."""
-    fields: list[tuple[str, Any, Any]] = []
+def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> Values:
+    """Returns the value of every option.
+
+    Args:
+        arguments: Words of a command line.
+        options: Options by name.
+
+    Raises:
+        ValueError: Words that are no values of these options.
+    """
+    fields: list[tuple[str, object, object]] = []
     positional: Any = tyro.conf.Positional
     for one in sorted(options.values(), key=lambda one: one.default is not dataclasses.MISSING):
         kind = positional[one.type] if one.positional else one.type
         required = one.default is dataclasses.MISSING
         fields.append((one.name, kind, dataclasses.field() if required else dataclasses.field(default=one.default)))
-    made, said = dataclasses.make_dataclass("Options", fields), io.StringIO()
+    record, message = dataclasses.make_dataclass("Options", fields), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            read: Any = tyro.cli(made, prog="fedtangent", args=list(arguments), add_help=False)
+        with contextlib.redirect_stderr(message):
+            values: object = tyro.cli(record, prog="fedtangent", args=list(arguments), add_help=False)
     except SystemExit:
-        raise ValueError(_first_words(said.getvalue())) from None
-    return {name: getattr(read, name) for name in options}
+        raise ValueError(_first_words(message.getvalue())) from None
+    return {name: getattr(values, name) for name in options}
 
 
 def _first_words(box: str) -> str:
     """Reduces tyro's boxed error message to one line: the text between the title and the next rule."""
     lines = [re.sub("[\u2500-\u257f]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
     rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
-    said = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
-    if said.startswith("Missing from"):
-        missing = re.findall(r"(\S+) \(required\)", said)
+    text = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
+    if text.startswith("Missing from"):
+        missing = re.findall(r"(\S+) \(required\)", text)
         return f"{', '.join(missing)}: got none, must be given"
-    said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"got \1, must be a whole number", said)
-    said = re.sub(r"could not convert string to float: ('.*')", r"got \1, must be a number", said)
-    return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", said)
+    text = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"got \1, must be a whole number", text)
+    text = re.sub(r"could not convert string to float: ('.*')", r"got \1, must be a number", text)
+    return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", text)
 
 
 def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
-    """Builds the error for an option that the command does not have, with the nearest name."""
+    """Returns the error for an option that a command does not have, with the nearest name.
+
+    Args:
+        name: Name of the option.
+        command: Name of the command.
+        names: Names of the options that the command has.
+    """
     return ValueError(f"{name}: is no option of {command}{nearest(name, names)}")
 
 
-def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str, Option]) -> str:
+def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Option]) -> str:
     """Builds a page of help: description, then each group's options with their values, one line each if it fits.
 
     The page is as wide as the terminal, or as ``$COLUMNS`` says.
@@ -210,8 +237,8 @@ def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str
         options: Options by name, each with its group.
     """
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
-    said = f"{about} Behind an option: its value, as chosen here or by default."
-    lines = [f"usage: {usage}", *textwrap.wrap(said, width)]
+    introduction = f"{about} The value after each option is its default, or your choice."
+    lines = [f"usage: {usage}", *textwrap.wrap(introduction, width)]
     for title in groups:
         mine = [one for one in options.values() if one.group == title]
         if mine:
@@ -239,6 +266,6 @@ def _default(one: Option) -> str:
         plain = [kind for kind in typing.get_args(one.type) if kind is not type(None)] or [one.type]
         return getattr(plain[0], "__name__", str(plain[0])).upper()
     if isinstance(one.default, tuple):
-        shown = " ".join(map(str, one.default))
-        return shown if len(shown) < 24 else f"{one.default[0]} {one.default[1]} .."
+        text = " ".join(map(str, one.default))
+        return text if len(text) < 24 else f"{one.default[0]} {one.default[1]} .."
     return str(one.default)

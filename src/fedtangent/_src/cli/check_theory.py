@@ -19,10 +19,9 @@ from fedtangent._src.output.tables import clock, console, show_verdicts
 
 @dataclass(frozen=True)
 class CheckTheoryOptions:
-    """Every theorem's check against simulation at larger sizes, each with a wrong theory that has to fail.
+    """Options of the theorem checks.
 
-    Ends with a table: theorem, what is compared, sizes, measured, expected, verdict, negative control. Exits with 1 if
-    any check fails, or if any wrong theory passes.
+    The command exits with 1 if any check fails, or if a wrong theory, the negative control of a check, passes.
     """
 
     scale: str = "default"
@@ -75,12 +74,9 @@ def run_job(job: TheoryJob) -> Ended:
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
     """Returns the entry's verdicts; an exception becomes a failed verdict, so that the other checks still run."""
     try:
-        found: list[Verdict] = entry.build(options.scale, options.seed)
+        verdicts: list[Verdict] = entry.build(options.scale, options.seed)
+        failure = "returned no verdict"
     except Exception as error:
         traceback.print_exc()
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-    else:
-        said = "returned no verdict"
-        if found:
-            return found
-    return [Verdict(entry.name, "the check runs", said, "verdicts", False, "none", "was run", False)]
+        verdicts, failure = [], " ".join(f"{type(error).__name__}: {error}".split())
+    return verdicts or [Verdict(entry.name, "the check runs", failure, "verdicts", False, "none", "was run", False)]

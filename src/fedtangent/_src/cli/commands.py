@@ -1,9 +1,9 @@
-"""The commands, and what the user asks of one: the values of its options, those of what was chosen among them.
+"""The commands, and the parsing of a command line.
 
-A command is a module of this package: its option groups, ``prepare`` and ``run_job``. The parameters of ``prepare`` are
-the command's groups of options, and a ``Description`` where the command is about a run that the user describes (a tuple
-of them where the same options may describe a run of each of several algorithms). A command that has a second form, of a
-run that is described, prepares that with ``prepare_run``: it is meant where an option is given that the first has not.
+A command is a module of this package with ``prepare`` and ``run_job``. The parameters of ``prepare`` are the command's
+groups of options, and a ``Description`` if the user describes a run (``Descriptions`` if the same options may describe
+several runs). A command with a second form, for a run that the user describes, has ``prepare_run`` as well: it takes
+the place of ``prepare`` as soon as the user gives an option that ``prepare`` does not have.
 """
 
 from __future__ import annotations
@@ -15,39 +15,44 @@ import itertools
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedtangent._src import cli
-from fedtangent._src.cli.arguments import (
-    Option,
-    OutputOptions,
-    options_of,
-    parse,
-    refuse_repeated,
-    unknown,
-    words,
-    words_of,
-)
+from fedtangent._src.cli import arguments as flat
+from fedtangent._src.cli.arguments import Option, OutputOptions
 from fedtangent._src.data import files
 from fedtangent._src.engine import description
-from fedtangent._src.engine.description import Description
-from fedtangent._src.entries import check_limits, lasting
+from fedtangent._src.engine.description import Description, Descriptions
+from fedtangent._src.entries import Groups, Values, check_limits, lasting
 
 PROGRAM = "fedtangent"
-ANEW = ("output", "overwrite", "config", "resume")  # of a configuration, what does not belong to the run
+ANEW = ("output", "overwrite", "config", "resume")  # options of a config.json that do not belong to the run
+DESCRIBED = Description, Descriptions  # types of the argument of ``prepare`` that describes a run, or several runs
+VARIED = ("algorithm", "partition", "schedule")  # choices whose options may have several values, a run for each
 
-DESCRIBED = Description, tuple[Description, ...]  # what ``prepare`` takes where a run, or several, is described
+
+@runtime_checkable
+class Prepare(Protocol):
+    """A function that checks the options of a command."""
+
+    def __call__(self, **groups: Any) -> Any:
+        """Returns a job for the ``run_job`` of the same module; raises ``ValueError`` for a bad option.
+
+        Args:
+            groups: Option groups and descriptions of runs, by parameter.
+        """
 
 
 class Command(NamedTuple):
     """A command, and the type of each argument of its ``prepare``, by name."""
 
     name: str
-    module: Any
-    prepare: Callable[..., Any]
-    takes: dict[str, Any]
+    module: ModuleType
+    prepare: Prepare
+    takes: dict[str, type[Any]]
 
     @property
     def describes(self) -> bool:
@@ -57,16 +62,37 @@ class Command(NamedTuple):
     @property
     def several(self) -> bool:
         """Whether the command accepts several algorithms, with a run for each."""
-        return DESCRIBED[1] in self.takes.values()
+        return Descriptions in self.takes.values()
 
 
-class Asked(NamedTuple):
-    """A parsed command line."""
+class Line(NamedTuple):
+    """A command line before its values are parsed.
+
+    Attributes:
+        words: Words after each option, by the option's name; "" has the words before the first option.
+        config: Options of the config.json that the line repeats.
+        chosen: The choices of both, such as the algorithm's name, on which the other options depend.
+    """
+
+    words: dict[str, list[str]]
+    config: Values
+    chosen: dict[str, str]
+
+
+class ParsedLine(NamedTuple):
+    """A parsed command line.
+
+    Attributes:
+        command: The command.
+        arguments: Arguments of the command's ``prepare``.
+        values: Values of every option, by name.
+        identity: Values of the options that tell one run from another.
+    """
 
     command: Command
-    arguments: dict[str, Any]  # of ``prepare``
-    values: dict[str, Any]  # of every option, by name
-    identity: dict[str, Any]  # the same, of those that tell one run from another
+    arguments: dict[str, Any]
+    values: Values
+    identity: Values
 
 
 def names() -> list[str]:
@@ -76,90 +102,118 @@ def names() -> list[str]:
 
 
 def find(name: str, *arguments: str) -> Command:
-    """Returns the command called ``name``; the arguments decide between its two forms, if it has two.
+    """Returns the command called ``name``.
 
-    Raises ``ValueError`` for an unknown name.
+    Args:
+        name: Name of the command.
+        *arguments: Words of the command line, which decide between the two forms of a command.
+
+    Raises:
+        ValueError: An unknown name.
     """
     place = f"{cli.__name__}.{name.replace('-', '_')}"
-    known = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
-    module = importlib.import_module(place) if known else None
+    exists = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
+    module = importlib.import_module(place) if exists else None
     if module is None or not hasattr(module, "run_job"):
         raise ValueError(f"command: got {name!r}, allowed are {', '.join(names())}")
-    first, second = module.prepare, getattr(module, "prepare_run", None)
-    plain = _command(name, module, first)
-    if second is None:
+    plain = _command(name, module, module.prepare)
+    if not hasattr(module, "prepare_run"):
         return plain
-    given = words_of(arguments)
-    asked = {*given, *(_repeated(plain, given["config"]) if given.get("config") else ())} - {"", "help", "h"}
-    return plain if asked <= {*options_of(groups_of(plain, {})), "no_overwrite"} else _command(name, module, second)
+    words, config, _ = begun(plain, arguments)
+    allowed = {*flat.options_of(groups_of(plain, {})), "no_overwrite", "", "help", "h"}
+    return plain if {*words, *config} <= allowed else _command(name, module, module.prepare_run)
 
 
-def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
+def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
     takes = typing.get_type_hints(prepare, include_extras=True)
     return Command(name, module, prepare, {key: kind for key, kind in takes.items() if key != "return"})
 
 
-def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the command's groups of options: the choices, then the options of the chosen entries, then its own."""
+def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
+    """Returns the option groups of a command by title: choices, options of the chosen entries, and its own.
+
+    Args:
+        command: The command.
+        chosen: Choices that the user made, such as the algorithm, by name.
+    """
+    groups: Groups = description.groups(chosen) if command.describes else {}
     kinds = [kind for kind in command.takes.values() if kind not in DESCRIBED]
-    names = (kind.__name__.removesuffix("Options") for kind in kinds)
-    titles = (re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() for name in names)
-    own: dict[str, Any] = dict(zip(titles, kinds, strict=True))
-    if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
-        own["output"] = OutputOptions
-    return {**description.groups(chosen), **own} if command.describes else own
+    for kind in kinds:
+        groups[re.sub("(?<=[a-z])(?=[A-Z])", " ", kind.__name__.removesuffix("Options")).lower()] = kind
+    if any(field.name == "output" for kind in kinds for field in dataclasses.fields(kind)):
+        groups["output"] = OutputOptions
+    return groups
 
 
-def options_by_name(groups: Mapping[str, Any]) -> dict[str, Option]:
+def options_by_name(groups: Mapping[str, object]) -> dict[str, Option]:
     """Returns the options by name; an option of the command itself precedes a chosen entry's of the same name."""
-    own = {title: group for title, group in groups.items() if isinstance(group, type)}
-    return options_of(groups) | options_of(own)
+    of_command = {title: group for title, group in groups.items() if isinstance(group, type)}
+    return flat.options_of(groups) | flat.options_of(of_command)
 
 
-def begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, str]]:
-    """Returns the words of each option, the values of the config.json that is repeated, and the choices of both."""
-    given = words_of(arguments)
-    before = _repeated(command, given["config"]) if given.get("config") else {}
-    chosen = {name: _listed(before[name])[0] for name in description.DECIDING if before.get(name) is not None}
-    return given, before, chosen | {name: given[name][0] for name in description.DECIDING if given.get(name)}
+def begun(command: Command, arguments: Sequence[str]) -> Line:
+    """Splits a command line into the words of its options, and reads the config.json that it repeats.
+
+    Args:
+        command: The command.
+        arguments: Words after the command's name.
+    """
+    words = flat.words_of(arguments)
+    config = _repeated(command, Path(words["config"][0])) if words.get("config") else {}
+    chosen = {name: _listed(config[name])[0] for name in description.DECIDING if config.get(name) is not None}
+    chosen |= {name: words[name][0] for name in description.DECIDING if words.get(name)}
+    return Line(words, config, chosen)
 
 
-def read(command: Command, arguments: Sequence[str]) -> Asked:
-    """Parses the arguments of a command; raises ``ValueError`` with one line."""
-    given, before, chosen = begun(command, arguments)
-    algorithms = list(
-        dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
-    )
-    if len(given.get("algorithm", [])) > len(algorithms):
-        raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
-    offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
-    several = {one.name for options in offered for one in options.values() if one.several}
-    refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
-    varied = _varied(command, algorithms, given, before, chosen)
+def _repeated(command: Command, path: Path) -> Values:
+    """Reads the options of a config.json."""
+    content = files.json_of("config", path)
+    try:
+        options, writer = dict(content["options"]), str(content["command"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"config: got {path}, must be the config.json of a run") from error
+    if writer != command.name:
+        raise ValueError(f"config: got {path} of {PROGRAM} {writer}, must be of {PROGRAM} {command.name}")
+    return {name: value for name, value in options.items() if name not in ANEW}
+
+
+def _listed(value: object) -> list[str]:
+    if value == []:
+        raise ValueError("config: got one without an algorithm, must be the config.json of a run")
+    return list(map(str, value)) if isinstance(value, list) else [str(value)]
+
+
+def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
+    """Parses the arguments of a command.
+
+    Args:
+        command: The command.
+        arguments: Words after the command's name.
+
+    Raises:
+        ValueError: A bad argument; the message is one line.
+    """
+    line = begun(command, arguments)
+    algorithms = line.words.get("algorithm") or _listed(line.config.get("algorithm", description.Choices.algorithm))
+    if len(set(algorithms)) < len(algorithms):
+        raise ValueError(f"algorithm: got {' '.join(algorithms)}, must be different ones")
+    offered = {name: options_by_name(groups_of(command, {**line.chosen, "algorithm": name})) for name in algorithms}
+    several = {one.name for options in offered.values() for one in options.values() if one.several}
+    flat.refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
+    varied = _varied(algorithms, line) if command.several else {}
     if command.several and (len(algorithms) > 1 or varied):
-        return _read_several(command, algorithms, {**given, **varied}, chosen, varied)
-    return _read(command, arguments, given, before, chosen)
+        return _read_several(command, offered, line, varied)
+    return _read(command, arguments, line)
 
 
-VARIED = ("algorithm", "partition", "schedule")  # choices whose options may have several values, a run for each
-
-
-def _varied(
-    command: Command,
-    algorithms: Sequence[str],
-    given: Mapping[str, list[str]],
-    before: Mapping[str, Any],
-    chosen: Mapping[str, str],
-) -> dict[str, list[str]]:
-    """Returns the words of options with several values, each for a run of its own; empty for other commands."""
+def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
+    """Returns the words of the options with several values, each for a run of its own, by name."""
     varied: dict[str, list[str]] = {}
-    if not command.several:
-        return varied
-    repeated = {name: list(map(str, value)) for name, value in before.items() if isinstance(value, list | tuple)}
+    repeated = {name: list(map(str, value)) for name, value in line.config.items() if isinstance(value, list | tuple)}
     for algorithm in algorithms:
-        groups = description.groups({**chosen, "algorithm": algorithm})
+        groups = description.groups({**line.chosen, "algorithm": algorithm})
         options = options_by_name({title: group for title, group in groups.items() if title.split()[0] in VARIED})
-        for name, values in {**repeated, **given}.items():
+        for name, values in {**repeated, **line.words}.items():
             if name in options and not options[name].several and len(values) > 1:
                 if len(set(values)) < len(values):
                     raise ValueError(f"{name}: got {' '.join(values)}, must be different ones")
@@ -168,114 +222,82 @@ def _varied(
 
 
 def _read_several(
-    command: Command,
-    algorithms: Sequence[str],
-    given: Mapping[str, list[str]],
-    chosen: Mapping[str, str],
-    varied: Mapping[str, list[str]],
-) -> Asked:
+    command: Command, offered: Mapping[str, Mapping[str, Option]], line: Line, varied: Mapping[str, list[str]]
+) -> ParsedLine:
     """Parses a command of several runs: one for each algorithm and combination of values, with the options that it has.
 
     An option that no algorithm has is an error. Options whose defaults differ between the runs are left out of the
     values, and so of the config.json that repeats them.
     """
-    has = {name: options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
-    asked = []
-    for name, options in has.items():
-        others = {option for other in has.values() for option in other} - options.keys()
-        mine = {option: words for option, words in given.items() if option.removeprefix("no_") not in others}
-        of_run = [[(option, value) for value in values] for option, values in varied.items() if option in options]
-        for combination in itertools.product(*of_run):
-            own = {**mine, "algorithm": [name], **{option: [value] for option, value in combination}}
-            line = [word for option, words in own.items() for word in ([f"--{option}"] if option else []) + words]
-            asked.append(_read(command, line, *begun(command, line)))
-    several: dict[str, Any] = {"algorithm": list(algorithms) if len(algorithms) > 1 else algorithms[0]}
-    for option in varied:
-        several[option] = list(dict.fromkeys(one.values[option] for one in asked if option in one.values))
-    values, identity = (
-        description.in_common(parts) | several
-        for parts in ([one.values for one in asked], [one.identity for one in asked])
-    )
-    arguments = {
-        key: sum((one.arguments[key] for one in asked), ()) if kind == DESCRIBED[1] else asked[0].arguments[key]
-        for key, kind in command.takes.items()
-    }
-    return Asked(command, arguments, values, identity)
+    runs: list[ParsedLine] = []
+    for algorithm, options in offered.items():
+        others = {name for other in offered.values() for name in other} - options.keys()
+        words = {name: values for name, values in line.words.items() if name.removeprefix("no_") not in others}
+        choices = [[(name, value) for value in values] for name, values in varied.items() if name in options]
+        for combination in itertools.product(*choices):
+            of_run = {**words, "algorithm": [algorithm], **{name: [value] for name, value in combination}}
+            arguments = [word for name, values in of_run.items() for word in ([f"--{name}"] if name else []) + values]
+            runs.append(_read(command, arguments, begun(command, arguments)))
+    several: dict[str, list[object]] = {"algorithm": list(offered)} if len(offered) > 1 else {}
+    for name in varied:
+        several[name] = list(dict.fromkeys(run.values[name] for run in runs if name in run.values))
+    prepared = dict(runs[0].arguments)
+    for key, kind in command.takes.items():
+        if kind is Descriptions:
+            prepared[key] = Descriptions(sum((run.arguments[key].runs for run in runs), ()), several)
+    values = description.in_common([run.values for run in runs]) | several
+    return ParsedLine(command, prepared, values, description.in_common([run.identity for run in runs]) | several)
 
 
-def _listed(value: Any) -> list[str]:
-    if value == []:
-        raise ValueError("config: got one without an algorithm, must be the config.json of a run")
-    return list(map(str, value)) if isinstance(value, list) else [str(value)]
-
-
-def _read(
-    command: Command,
-    arguments: Sequence[str],
-    given: Mapping[str, list[str]],
-    before: Mapping[str, Any],
-    chosen: Mapping[str, str],
-) -> Asked:
+def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
     """Parses the arguments of a command about a single run."""
-    before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
-    before = {name: value for name, value in before.items() if name not in given or name in ("", *description.DECIDING)}
-    groups = groups_of(command, chosen)
+    groups = groups_of(command, line.chosen)
     options = options_by_name(groups)
-    if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
-        before = {name: value for name, value in before.items() if name in options}
-    switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
-    for name, found in given.items():
-        if name and found == [""]:
+    config = {name: _listed(value)[0] if name == "algorithm" else value for name, value in line.config.items()}
+    config = {n: v for n, v in config.items() if n not in line.words or n in ("", *description.DECIDING)}
+    if any(name in line.words for name in description.CHOICES):  # options of the config's own choice fall away
+        config = {name: value for name, value in config.items() if name in options}
+    for name, words in line.words.items():
+        if name and words == [""]:
             raise ValueError(f"{name}: got '', must be a value")
-    for name in (*before, *given):
-        if name not in options and (name in before or (name and name not in switches)):
-            if command.describes:
-                description.refuse_unused(name, chosen)
-            if command.prepare is not command.module.prepare:
-                other = _command(command.name, command.module, command.module.prepare)
-                if name in options_of(groups_of(other, {})):
-                    raise ValueError(
-                        f"{name}: got it beside options of a run, allowed is {command.name} with one or the other"
-                    )
-            raise unknown(name, command.name, options)
-    values = parse([*words(before, options), *arguments], options)
+    switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
+    for name in (*config, *(name for name in line.words if name and name not in switches)):
+        if name not in options:
+            raise _refusal(command, name, line.chosen, options)
+    values = flat.parse([*flat.words(config, options), *arguments], options)
     if "output" in values and values["output"] is None:
-        named = [str(values[one.name]) for one in options.values() if one.positional]
-        values["output"] = Path("results", command.name, *named)
+        positional = [str(values[one.name]) for one in options.values() if one.positional]
+        values["output"] = Path("results", command.name, *positional)
     identity = {name: values[name] for name in lasting(*groups.values())}
-    return Asked(command, _arguments(command, values, groups), values, identity)
+    return ParsedLine(command, _arguments(command, values, groups), values, identity)
 
 
-def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
+def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Mapping[str, Option]) -> ValueError:
+    """Returns the error for an option that the command, with these choices, does not have."""
+    if command.describes:
+        description.refuse_unused(name, chosen)
+    if command.prepare is not command.module.prepare:
+        plain = _command(command.name, command.module, command.module.prepare)
+        if name in flat.options_of(groups_of(plain, {})):
+            allowed = f"allowed is {command.name} with one or the other"
+            return ValueError(f"{name}: got it beside options of a run, {allowed}")
+    return flat.unknown(name, command.name, options)
+
+
+def _arguments(command: Command, values: Mapping[str, object], groups: Groups) -> dict[str, object]:
     """Builds the arguments of ``prepare``.
 
     Groups of a description are instances that hold the chosen entries' defaults.
     """
-    of_run = [group for group in groups.values() if not isinstance(group, type)]
-    own = {field.name for kind in groups.values() if isinstance(kind, type) for field in dataclasses.fields(kind)}
-    flat = {f.name: values[f.name] for group in of_run for f in dataclasses.fields(group) if f.name not in own}
-    found = {
-        key: description.describe(**flat)
-        if kind == Description
-        else (description.describe(**flat),)
-        if kind == DESCRIBED[1]
-        else kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
-        for key, kind in command.takes.items()
-    }
+    kinds = [group for group in groups.values() if isinstance(group, type)]
+    of_command = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    of_run = {f.name for g in groups.values() if not isinstance(g, type) for f in dataclasses.fields(g)} - of_command
+    arguments: dict[str, object] = {}
     for key, kind in command.takes.items():
-        if kind not in DESCRIBED:
-            check_limits(found[key])
-    return found
-
-
-def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
-    """Reads the options of a config.json."""
-    path = Path(given[0])
-    whole = files.json_of("config", path)
-    try:
-        options, wrote = dict(whole["options"]), str(whole["command"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"config: got {path}, must be the config.json of a run") from error
-    if wrote != command.name:
-        raise ValueError(f"config: got {path} of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
-    return {name: value for name, value in options.items() if name not in ANEW}
+        if kind in DESCRIBED:
+            run = description.describe(**{name: values[name] for name in values if name in of_run})
+            arguments[key] = run if kind is Description else Descriptions((run,))
+        else:
+            arguments[key] = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+            check_limits(arguments[key])
+    return arguments

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -24,19 +24,13 @@ from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
 from fedtangent._src.engine.loop import Evaluation
-from fedtangent._src.entries import catalogue, choose, option
+from fedtangent._src.entries import Values, catalogue, choose, option
 from fedtangent._src.losses import divergence
 from fedtangent._src.measures.uncertainty import metric_of
+from fedtangent._src.output import tables
 from fedtangent._src.output.comparison_plots import draw_all
 from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
-from fedtangent._src.output.tables import (
-    COMPARISON_LEGEND,
-    LEGEND,
-    clock,
-    comparison_table,
-    console,
-    show_verdicts,
-)
+from fedtangent._src.output.tables import clock, console
 
 
 @dataclass(frozen=True)
@@ -79,30 +73,43 @@ class CompareJob(NamedTuple):
     """Checked settings, and the options that they came from."""
 
     settings: list[Setting]
-    options: dict[str, Any]
+    options: Values
     seed: int
     output: Path
     figures: FigureOptions
 
 
 def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
-    """Checks every option and loads the data; raises ``ValueError``, and writes nothing."""
+    """Checks every option and loads the data of the standard cases.
+
+    Args:
+        options: Cases, scale and output.
+        figures: Format of the figures.
+
+    Raises:
+        ValueError: An invalid option, or data that cannot be read.
+    """
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
     seed(options.seed)
     folder("data_dir", options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded
-    given = options.data_dir, options.scale, options.seed
-    settings = [setting for name in dict.fromkeys(options.case) for setting in case_settings(name, *given)]
-    values = asdict(options) | asdict(figures)
-    return CompareJob(settings, values, options.seed, options.output, figures)
+    names, scale = dict.fromkeys(options.case), (options.data_dir, options.scale, options.seed)
+    settings = [setting for name in names for setting in case_settings(name, *scale)]
+    return CompareJob(settings, asdict(options) | asdict(figures), options.seed, options.output, figures)
 
 
 def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
     """Checks the options of a run, as for ``train``, and loads its data, to compare that run with theory.
 
-    Raises ``ValueError`` for an invalid option, and for a run that theory has no rule for; writes nothing.
+    Args:
+        options: Options of the comparison.
+        figures: Format of the figures.
+        described: The run.
+
+    Raises:
+        ValueError: An invalid option, or a run that theory has no rule for.
     """
     values = described.values() | asdict(options) | asdict(figures)
     whole("evaluations", options.evaluations)
@@ -148,29 +155,29 @@ def run_job(job: CompareJob) -> Ended:
     paths = draw_all(results, job.figures.within(folder))
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
-    said = [] if all(v.passed is not False for v in verdicts) else [summary(verdicts)]
-    return ended([*_diverged(results), *said])
+    failed = any(verdict.passed is False for verdict in verdicts)
+    return ended([*_diverged(results), *[summary(verdicts)] * failed])
 
 
 def _diverged(results: list[Comparison]) -> list[str]:
     """Describes the networks that ended in numbers that are not finite."""
     return [
-        f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
+        f"{networks.method}, width {networks.width} [{result.setting.name}]: diverged"
         for result in results
-        for seen in (*result.simulated, *result.ntk_fl)
-        if divergence([seen.train[-1], seen.test[-1]])
+        for networks in (*result.simulated, *result.ntk_fl)
+        if divergence([networks.train[-1], networks.test[-1]])
     ]
 
 
 def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -> None:
     screen.print()
     for result in results:
-        screen.print(comparison_table(result.rows))
+        screen.print(tables.comparison_table(result.rows))
         screen.print("\n".join(_notes(result)), style="dim")
         screen.print()
-    screen.print(LEGEND, style="dim")
+    screen.print(tables.LEGEND, style="dim")
     screen.print()
-    show_verdicts(screen, verdicts, "Do simulation and theory agree?", COMPARISON_LEGEND)
+    tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
     screen.print()
 
 
@@ -188,8 +195,8 @@ def _notes(result: Comparison) -> list[str]:
             notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
     if result.ntk_fl and result.setting.problem.y_train.shape[1] > 1:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
-        shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
-        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
+        by_width = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
+        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {by_width}")
     return notes + [result.remark] * bool(result.remark)
 
 
@@ -198,56 +205,49 @@ def _metrics(seed: int, result: Comparison) -> list[Metric]:
     setting, rows = result.setting, list[Metric]()
     of_loss = {"mse": "residual"}.get(metric_of(setting.problem.loss), metric_of(setting.problem.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
-    for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
-        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
-        for at, round_ in enumerate(seen.rounds):
-            sent = [seen.sent[at].uplink_bytes, seen.sent[at].downlink_bytes]
-            found = {("train", "mse"): float(setting.problem.mse(seen.train[at].mean(axis=0), "train").mean())}
-            found |= _on_test(setting.problem, seen.test[at])
+    for networks, gap in [*trained, *((evolved, None) for evolved in result.ntk_fl)]:
+        algorithm = f"{networks.method}, width {networks.width} [{setting.name}]"
+        for at, round_ in enumerate(networks.rounds):
+            sent = [networks.sent[at].uplink_bytes, networks.sent[at].downlink_bytes]
+            mean = networks.train[at].mean(axis=0)
+            metrics = {("train", "mse"): float(setting.problem.mse(mean, "train").mean())}
+            metrics |= _on_test(setting.problem, networks.test[at])
             if gap is not None:
-                found["train", of_loss] = float(gap.simulated[at])
-            rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
-    for seen, lazy in zip(result.simulated, result.laziness, strict=bool(result.laziness)):
-        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
+                metrics["train", of_loss] = float(gap.simulated[at])
+            rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in metrics.items()]
+    for networks, lazy in zip(result.simulated, result.laziness, strict=bool(result.laziness)):
+        algorithm = f"{networks.method}, width {networks.width} [{setting.name}]"
         for name, values in lazy.curves().items():
-            means = values.mean(axis=(1, 2))
-            rows += [
-                Metric(round_, algorithm, seed, "laziness", name, float(value), 0, 0)
-                for round_, value in zip(seen.rounds, means, strict=True)
-            ]
+            by_round = zip(networks.rounds, values.mean(axis=(1, 2)), strict=True)
+            rows += [Metric(r, algorithm, seed, "laziness", name, float(value), 0, 0) for r, value in by_round]
     widest, predicted = result.simulated[-1], result.gaps[-1]
     for at, round_ in enumerate(widest.rounds):
-        found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting.problem, predicted.test[at])}
+        metrics = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting.problem, predicted.test[at])}
         algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
-        rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in found.items()]
+        rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in metrics.items()]
     return rows
 
 
 def _on_test(problem: Problem, outputs: np.ndarray) -> dict[tuple[str, str], float]:
     """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
     mean = outputs.mean(axis=0)
-    found = {("test", "mse"): float(problem.mse(mean).mean())}
+    metrics = {("test", "mse"): float(problem.mse(mean).mean())}
     if problem.labels_test is not None:
-        found["test", "accuracy"] = float(problem.accuracy(mean).mean())
-    return found
+        metrics["test", "accuracy"] = float(problem.accuracy(mean).mean())
+    return metrics
 
 
 def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
     write_metrics(folder, [m for r in results for m in _metrics(seed, r)])
+    clients = []
+    for r in results:
+        of_setting = {"setting": r.setting.name, "left": r.setting.problem.what_is_left}
+        for client, (predicted, simulated) in r.by_client().items():
+            clients.append({**of_setting, "client": client, "predicted": predicted, "simulated": simulated})
     write_result(
         folder,
         [row for r in results for row in r.rows],
         verdicts=[row for r in results for row in as_rows(r.verdicts)],
         seconds={r.setting.name: r.seconds for r in results},
-        clients=[
-            {
-                "setting": r.setting.name,
-                "client": i,
-                "left": r.setting.problem.what_is_left,
-                "predicted": p,
-                "simulated": s,
-            }
-            for r in results
-            for i, (p, s) in r.by_client().items()
-        ],
+        clients=clients,
     )

@@ -25,7 +25,7 @@ VERDICTS = ("right", "not published", "missing", "WRONG")  # on a checksum
 
 @dataclass(frozen=True)
 class DataOptions:
-    """A data set, and what is done with its files."""
+    """Options of the command ``data``."""
 
     action: Annotated[str, tyro.conf.Positional]
     """prepare: download and prepare what is missing; verify: compare checksums of what is there."""
@@ -53,8 +53,8 @@ def prepare(options: DataOptions) -> DataJob:
     choice("action", options.action, ACTIONS)
     published = choose("datasets", options.name).published
     if published is None:
-        made = ", ".join(name for name, entry in catalogue("datasets").items() if entry.published is not None)
-        raise ValueError(f"name: got {options.name!r}, of which nothing is downloaded, allowed are {made}")
+        allowed = ", ".join(name for name, entry in catalogue("datasets").items() if entry.published is not None)
+        raise ValueError(f"name: got {options.name!r}, of which nothing is downloaded, allowed are {allowed}")
     folder("data_dir", options.data_dir)
     stored = StoredOptions(options.cache_dir, options.tfds_dir)
     directory = given_directory(options.data_dir)
@@ -76,9 +76,9 @@ def run_job(job: DataJob) -> Ended:
 def _prepared(job: DataJob) -> Ended:
     """Prepares the data if they are missing, and prints a table of their arrays."""
     if job.directory is not None:
-        found = load(job.options.name, job.directory)
-        parts = {name: part for name, part in found._asdict().items() if isinstance(part, np.ndarray)}
-        place = Path(found.info.read_from)
+        dataset = load(job.options.name, job.directory)
+        parts = {name: part for name, part in dataset._asdict().items() if isinstance(part, np.ndarray)}
+        place = Path(dataset.info.read_from)
     else:
         parts, place = obtain(job.published, job.stored, None)
     rows = [
@@ -106,8 +106,8 @@ def _of_folder(job: DataJob, directory: Path) -> list[Checked]:
     """Returns the published files of a data folder; for another form of the data, its files without known checksums."""
     paths, missing = located(job.published, directory)
     if paths:
-        found = [Checked(path, *checksums(job.published, role, path)) for role, path in paths.items()]
-        return [*found, *(Checked(directory / name, None, None) for name in missing)]
+        present = [Checked(path, *checksums(job.published, role, path)) for role, path in paths.items()]
+        return present + [Checked(directory / name, None, None) for name in missing]
     place = Path(load(job.options.name, directory).info.read_from)
     kinds = ("*.npz", "*.bin", "*/*.json", "by_play_and_character/*.txt")
     return [Checked(path, None, sha256_of_file(path)) for kind in kinds for path in sorted(place.glob(kind))]

@@ -65,26 +65,34 @@ def continues(options: object) -> bool:
     return True
 
 
-def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
+def allowed(words: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
     """Returns the allowed data sets and the settings of the named experiment, for the page of help."""
-    found = entries.catalogue("experiments").get(" ".join(given[""]))
-    if found is None:
+    experiment = entries.catalogue("experiments").get(" ".join(words[""]))
+    if experiment is None:
         return {}
-    dataset, *_ = given.get("dataset") or found.scales
-    scale, *_ = given.get("scale") or [ExperimentOptions.scale]
-    settings = found.scales.get(dataset, {}).get(scale)
-    return {"dataset": found.scales} | ({} if settings is None else {"set": written(settings)})
+    dataset, *_ = words.get("dataset") or experiment.scales
+    scale, *_ = words.get("scale") or [ExperimentOptions.scale]
+    settings = experiment.scales.get(dataset, {}).get(scale)
+    return {"dataset": experiment.scales} | ({} if settings is None else {"set": written(settings)})
 
 
 def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob:
-    """Checks every option and loads the first seed's data; raises ``ValueError``, and writes nothing."""
-    found = entries.choose("experiments", options.name)
+    """Checks every option and loads the first seed's data.
+
+    Args:
+        options: The experiment and its settings.
+        figures: Format of the figures.
+
+    Raises:
+        ValueError: An invalid option, or data that cannot be read.
+    """
+    experiment = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
     if options.seeds is not None and options.seed != 0:
         raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
     request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
-    return options, figures, found, prepare_study(found, request)
+    return options, figures, experiment, prepare_study(experiment, request)
 
 
 def run_job(job: ExperimentJob) -> Ended:
@@ -109,18 +117,17 @@ def run_job(job: ExperimentJob) -> Ended:
         hours = expected_seconds(experiment, study) / 3600
         kind = jax.devices()[0].device_kind
         screen.print(f"expected on this device, {kind}: {hours:.2g} hours", highlight=False)
-    found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=figures.within(folder)))
+    results = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=figures.within(folder)))
     seconds = time.perf_counter() - start
-    write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)
+    write_result(folder, results.rows, **results.details, failed=results.failed, seconds=seconds)
     screen.print()
-    for sheet in found.sheets:
+    for sheet in results.sheets:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
         screen.print(TextTable(None, sheet.columns, sheet.rows))
-    if found.verdicts:
-        show_verdicts(screen, found.verdicts, "simulation beside theory")
-    for line in found.remarks:
+    if results.verdicts:
+        show_verdicts(screen, results.verdicts, "simulation beside theory")
+    for line in results.remarks:
         screen.print(line, style="dim", highlight=False)
-    screen.print(
-        f"{seconds:.0f} s; numbers in {folder / 'result.json'}, figures in {folder / 'figures'}", highlight=False
-    )
-    return ended(f"does not count: {line}" for line in found.failed)
+    places = f"numbers in {folder / 'result.json'}, figures in {folder / 'figures'}"
+    screen.print(f"{seconds:.0f} s; {places}", highlight=False)
+    return ended(f"does not count: {line}" for line in results.failed)

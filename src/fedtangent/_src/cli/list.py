@@ -15,7 +15,7 @@ from fedtangent._src.output.tables import TextTable, console
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What to list."""
+    """Options of the command ``list``."""
 
     kind: Annotated[str, tyro.conf.Positional] = "kinds"
     """What to list, such as algorithms; by default what there are lists of."""

@@ -1,9 +1,8 @@
-"""The command line: what is asked for is checked, and done; how it ended is the exit code.
+"""The command line: parses a command, checks it, performs it, and ends with its exit code.
 
 ``prepare`` of a command (see ``commands``) checks everything and writes nothing. ``run_job`` does the work and returns
-how it ended, an ``output.files.Ended``: here that becomes the exit code, the last line where it failed, and what
-result.json says. A command's module may say with ``continues(options)`` that the work goes on with what an equal run
-left in the output folder.
+its outcome, an ``output.files.Ended``, which becomes the exit code, the last line of a failure, and the status in
+result.json. ``continues(options)`` of a command tells whether it continues the run in the output folder.
 
 Bad input ends with exit code 2 and one line on standard error, before anything is written.
 """
@@ -18,29 +17,30 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from fedtangent._src.cli import commands
 from fedtangent._src.cli.arguments import Option, page
-from fedtangent._src.cli.commands import PROGRAM, Asked, Command, begun, find, groups_of, names, options_by_name, read
+from fedtangent._src.cli.commands import PROGRAM, Command, ParsedLine, read
 from fedtangent._src.engine import description, processes
 from fedtangent._src.entries import catalogue
 
 ABOUT = "Federated learning in the kernel regime: simulation and theory side by side."
-MANY = 16  # names that are not said in a help
+MANY = 16  # so many names to choose from are not listed in a help text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads the command line, checks it and runs the command; ends the process with its exit code."""
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # as of standard error: what its encoding lacks, escaped
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escapes characters that the encoding lacks, as standard error does
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `fedtangent train --help | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `fedtangent train --help | head`
         _let_go(sys.stdout)
         code = 141
-    except OSError as error:  # nothing can be said where it was to be said
+    except OSError as error:
         _let_go(sys.stdout)
         _tell(f"error: cannot write to standard output: {error.strerror}")
         code = 1
@@ -69,32 +69,33 @@ def run(arguments: list[str]) -> int:
         print(f"{PROGRAM} {fedtangent.__version__}")
         return 0
     fedtangent.enable_x64()
-    if "" not in sys.path:  # where modules of one's own lie that --model and --algorithm may name
+    if "" not in sys.path:  # for modules in the working folder that --model and --algorithm may name
         sys.path.append("")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         try:
             if not arguments or arguments[0] in ("-h", "--help"):
-                return _overview(bool(arguments))
-            command = find(*arguments)
+                return _overview(to_stdout=bool(arguments))
+            command = commands.find(*arguments)
             if {"-h", "--help"} & set(arguments):
                 print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
                 return 0
-            asked = read(command, arguments[1:])
-            if "host_devices" in asked.values:  # before anything else uses a device
-                processes.use_cores(asked.values["host_devices"])
-            if asked.values.get("distributed", False):
-                processes.start(*(asked.values[name] for name in processes.VARIABLES))
-            if (folder := _folder(asked)) is not None:
-                held.enter_context(locked(folder, "output", _tell))
-            alone = not asked.values.get("distributed", False)  # of several, all read what the first has written
-            with written_at_the_end() if alone else contextlib.nullcontext():
-                job = _prepared(asked)
+            line = read(command, arguments[1:])
+            if "host_devices" in line.values:  # before anything else uses a device
+                processes.use_cores(line.values["host_devices"])
+            is_alone = not line.values.get("distributed", False)
+            if not is_alone:
+                processes.start(*(line.values[name] for name in processes.VARIABLES))
+            if (folder := _folder(line)) is not None:
+                locks.enter_context(locked(folder, "output", _tell))
+            # of several processes, all read the key file that the first has written
+            with written_at_the_end() if is_alone else contextlib.nullcontext():
+                job = _prepared(line)
         except ValueError as error:
             return _refused(error)
-        return _performed(asked, job)
+        return _performed(line, job)
 
 
-def _performed(asked: Asked, job: Any) -> int:
+def _performed(line: ParsedLine, job: object) -> int:
     """Runs a checked job whose output folder is locked, and returns the exit code."""
     import jax
 
@@ -102,8 +103,8 @@ def _performed(asked: Asked, job: Any) -> int:
     from fedtangent._src.output.files import Ended, write_end
 
     try:
-        ended: Ended = asked.command.module.run_job(job)
-        if (folder := _folder(asked)) is not None:
+        ended: Ended = line.command.module.run_job(job)
+        if (folder := _folder(line)) is not None:
             write_end(folder, ended)
         if ended.code and processes.is_main():
             sys.stdout.flush()
@@ -112,91 +113,98 @@ def _performed(asked: Asked, job: Any) -> int:
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:
-        raise  # to the caller, which knows what to do; the others of its kind are told below
+        raise  # an OSError that ``main`` handles
     except jax.errors.JaxRuntimeError as error:
-        if not asked.values.get("distributed", False):
+        if not line.values.get("distributed", False):
             raise
-        said = str(error).splitlines()[0]
-        _tell(f"error: another process of this run is gone, or cannot be reached: {said}")
+        _tell(f"error: another process of this run is gone, or cannot be reached: {str(error).splitlines()[0]}")
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
     except FloatingPointError as error:  # theory of a run that is not stable
         _tell(f"error: {error}")
         return 1
     except OSError as error:  # a full disk, say
-        print(flush=True)  # which raises where standard output is what is full
-        _tell(f"error: {error.strerror}: {error.filename or asked.values.get('output')}")
+        print(flush=True)  # raises if standard output is on the full disk
+        _tell(f"error: {error.strerror}: {error.filename or line.values.get('output')}")
         return 1
 
 
-def _folder(asked: Asked) -> Path | None:
+def _folder(line: ParsedLine) -> Path | None:
     """Returns the output folder of the command; None if this process does not write."""
-    folder = asked.values.get("output")
+    folder = line.values.get("output")
     return None if folder is None or not processes.is_main() else Path(folder)
 
 
-def _prepared(asked: Asked) -> Any:
-    """Returns the checked job, with its folder emptied of another run if so asked.
+def _prepared(line: ParsedLine) -> object:
+    """Returns the checked job, and with ``--overwrite`` removes another run from its folder.
 
     Arguments are checked before the folder, whose refusal would hide a mistake in them.
     """
     from fedtangent._src.output.files import check_free, clear, output_folder
 
-    folder, module = _folder(asked), asked.command.module
-    goes_on = getattr(module, "continues", lambda values: False)(asked.values)
-    if asked.values.get("resume") and asked.values["overwrite"]:
+    folder, module, overwrite = _folder(line), line.command.module, line.values.get("overwrite", False)
+    if line.values.get("resume") and overwrite:
         raise ValueError("overwrite: got it beside --resume, allowed is one of them")
-    refused: ValueError | None = None
-    if folder is not None and not asked.values["overwrite"]:
+    refusal: ValueError | None = None
+    if folder is not None and not overwrite:
+        can_continue = hasattr(module, "continues")
+        continues = can_continue and module.continues(line.values)
         try:
-            check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
+            check_free(folder, line.command.name, line.identity, continues, can_continue)
         except ValueError as error:
-            refused = error
-    job = asked.command.prepare(**asked.arguments)
-    if refused is not None:
-        raise refused
+            refusal = error
+    job = line.command.prepare(**line.arguments)
+    if refusal is not None:
+        raise refusal
     if folder is not None:
-        clear(folder, whole=asked.values["overwrite"])
+        clear(folder, whole=overwrite)
         output_folder(folder)
     return job
 
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:
-    """Builds the help page of a command, with the options of the entries that the arguments choose."""
-    given, before, chosen = begun(command, arguments)
-    groups = groups_of(command, chosen)
-    options = options_by_name(groups)
+    """Returns the help page of a command.
+
+    Args:
+        command: The command.
+        arguments: Further words of the line, such as ``--algorithm fed_prox``: the page shows the options of the
+            entries that they choose.
+    """
+    line = commands.begun(command, arguments)
+    groups = commands.groups_of(command, line.chosen)
+    options = commands.options_by_name(groups)
     positional = "".join(f" {_place(one)}" for one in options.values() if one.positional)
     about = inspect.cleandoc(sys.modules[command.module.prepare.__module__].__doc__ or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
-    every = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
-    known = {name: entries for name, entries in every.items() if len(entries) <= MANY}
-    known |= getattr(command.module, "allowed", lambda given: {})(given)
-    for name in options.keys() & known.keys():  # each choice names what there is to choose from, unless that is much
-        text = f"{options[name].help.removesuffix('.')}: {', '.join(known[name])}."
+    entries = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
+    allowed = {name: list(several) for name, several in entries.items() if len(several) <= MANY}
+    if hasattr(command.module, "allowed"):
+        allowed |= command.module.allowed(line.words)
+    for name in options.keys() & allowed.keys():
+        text = f"{options[name].help.removesuffix('.')}: {', '.join(allowed[name])}."
         options[name] = options[name]._replace(help=text)
-    for name, value in (before | given).items():
+    for name, value in (line.config | line.words).items():
         if name in options and options[name].type is not bool:
-            shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-            options[name] = options[name]._replace(default=shown)
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            options[name] = options[name]._replace(default=text)
     return page(f"{PROGRAM} {command.name}{positional} [OPTIONS]", about, groups, options)
 
 
 def _place(one: Option) -> str:
     """Returns a positional option as in a line of usage: in brackets if it may be left out."""
-    shown = f"{one.shown} .." if one.several else one.shown
-    return shown if one.default is dataclasses.MISSING else f"[{shown}]"
+    text = f"{one.shown} .." if one.several else one.shown
+    return text if one.default is dataclasses.MISSING else f"[{text}]"
 
 
-def _overview(asked: bool) -> int:
-    """Prints the list of commands: to standard output if the user asked for it, else to standard error."""
+def _overview(to_stdout: bool) -> int:
+    """Prints the list of commands to standard output or standard error, and returns the exit code."""
     lines = [f"usage: {PROGRAM} COMMAND [OPTIONS]", ABOUT, "commands:"]
-    for name in names():
-        about = inspect.cleandoc(find(name).module.__doc__ or "").splitlines()[0].rpartition("``: ")[2]
+    for name in commands.names():
+        about = inspect.cleandoc(commands.find(name).module.__doc__ or "").splitlines()[0].rpartition("``: ")[2]
         lines.append(f"  {name:<14} {about}")
     lines += ["options:", "  --help         this page; of a command, its own", "  --version      the version"]
-    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    print("\n".join(lines), file=sys.stdout if to_stdout else sys.stderr)
+    return 0 if to_stdout else 2
 
 
 def _refused(error: ValueError) -> int:
@@ -204,9 +212,9 @@ def _refused(error: ValueError) -> int:
     return 2
 
 
-def _tell(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody can be told: the exit code still tells
-        print(f"{PROGRAM}: {line}", file=sys.stderr)
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # a closed standard error: the exit code still tells
+        print(f"{PROGRAM}: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

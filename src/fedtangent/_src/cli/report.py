@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import tyro
 
@@ -14,6 +14,7 @@ import fedtangent
 from fedtangent._src.cli import commands
 from fedtangent._src.cli.arguments import Option, words
 from fedtangent._src.engine.description import DECIDING
+from fedtangent._src.entries import Values
 from fedtangent._src.output.files import Ended, output_folder, write_config, write_result
 from fedtangent._src.output.report import ReportedRun, page, read_run, runs_below
 from fedtangent._src.output.tables import TextTable, console, counted
@@ -22,7 +23,7 @@ from fedtangent._src.storage import write_atomically
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What is reported, and where the page goes."""
+    """Options of the report."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
     """Folders of runs, or folders that have some below them."""
@@ -43,8 +44,8 @@ def prepare(options: ReportOptions) -> ReportJob:
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:
-        named = [folder for given in options.runs for folder in runs_below(Path(given))]
-        folders = {folder.resolve(): folder for folder in named}  # once, whatever it is called
+        below = [folder for place in options.runs for folder in runs_below(Path(place))]
+        folders = {folder.resolve(): folder for folder in below}  # a folder with two names counts once
         runs = [read_run(folder) for folder in folders.values()]
         html = page(runs, [command_of(run) for run in runs], fedtangent.__version__)
     except OSError as error:
@@ -69,9 +70,9 @@ def run_job(job: ReportJob) -> Ended:
 
 
 def command_of(run: ReportedRun) -> str:
-    """Builds the command line that repeats a run: its options that differ from the defaults, checked to mean the same.
+    """Returns the command line that repeats a run, with the options that differ from their defaults.
 
-    If they do not, as for a run of another version, the command line names the run's config.json.
+    If that line does not give the run's values, as for a run of another version, it names the run's config.json.
     """
     path = ["--config", str(run.folder / "config.json")]
     try:
@@ -80,15 +81,15 @@ def command_of(run: ReportedRun) -> str:
         first = {name: value[0] if isinstance(value, list) else value for name, value in decided.items()}
         several = whole["algorithm"] if isinstance(whole.get("algorithm"), list) else []
         options: dict[str, Option] = {}
-        for chosen in [first, *({**first, "algorithm": name} for name in several[1:])]:  # each has options of its own
+        for chosen in [first, *({**first, "algorithm": name} for name in several[1:])]:
             options = commands.options_by_name(commands.groups_of(commands.find(run.command, *path), chosen)) | options
         decided |= {name: value for name, value in whole.items() if options[name].positional}
         usual = _values(run.command, words(decided, options))
-        said = decided | {name: value for name, value in whole.items() if value != usual.get(name)}
-        for name in decided:  # what is chosen anyway goes
-            less = {other: value for other, value in said.items() if other != name}
-            said = less if _means(run.command, words(less, options), whole) else said
-        line = words(said, options)
+        needed = decided | {name: value for name, value in whole.items() if value != usual.get(name)}
+        for name in decided:  # leaves out the choices that are defaults
+            fewer = {other: value for other, value in needed.items() if other != name}
+            needed = fewer if _means(run.command, words(fewer, options), whole) else needed
+        line = words(needed, options)
         if _means(run.command, line, whole):
             return shlex.join([commands.PROGRAM, run.command, *line])
     except ValueError:
@@ -96,13 +97,13 @@ def command_of(run: ReportedRun) -> str:
     return shlex.join([commands.PROGRAM, run.command, *path])
 
 
-def _values(command: str, line: Sequence[str]) -> dict[str, Any]:
+def _values(command: str, line: Sequence[str]) -> Values:
     """Returns the value of every option that belongs to the run, with paths as text."""
     values = commands.read(commands.find(command, *line), line).values
     return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in commands.ANEW}
 
 
-def _means(command: str, line: Sequence[str], values: Mapping[str, Any]) -> bool:
+def _means(command: str, line: Sequence[str], values: Mapping[str, object]) -> bool:
     """Tells whether the command line gives these values."""
     try:
         return _values(command, line) == values

@@ -1,32 +1,192 @@
-"""What came out of the runs of ``train``, one of each seed: how they ended, their table, what to know of it."""
+"""The files, figures and table of the runs of ``train``, one of each seed, and how the runs ended."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
+from fedtangent._src.comparison.laziness.along import LazinessDiagnostics
 from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.history import FINISHED, Measurement, Run
+from fedtangent._src.engine.processes import is_main
+from fedtangent._src.engine.run import predict
+from fedtangent._src.entries import Values
 from fedtangent._src.intervals import half_width
-from fedtangent._src.losses import NOT_FINITE, divergence
-from fedtangent._src.output.files import Ended, ended
-from fedtangent._src.output.tables import TextTable, number
+from fedtangent._src.losses import NOT_FINITE, divergence, targets_of
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, spectrum
+from fedtangent._src.measures.uncertainty import Reliability
+from fedtangent._src.output import files
+from fedtangent._src.output.files import Ended, Figures, Metric, Row
+from fedtangent._src.output.tables import TextTable, console, number
+from fedtangent._src.output.tensorboard import tensorboard
 
-SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name as a split: those in the table
+Diagnostics = KernelDiagnostics | LazinessDiagnostics
+Log = Callable[[Sequence[Metric]], None]
+SHOWN = {  # metrics in the table of each kind of diagnostics; its name is the split of its metrics
     "kernel": ("drift", "commutator_relative"),
     "laziness": LAZINESS,
 }
 LOWER = "lower the learning rate"
 
 
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """Writer of the files of a training run; of several processes, only the first one writes.
+
+    Attributes:
+        folder: Output folder.
+        built: The run.
+        figures: Folder and format of the figures.
+        config: Entries of config.json.
+        notices: Lines printed before the first evaluation.
+        logs: Whether evaluations are written for TensorBoard, too.
+        metrics: Rows of metrics.csv written so far.
+    """
+
+    folder: Path
+    built: Built
+    figures: Figures
+    config: dict[str, Values]
+    notices: list[str]
+    logs: bool
+    metrics: list[Metric] = dataclasses.field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Names of the algorithm and the data set."""
+        return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
+
+    def log(self) -> contextlib.AbstractContextManager[Log | None]:
+        """Opens the writer for TensorBoard; yields None without one."""
+        return tensorboard(self.folder) if self.logs and is_main() else contextlib.nullcontext()
+
+    def write(self, log: Log | None, seed: int, row: Measurement) -> None:
+        """Writes a measurement to metrics.csv; the first time, config.json as well.
+
+        A checkpoint that cannot be resumed is refused before the first measurement, and so before anything is written.
+
+        Args:
+            log: Writer for TensorBoard, or None.
+            seed: Seed of the run.
+            row: The measurement.
+        """
+        if not is_main():
+            return
+        if not self.metrics:
+            files.output_folder(self.folder)
+            files.write_config(self.folder, "train", **self.config)
+            console().print("\n".join(self.notices), highlight=False)
+        sent = row.uplink_bytes, row.downlink_bytes, row.seconds
+        rows = [
+            Metric(row.round, self.built.algorithm.name, seed, split, name, value, *sent)
+            for split, metrics in row.metrics.items()
+            for name, value in metrics.items()
+        ]
+        self.metrics.extend(rows)
+        files.write_metrics(self.folder, self.metrics)
+        if log is not None:
+            log(rows)
+
+    def finish(self, runs: dict[int, Run], diagnostics: Diagnostics | None) -> None:
+        """Writes result.json, draws the figures and prints the table.
+
+        Args:
+            runs: Run of each seed.
+            diagnostics: Diagnostics of the first seed, which are drawn.
+        """
+        reliabilities = self._reliabilities(runs)  # every process takes part in a prediction
+        if not is_main():
+            return
+        averaged, screen = counted(runs), console()
+        rows, last = rows_of(averaged), _mean_cost(averaged)
+        sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
+        if diagnostics is not None:
+            self._draw_diagnostics(diagnostics, next(iter(runs.values())))
+        files.write_result(self.folder, rows, rounds=last.round, **sent)
+        self._draw(reliabilities)
+        screen.print(table_of(f"{self.title}, {whose(runs, averaged)}", rows, last))
+        lines = [self._setting(), self.built.remark(last.round)]
+        lines.append(f"numbers in {self.folder / 'metrics.csv'}, figures in {self.folder / 'figures'}")
+        screen.print("\n".join(filter(None, lines)), highlight=False)
+        for seed, run in runs.items():
+            for remark in remarks(run):
+                say(remark if len(runs) == 1 else f"seed {seed}: {remark}")
+
+    def _reliabilities(self, runs: dict[int, Run]) -> list[Reliability]:
+        """Computes the calibration of each run on the test examples; none unless the loss takes classes."""
+        test = self.built.examples.test
+        if targets_of(self.built.loss) != "classes" or test is None or test.labels is None:
+            return []
+        predictions = [predict(self.built.algorithm, run.state, test.x).members for run in runs.values()]
+        members = [jnp.asarray(np.asarray(prediction, np.float64)) for prediction in predictions]
+        return [uncertainty.reliability(member, test.labels) for member in members]
+
+    def _setting(self) -> str:
+        """Returns one line with the choices on which the table's numbers depend most."""
+        run = self.built.description
+        rate, loss = run.algorithm.options.client_learning_rate, self.built.loss.replace("_", " ")
+        clients = f"{run.partition.entry.name} on {self.built.data.num_clients} clients"
+        return f"{run.model.entry.name}, {clients}; {loss}, client learning rate {rate:.4g}"
+
+    def _draw(self, reliabilities: list[Reliability]) -> None:
+        from fedtangent._src.output.run_plots import learning_curves, reliability_diagram
+
+        loss = uncertainty.metric_of(self.built.loss)
+        learning_curves(self.metrics, loss, self.title, self.figures.path("learning_curves"))
+        if reliabilities:
+            several = "" if len(reliabilities) == 1 else f" of {len(reliabilities)} seeds"
+            title, path = f"{self.title}, test examples{several}", self.figures.path("reliability")
+            reliability_diagram({self.built.algorithm.name: reliabilities}, title, path)
+
+    def _draw_diagnostics(self, diagnostics: Diagnostics, run: Run) -> None:
+        """Draws the diagnostics of all seeds and models by round, and the first and last spectrum of ``run``."""
+        from fedtangent._src.output.run_plots import kernel_figure, laziness_figure
+
+        kind = "laziness" if isinstance(diagnostics, LazinessDiagnostics) else "kernel"
+        rows = [row for row in self.metrics if row.split == kind]
+        has_models = any("_model_" in row.metric for row in rows)
+        series: dict[str, dict[int, list[float]]] = {}
+        for row in rows:
+            name, _, model = row.metric.partition("_model_")
+            if model or not has_models:  # the models' own values, of which the others are means
+                series.setdefault(name, {}).setdefault(row.round, []).append(row.value)
+        path = self.figures.path(kind)
+        if isinstance(diagnostics, LazinessDiagnostics):
+            laziness_figure(series, f"{self.title}: distance to its linearisation and to infinite width", path)
+            return
+        first, last = (
+            [spectrum(theta).eigenvalues for theta in kernels]
+            for kernels in (diagnostics.initial, diagnostics.kernels(run.state))
+        )
+        title = f"{self.title}: tangent kernels on {len(diagnostics.watched.rows)} training examples"
+        kernel_figure(series, first, last, rows[-1].round, title, path)
+
+
+def say(line: str) -> None:
+    """Prints one line for the user to standard error."""
+    print(f"fedtangent: {line}", file=sys.stderr)
+
+
 def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
-    """Returns the common outcome of all runs."""
+    """Returns the common outcome of all runs.
+
+    Args:
+        runs: Run of each seed.
+        stop_on_divergence: Whether a run ended when it diverged.
+    """
     failed = {seed: how for seed, run in runs.items() if (how := status(run)) != FINISHED}
     stopped = any(runs[seed].status != FINISHED for seed in failed) and stop_on_divergence
     last = ", ".join(str(runs[seed].history.evaluations[-1].round) for seed in failed)
     good = f"the results are those of round {last}, the last good one; " if stopped else ""
-    return ended([how if len(runs) == 1 else f"seed {seed}: {how}" for seed, how in failed.items()], good + LOWER)
+    return files.ended([how if len(runs) == 1 else f"seed {seed}: {how}" for seed, how in failed.items()], good + LOWER)
 
 
 def status(run: Run) -> str:
@@ -45,7 +205,7 @@ def status(run: Run) -> str:
 def _training_losses(run: Run) -> tuple[float, float]:
     """Returns the first and the last training loss."""
     ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
-    first, last = (next(found[name] for name in ("mse", "nll", "loss") if name in found) for found in ends)
+    first, last = (next(row[name] for name in ("mse", "nll", "loss") if name in row) for row in ends)
     return first, last
 
 
@@ -55,27 +215,32 @@ def counted(runs: dict[int, Run]) -> dict[int, Run]:
 
 
 def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
-    """Describes the round and the seeds of the table's numbers, which are means over the ``good`` runs."""
+    """Describes the round and the seeds of the table's numbers.
+
+    Args:
+        runs: Run of each seed.
+        good: The runs over which the numbers are averaged.
+    """
     rounds = {run.history.evaluations[-1].round for run in good.values()}
-    found = f"round {rounds.pop()}" if len(rounds) == 1 else "the last good round of each"
+    last = f"round {rounds.pop()}" if len(rounds) == 1 else "the last good round of each"
     if len(good) < len(runs):
-        return f"{found}, {len(good)} of {len(runs)} seeds: the others diverged"
-    return f"{found}, mean of {len(runs)} seeds" if len(runs) > 1 else found
+        return f"{last}, {len(good)} of {len(runs)} seeds: the others diverged"
+    return f"{last}, mean of {len(runs)} seeds" if len(runs) > 1 else last
 
 
-def mean_cost(runs: dict[int, Run]) -> Measurement:
+def _mean_cost(runs: dict[int, Run]) -> Measurement:
     """Returns the last evaluation, with the bytes averaged over all seeds."""
     ends = [run.history.evaluations[-1] for run in runs.values()]
     up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
     return ends[-1]._replace(uplink_bytes=up, downlink_bytes=down)
 
 
-def rows_of(runs: dict[int, Run]) -> list[dict[str, Any]]:
+def rows_of(runs: dict[int, Run]) -> list[Row]:
     """Returns the last metrics; for several seeds their means, with the half-width of a 95 % interval (Student's t)."""
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
-    rows: list[dict[str, Any]] = []
-    for split, found in last[0].items():
-        for metric in found:
+    rows: list[Row] = []
+    for split, names in last[0].items():
+        for metric in names:
             values = np.array([metrics[split][metric] for metrics in last])
             row = {"split": split, "metric": metric, "value": float(values.mean())}
             if len(runs) > 1:
@@ -84,8 +249,14 @@ def rows_of(runs: dict[int, Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def table_of(title: str, rows: list[dict[str, Any]], last: Measurement) -> TextTable:
-    """Builds the printed table of the last metrics and the bytes sent."""
+def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
+    """Builds the printed table of the last metrics and the bytes sent.
+
+    Args:
+        title: Title of the table.
+        rows: Metrics, as ``rows_of`` returns them.
+        last: The last evaluation, with its bytes.
+    """
     several = "seeds" in rows[0]
     columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})
     cells = [

@@ -69,7 +69,9 @@ def ensemble(problem: Problem, model: Model, plan: Schedule, local_steps: int = 
         local_steps: Local steps of a round.
     """
     rate = step_size(problem, model)
-    return algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=local_steps))
+    return algorithms.fed_ensemble(
+        model, plan, client_learning_rate=rate, work=Work(steps=local_steps, batch_size=None)
+    )
 
 
 def standard_case(

@@ -225,7 +225,7 @@ def residual_ledger(
         >>> data = ft.data.federated_data(x, np.sin(3 * x), clients, dtype=jnp.float64)
         >>> model = ft.models.rbf_linear(num_features=20, bandwidth=0.3, dtype=jnp.float64)
         >>> schedule = ft.schedules.per_client_permutations(3, 2)
-        >>> work = ft.Work(steps=5)
+        >>> work = ft.Work(steps=5, batch_size=None)
         >>> algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=0.1, work=work)
         >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
         >>> ledger = ft.measures.residual_ledger(algorithm, model, data, 20, rule)

@@ -108,8 +108,8 @@ def choose(
     question = {"round": fingerprint(algorithm, data, state), "sizes": [int(size) for size in sizes]}
 
     def measured(mapping: Mapping) -> float:
-        asked = {"what": "seconds a round", "mapping": str(mapping), **question}
-        return cached(asked, lambda: {"seconds": probe(mapping)}, ["seconds"])["seconds"]
+        key = {"what": "seconds a round", "mapping": str(mapping), **question}
+        return cached(key, lambda: {"seconds": probe(mapping)}, ["seconds"])["seconds"]
 
     times = {fitting[0]: measured(fitting[0])}
     if times[fitting[0]] * num_rounds >= WORTH_SECONDS:

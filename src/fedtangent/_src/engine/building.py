@@ -48,17 +48,17 @@ class Built(NamedTuple):
 
     def remark(self, num_rounds: int) -> str:
         """Returns the remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
-        own, how, run = self.description.schedule, self.description.algorithm, self.description.run
+        described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
             return ""
-        cohort = cohort_size(own.options, schedule.num_clients)
-        ran = FinishedRun(schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        cohort = _cohort_size(described.options, schedule.num_clients)
+        ran = FinishedRun(schedule, described.entry.name, cohort, run.keep_first is not None, num_rounds)
         return str(how.entry.remark(how.options, ran))
 
 
-def cohort_size(options: Any, num_clients: int) -> int:
-    """Returns the number of clients in a round: the schedule's option ``clients_per_round``, or all without it."""
+def _cohort_size(options: Any, num_clients: int) -> int:
+    """Returns the number of clients in a round."""
     number = getattr(options, "clients_per_round", None)
     return num_clients if number is None else int(number)
 
@@ -84,9 +84,9 @@ def build(described: Description) -> Built:
     model = _built(described.model, loaded.input_shape, loaded.num_outputs)
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     if "validation" in at_server:
-        held = at_server["validation"]
-        at_server["validation"] = (examples.data.x[held], examples.data.y[held])
-    cohort = cohort_size(described.schedule.options, clients.num_clients)
+        rows = at_server["validation"]
+        at_server["validation"] = (examples.data.x[rows], examples.data.y[rows])
+    cohort = _cohort_size(described.schedule.options, clients.num_clients)
     expected = cohort if described.schedule.entry.name == "poisson" else None
     supplied = Supplied(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
     algorithm: Algorithm = _built(how, supplied)
@@ -119,18 +119,20 @@ def preview(described: Description) -> Algorithm:
     )
 
 
-def _built(chosen: Chosen, *given: Any) -> Any:
-    return chosen.entry.build(chosen.options, *given)
+def _built(chosen: Chosen, *arguments: Any) -> Any:
+    return chosen.entry.build(chosen.options, *arguments)
 
 
 def _check(described: Description) -> None:
     """Raises ``ValueError`` for choices and options that do not go together, before any data are loaded."""
-    run, how, own = described.run, described.algorithm, described.schedule
+    run, how, schedule = described.run, described.algorithm, described.schedule
     checks.number("client_test", run.client_test, at_least=0, below=1)
     checks.number("dropout", run.dropout, at_least=0, below=1)
     several = "num_models" in option_names(choose("schedules", how.entry.schedule))
-    if several and "num_models" not in option_names(own.entry):
-        raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
+    if several and "num_models" not in option_names(schedule.entry):
+        raise ValueError(
+            f"schedule: got {schedule.entry.name!r}, must train several models, which {how.entry.name} has"
+        )
     bound = getattr(how.options, "max_update_norm", None)
     if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
         raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
@@ -147,10 +149,10 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
     """Returns the partition of training examples, and the partition of each client's test examples or None."""
     if run.client_test == 0:
         return clients, None
-    kept, tested = sharing.held_out(clients, run.client_test, run.seed)
-    if len(tested.indices) == 0:
+    training, test = sharing.held_out(clients, run.client_test, run.seed)
+    if len(test.indices) == 0:
         raise ValueError(f"client_test: got {run.client_test}, must leave a client an example to test with")
-    return kept, tested
+    return training, test
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
@@ -160,9 +162,9 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
-        held = _drawn(how.options.server_examples, run.seed, clients)
-        kept = sharing.without(clients, held, "server_examples")
-        return kept, {"server_data": jnp.asarray(inputs_on_device(loaded.x_train[held]))}
+        rows = _drawn(how.options.server_examples, run.seed, clients)
+        server_data = jnp.asarray(inputs_on_device(loaded.x_train[rows]))
+        return sharing.without(clients, rows, "server_examples"), {"server_data": server_data}
     if "shared" in how.entry.needs:
         share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
         if loaded.num_classes == 0:
@@ -171,15 +173,15 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
         shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
         return sharing.with_shared(clients, shared), {"shared": shared}
     if "validation" in how.entry.needs and checks.choice("ntk_choose", how.options.ntk_choose, CHOOSE) == "validation":
-        held = _drawn(how.options.server_examples, run.seed, clients)
-        return sharing.without(clients, held, "server_examples"), {"validation": held}
+        rows = _drawn(how.options.server_examples, run.seed, clients)
+        return sharing.without(clients, rows, "server_examples"), {"validation": rows}
     return clients, {}
 
 
 def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
     """Draws the indices of ``number`` of the clients' examples for the server."""
-    drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
-    return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
+    rows = np.random.default_rng(seed).permutation(np.unique(clients.indices))
+    return rows[: checks.whole("server_examples", number, 1, len(rows) - 1)]
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
@@ -200,10 +202,10 @@ def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedu
 
 def key_path(run: CommonOptions) -> Path:
     """Returns the path of the file with the projection's seed; raises ``ValueError`` if the user named none."""
-    found = run.key_file or os.environ.get(KEY_FILE)
-    if not found:
+    path = run.key_file or os.environ.get(KEY_FILE)
+    if not path:
         raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
-    return Path(found)
+    return Path(path)
 
 
 def seed_digest(run: CommonOptions) -> str | None:
@@ -216,8 +218,8 @@ def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> da
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers
-    kept = open_key_file(key_path(run))
-    opened = hand_out(kept.seed, (generate_keys() for _ in range(num_clients)))
-    if any(seed != kept.seed for seed in opened):
+    key_file = open_key_file(key_path(run))
+    opened = hand_out(key_file.seed, (generate_keys() for _ in range(num_clients)))
+    if any(seed != key_file.seed for seed in opened):
         raise AssertionError("a client was handed another seed")
     return projected(loaded, run.projection, opened[0].reveal())

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,28 @@ from fedtangent._src.types import Aggregate, Array, Engine, FederatedData, PyTre
 
 MAPPINGS = ("auto", "scan", "vmap", "chunked:<n>", "sharded", "sharded:<scan, vmap or chunked:<n>>")
 
+Train = Callable[[PyTree, Slots], tuple[Slots, PyTree, PyTree]]  # (shared, slot) -> (slot, message, info)
+MapClients = Callable[[Train, PyTree, Aggregate, PyTree, Slots], tuple[PyTree, PyTree]]  # see ``scan_clients``
+
 
 def scan_clients(
-    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+    train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
     """Trains the slots one after another; a small client takes little time, and memory holds one message at a time.
 
-    It has the arguments and results of ``types.MapClients``.
+    Args:
+        train: Training of one slot.
+        shared: Tree that every slot reads, such as the data.
+        aggregate: Reduction that adds up the messages.
+        acc: An empty accumulator.
+        slots: The round's slots, [S] each.
+
+    Returns:
+        The accumulator with all messages added, and the infos of every slot [S].
     """
 
     def one(acc: PyTree, row: Slots) -> tuple[PyTree, PyTree]:
-        row, message, out = train(held, row)
+        row, message, out = train(shared, row)
         single = jax.tree.map(lambda leaf: leaf[None], (row, message))
         return aggregate.add(acc, *single), out
 
@@ -38,19 +49,22 @@ def scan_clients(
 
 
 def vmap_clients(
-    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+    train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
     """Trains all slots at once as one batched program; every slot takes as long as the largest client of its batch.
 
     On a CPU a batch has as many slots as fit into the caches, because more slots would wait for memory at every local
-    step. The function has the arguments and results of ``types.MapClients``.
+    step.
+
+    Args:
+        train, shared, aggregate, acc, slots: As in ``scan_clients``.
     """
     width = side_by_side(sum(leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(acc)))
     width = min(width, slots.client.shape[0])
     if width == 1:
-        return scan_clients(train, held, aggregate, acc, slots)
+        return scan_clients(train, shared, aggregate, acc, slots)
     cut = _lockstep if width == slots.client.shape[0] else chunked(width, _lockstep)
-    return cut(train, held, aggregate, acc, slots)
+    return cut(train, shared, aggregate, acc, slots)
 
 
 # A CPU's small batched products are slow: where fewer clients than this fit into its cache, one after another is faster
@@ -66,8 +80,8 @@ def side_by_side(message_bytes: int) -> int:
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize
-    held = cache_bytes() // (3 * max(message_bytes, 1))
-    return held if held >= WORTH else 1
+    fitting = cache_bytes() // (3 * max(message_bytes, 1))
+    return fitting if fitting >= WORTH else 1
 
 
 @functools.cache
@@ -79,10 +93,8 @@ def cache_bytes() -> int:
     return cores * (of_a_core if of_a_core > 0 else 2**20)
 
 
-def _lockstep(
-    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
-) -> tuple[PyTree, PyTree]:
-    received, messages, outs = jax.vmap(train, in_axes=(None, 0))(held, slots)
+def _lockstep(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
+    received, messages, outs = jax.vmap(train, in_axes=(None, 0))(shared, slots)
     return aggregate.add(acc, received, messages), outs
 
 
@@ -172,7 +184,6 @@ def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
 
 
 AXIS = "clients"
-MapClients = Callable[..., tuple[PyTree, PyTree]]
 
 
 def _by_size(slots: Slots) -> Array:
@@ -204,14 +215,14 @@ def chunked(size: int, batch: MapClients) -> MapClients:
     """
 
     def chunked_clients(
-        train: Callable[..., object], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+        train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
     ) -> tuple[PyTree, PyTree]:
         num_slots = slots.client.shape[0]
         width = min(size, num_slots)
         chunks = -(-num_slots // width)
         order = jnp.full((chunks * width,), num_slots, jnp.int32).at[:num_slots].set(_by_size(slots))
         rows = _arrange(slots, order.reshape(chunks, width))
-        acc, outs = jax.lax.scan(lambda acc, chunk: batch(train, held, aggregate, acc, chunk), acc, rows)
+        acc, outs = jax.lax.scan(lambda acc, chunk: batch(train, shared, aggregate, acc, chunk), acc, rows)
         flat = jax.tree.map(lambda leaf: leaf.reshape((chunks * width, *leaf.shape[2:])), outs)
         return acc, _restore(flat, order, num_slots)
 
@@ -242,24 +253,24 @@ def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
     """
 
     def sharded_clients(
-        train: Callable[..., object], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+        train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
     ) -> tuple[PyTree, PyTree]:
         num_slots, devices = slots.client.shape[0], math.prod(mesh.devices.shape)
         hands = _deal(num_slots, devices)
         by_size = jnp.concatenate([_by_size(slots), jnp.full((hands.size - num_slots,), num_slots, jnp.int32)])
         order = by_size[jnp.asarray(hands.reshape(-1))]
 
-        def mine(held: PyTree, acc: PyTree, rows: Slots) -> tuple[PyTree, PyTree]:
-            acc, outs = inner(train, held, aggregate, acc, rows)
+        def on_device(shared: PyTree, acc: PyTree, rows: Slots) -> tuple[PyTree, PyTree]:
+            acc, outs = inner(train, shared, aggregate, acc, rows)
             return aggregate.merge(acc, AXIS), jax.lax.all_gather(outs, AXIS, tiled=True)
 
         acc, outs = jax.shard_map(
-            mine,
+            on_device,
             mesh=mesh,
             in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
             out_specs=(PartitionSpec(), PartitionSpec()),
             check_vma=False,
-        )(held, acc, _arrange(slots, order))
+        )(shared, acc, _arrange(slots, order))
         return acc, _restore(outs, order, num_slots)
 
     return sharded_clients

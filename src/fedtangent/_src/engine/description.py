@@ -10,11 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data import named
-from fedtangent._src.entries import Entry, catalogue, check_limits, choose, lasting, option, option_names
+from fedtangent._src.entries import (
+    Entry,
+    Groups,
+    Values,
+    catalogue,
+    check_limits,
+    choose,
+    lasting,
+    option,
+    option_names,
+)
 from fedtangent._src.federated.algorithms.entry import options_of
 
 CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
@@ -30,7 +41,7 @@ DECIDING = (*CHOICES, "loss")  # options that decide which other options there a
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What is trained on what; a choice that is not made is set to what fits the others."""
+    """Names of the entries of a run; a choice that the user does not make fits the others."""
 
     algorithm: str = "fed_avg"
     """Name (`fedtangent list algorithms`), or package.module:function."""
@@ -91,18 +102,40 @@ class Description(NamedTuple):
         """Returns the name of each choice: ``{"algorithm": "fed_avg", "dataset": "digits", ..}``."""
         return {name: getattr(self, name).entry.name for name in CHOICES if name != "base"}
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Values:
         """Returns every choice and option by name; ``describe(**values)`` gives the same description."""
-        found: dict[str, Any] = dict(self.names())
+        values: Values = dict(self.names())
         for part in self:
-            found |= dataclasses.asdict(part.options if isinstance(part, Chosen) else part)
-        return found
+            values |= dataclasses.asdict(part.options if isinstance(part, Chosen) else part)
+        return values
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Values:
         """Returns the choices and options that a resumed run must share with the run that it continues."""
         values = self.values()
         groups = (part.options if isinstance(part, Chosen) else part for part in self)
         return {name: values[name] for name in (*self.names(), *lasting(*groups))}
+
+
+class Descriptions(NamedTuple):
+    """Runs of several algorithms, or with several values of an option; or a single run.
+
+    Attributes:
+        runs: A run for each algorithm and each combination of values.
+        varied: Values of each option that has several, by name; the names of the algorithms, if there are several.
+    """
+
+    runs: tuple[Description, ...]
+    varied: Mapping[str, Sequence[object]] = MappingProxyType({})
+
+    def values(self) -> Values:
+        """Returns the options that all runs share, and the lists of those that vary, as a config.json has them."""
+        return in_common([run.values() for run in self.runs]) | dict(self.varied)
+
+    def labels(self) -> list[str]:
+        """Returns a text for each run that tells it from the other runs of its algorithm, such as ", mu 0.1"."""
+        names = self.varied.keys() - {"algorithm"}
+        varying = [{name: value for name, value in run.values().items() if name in names} for run in self.runs]
+        return ["".join(f", {name.replace('_', ' ')} {value}" for name, value in one.items()) for one in varying]
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
@@ -124,7 +157,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
     }
 
 
-def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
+def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
     """Returns the default loss and step size for the model and the data; for a given ``loss``, the step size for it."""
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
@@ -136,22 +169,23 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
     return {"loss": loss} | ({"client_learning_rate": rate} if trains else {})
 
 
-def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
+def groups(chosen: Mapping[str, str]) -> Groups:
     """Returns the option groups of a run by title, with defaults that fit the choices.
 
     ``chosen`` may also name a loss, on which the default step size depends.
     """
     entries = resolve(chosen)
     suits = _suits(entries, chosen.get("loss"))
-    found = {"choices": Choices(**{name: entry.name for name, entry in entries.items()}), "run": CommonOptions()}
+    choices = Choices(**{name: entry.name for name, entry in entries.items()})
+    by_title = {"choices": choices, "run": CommonOptions()}
     for name, entry in entries.items():
         options = _options(name, entry, chosen)
         fitting = {field.name: suits[field.name] for field in dataclasses.fields(options) if field.name in suits}
         if "base" in option_names(entry) and chosen.get("base"):
             fitting["base"] = chosen["base"]
         if dataclasses.fields(options):
-            found[f"{name} {entry.name}"] = options(**fitting)
-    return found
+            by_title[f"{name} {entry.name}"] = options(**fitting)
+    return by_title
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
@@ -159,7 +193,7 @@ def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 
 
-def describe(**given: Any) -> Description:
+def describe(**options: Any) -> Description:
     """Returns the run that flat choices and options describe, as in ``describe(algorithm="fed_prox", mu=0.1)``.
 
     Choices and options that are left out have their defaults.
@@ -168,38 +202,36 @@ def describe(**given: Any) -> Description:
         ValueError: An unknown choice, or an option that none of the choices has (the message names the choices that
             have it).
     """
-    chosen = {name: given[name] for name in DECIDING if given.get(name) is not None}
+    chosen = {name: options[name] for name in DECIDING if options.get(name) is not None}
     entries, defaults = resolve(chosen), groups(chosen)
-    known = {field.name for group in defaults.values() for field in dataclasses.fields(group)}
-    for name in given:
-        if name not in known:
+    names = {field.name for group in defaults.values() for field in dataclasses.fields(group)}
+    for name in options:
+        if name not in names:
             refuse_unused(name, chosen)
             raise ValueError(f"{name}: is no option of a run")
     parts: dict[str, Any] = {}
     for name, entry in entries.items():
         group = defaults.get(f"{name} {entry.name}") or _options(name, entry, chosen)()
-        parts[name] = Chosen(entry, _filled(group, given))
-    found = Description(run=_filled(defaults["run"], given), **parts)
-    for options in (found.run, *(chosen.options for chosen in parts.values())):
-        check_limits(options)
-    check_used(found.values(), defaults)
-    return found
+        parts[name] = Chosen(entry, _filled(group, options))
+    description = Description(run=_filled(defaults["run"], options), **parts)
+    for part in description:
+        check_limits(part.options if isinstance(part, Chosen) else part)
+    check_used(description.values(), defaults)
+    return description
 
 
-def _filled(defaults: Any, given: Mapping[str, Any]) -> Any:
-    own = {field.name: given[field.name] for field in dataclasses.fields(defaults) if field.name in given}
-    return dataclasses.replace(defaults, **own)
+def _filled(defaults: Any, values: Mapping[str, object]) -> Any:
+    fields = dataclasses.fields(defaults)
+    return dataclasses.replace(defaults, **{f.name: values[f.name] for f in fields if f.name in values})
 
 
-def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def in_common(runs: Sequence[Values]) -> Values:
     """Returns the options whose value is the same in all runs that have the option."""
-    found: dict[str, Any] = {}
-    for values in runs:
-        found = {**values, **found}
-    return {name: value for name, value in found.items() if all(run.get(name, value) == value for run in runs)}
+    values = {name: value for run in reversed(runs) for name, value in run.items()}
+    return {name: value for name, value in values.items() if all(run.get(name, value) == value for run in runs)}
 
 
-def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_used(values: Mapping[str, object], defaults: Groups) -> None:
     """Raises ``ValueError`` for an option that differs from its default while the option in its ``used_with`` does not.
 
     Args:
@@ -223,14 +255,12 @@ def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
     entries: dict[str, Any] = dict(resolve(chosen))
     if "base" in option_names(entries["algorithm"]):
         entries["base"] = choose("algorithms", chosen.get("base", "fed_avg"))
-    said = []
-    for what in CHOICES:
-        kind = catalogue(CHOICES[what])
-        users = [each.name for each in kind.values() if name in option_names(each)]
-        if what in entries and what == "base":
-            users = [user for user in users if kind[user].inside]
-        if what in entries and users:
-            said.append(f"{what} {entries[what].name!r}, only with {', '.join(users)}")
-    if said:
-        taken = {other for entry in entries.values() for other in option_names(entry)}
-        raise ValueError(f"{name}: is not used with {'; nor with '.join(said)}{checks.nearest(name, taken)}")
+    reasons = []
+    for choice, entry in ((choice, entries[choice]) for choice in CHOICES if choice in entries):
+        others = catalogue(CHOICES[choice]).values()
+        users = [other.name for other in others if name in option_names(other) and (choice != "base" or other.inside)]
+        if users:
+            reasons.append(f"{choice} {entry.name!r}, only with {', '.join(users)}")
+    if reasons:
+        names = {other for entry in entries.values() for other in option_names(entry)}
+        raise ValueError(f"{name}: is not used with {'; nor with '.join(reasons)}{checks.nearest(name, names)}")

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 
 FINISHED = "finished"  # the status of a run that did all its rounds without trouble
+FAR = 100.0  # times the first training loss: the run has diverged
+
+
+Metrics = dict[str, Any]  # metrics by name, or by split and name
 
 
 class Measurement(NamedTuple):
@@ -31,7 +35,7 @@ class Measurement(NamedTuple):
     """
 
     round: int
-    metrics: dict[str, Any]
+    metrics: Metrics
     uplink_bytes: int
     downlink_bytes: int
     seconds: float
@@ -52,7 +56,7 @@ class History(NamedTuple):
     """
 
     evaluations: list[Measurement]
-    rounds: dict[str, Any]
+    rounds: dict[str, PyTree]
     cost: Cost
     bands: Mapping[str, tuple[Float[np.ndarray, "r"], Float[np.ndarray, "r"]]] = MappingProxyType({})
     is_predicted: bool = False
@@ -62,12 +66,12 @@ class History(NamedTuple):
         """Returns a line with the numbers of rounds and evaluations, and a metric of the last evaluation."""
         last_round = self.evaluations[-1].round if self.evaluations else 0
         length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), last_round)
-        said = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"
+        counts = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"
         if not self.evaluations:
-            return f"History({said})"
+            return f"History({counts})"
         last = self.evaluations[-1]
         metric = headline(last.metrics)
-        return f"History({said}, the last at round {last.round}{': ' + metric if metric else ', without metrics'})"
+        return f"History({counts}, the last at round {last.round}{': ' + metric if metric else ', without metrics'})"
 
     def _repr_html_(self) -> str:
         from fedtangent._src.output.history_plots import history_html
@@ -131,7 +135,7 @@ class History(NamedTuple):
 class Run(NamedTuple):
     """The final state, the history and the status of a run.
 
-    ``status`` is one of these texts: "finished"; "diverged at round r" (state and history are those of the last good
+    ``status`` is one of these texts: "finished"; "diverged at round r" (state and history end with the last good
     round); "diverged by round r" (without ``stop_on_divergence``: numbers are no longer finite); "unstable at round r:
     .." (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before that round);
     "stopped by SIGTERM at round r". ``signal`` is the number of that signal, or 0.
@@ -157,7 +161,7 @@ def html_of(result: Any) -> str:
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
-def data_frame(rows: Any) -> DataFrame:
+def data_frame(rows: object) -> DataFrame:
     """Returns ``rows`` as a pandas DataFrame; raises ``ImportError`` in one line if pandas is not installed."""
     try:
         import pandas
@@ -166,19 +170,24 @@ def data_frame(rows: Any) -> DataFrame:
     return pandas.DataFrame(rows)
 
 
-def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(metrics: Mapping[str, object], before: str = "") -> Metrics:
     """Returns metrics by their full names, such as ``test.accuracy``, with NumPy arrays in place of JAX arrays."""
-    found: dict[str, Any] = {}
+    flat: Metrics = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{name}.")
+            flat |= _flat(value, f"{before}{name}.")
         else:
-            found[before + name] = np.asarray(value)[()] if isinstance(value, jax.Array | np.ndarray) else value
-    return found
+            flat[before + name] = np.asarray(value)[()] if isinstance(value, jax.Array | np.ndarray) else value
+    return flat
 
 
 def first_rounds(infos: PyTree, rounds: int) -> PyTree:
-    """Returns the first ``rounds`` rows of a chunk's infos as NumPy arrays."""
+    """Returns the infos of the first rounds of a chunk as NumPy arrays.
+
+    Args:
+        infos: Infos of a chunk, arrays [r, ...].
+        rounds: Number of rounds, at most r.
+    """
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
 
 
@@ -198,7 +207,7 @@ def at_start(cost: Cost) -> tuple[int, int]:
     return cost.uplink_once, cost.downlink_once
 
 
-def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
+def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
     """Returns the bytes sent up and down in the rounds of ``infos``.
 
     A client that drops out has received a model and sends nothing.

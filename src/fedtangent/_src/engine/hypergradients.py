@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedtangent._src.checks import choice, whole
 from fedtangent._src.engine.clients import Devices
-from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.engine.sweeps import Build, single_device_engine
 from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
 
 REMAT = ("none", "round", "sqrt")
@@ -33,7 +33,7 @@ class Hypergradient(NamedTuple):
 
 
 def final_objective(
-    build: Callable[..., Algorithm],
+    build: Build,
     data: FederatedData,
     num_rounds: int,
     seed: int | Key,
@@ -73,7 +73,9 @@ def final_objective(
         state = algorithm.init(seed, data.num_clients)
         if through < num_rounds:
             constant = build(**jax.lax.stop_gradient(values))
-            state = jax.lax.fori_loop(0, num_rounds - through, lambda _, s: constant.step(s, data, engine)[0], state)
+            state = jax.lax.fori_loop(
+                0, num_rounds - through, lambda _, before: constant.step(before, data, engine)[0], state
+            )
             state = jax.lax.stop_gradient(state)
         return objective(algorithm, _rounds(algorithm, engine, data, through, remat, state))
 
@@ -81,7 +83,7 @@ def final_objective(
 
 
 def hypergradient(
-    build: Callable[..., Algorithm],
+    build: Build,
     data: FederatedData,
     num_rounds: int,
     seed: int | Key,
@@ -102,12 +104,11 @@ def hypergradient(
         ValueError: A bad argument, or local work that is not differentiable.
     """
     final = final_objective(build, data, num_rounds, seed, objective, **options)
-    build(**values).cost(
-        data, single_device_engine(data, options.get("devices", Devices()).mapping)
-    )  # do data fit the model?
-    given = {name: jnp.asarray(float(value)) for name, value in values.items()}
+    engine = single_device_engine(data, options.get("devices", Devices()).mapping)
+    build(**values).cost(data, engine)  # refuses data that do not fit the model
+    scalars = {name: jnp.asarray(float(value)) for name, value in values.items()}
     try:
-        return Hypergradient(*jax.jit(jax.value_and_grad(final))(given))
+        return Hypergradient(*jax.jit(jax.value_and_grad(final))(scalars))
     except ValueError as error:
         if "Reverse-mode" not in str(error):
             raise

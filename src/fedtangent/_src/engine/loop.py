@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import chex
 import jax
@@ -24,7 +24,17 @@ import numpy as np
 
 from fedtangent._src.checks import whole
 from fedtangent._src.engine.checkpoints.store import Saved, Store, due, restore, save
-from fedtangent._src.engine.history import FINISHED, History, Measurement, Run, at_start, charge, first_rounds, stacked
+from fedtangent._src.engine.history import (
+    FINISHED,
+    History,
+    Measurement,
+    Metrics,
+    Run,
+    at_start,
+    charge,
+    first_rounds,
+    stacked,
+)
 from fedtangent._src.engine.processes import local
 from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
@@ -33,7 +43,7 @@ from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, Fede
 class Measure(Protocol):
     """A function that measures a run at an evaluated round."""
 
-    def __call__(self, algorithm: Algorithm, state: PyTree, /) -> dict[str, Any]:
+    def __call__(self, algorithm: Algorithm, state: PyTree, /) -> Metrics:
         """Returns metrics by name; the metrics of a split, such as "test", are a dictionary under its name.
 
         Args:
@@ -46,7 +56,7 @@ class Measure(Protocol):
 class Reported(Protocol):
     """A function that receives each measurement of a run."""
 
-    def __call__(self, row: Measurement, /) -> Any:
+    def __call__(self, row: Measurement, /) -> object:
         """Receives a measurement; the return value is ignored.
 
         Args:
@@ -91,7 +101,12 @@ def _initial(algorithm: Algorithm, num_clients: int) -> PyTree:
 
 
 def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
-    """Returns the shapes of the state of a run with ``num_clients`` clients."""
+    """Returns the shapes of the state of a run.
+
+    Args:
+        algorithm: The algorithm.
+        num_clients: Number of clients.
+    """
     return jax.eval_shape(_initial, algorithm, num_clients)
 
 
@@ -180,7 +195,7 @@ def evaluated_rounds(
     """
 
     def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
-        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
+        state = jax.lax.fori_loop(0, rounds, lambda _, before: algorithm.step(before, data, engine)[0], state)
         return state, measure(algorithm, state)
 
     return jax.lax.scan(stretch, state, jnp.asarray(lengths, jnp.int32))[1]
@@ -202,7 +217,7 @@ class RunSetup(NamedTuple):
     """
 
     chunk: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
-    measure: Callable[[PyTree], dict[str, Any]] | None
+    measure: Callable[[PyTree], Metrics] | None
     num_rounds: int
     evaluation: Evaluation
     report: Reported
@@ -237,17 +252,24 @@ def first_past(setup: RunSetup, fresh: PyTree) -> Past:
     if store is None or not store.options.resume:
         now = time.monotonic()
         return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, now, 0.0), now)
-    found = restore(store, setup.num_rounds, fresh)
+    before = restore(store, setup.num_rounds, fresh)
     # The final evaluation of the shorter run that is continued may be at a round that this run does not evaluate.
-    evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
+    evaluations = [e for e in before.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
         setup.report(evaluation)
-    up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
-    first = at_start(setup.cost)
-    sent = up + first[0], down + first[1]
-    held = len(found.infos), len(evaluations)
-    begun = time.monotonic() - found.seconds
-    return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, begun, *held)
+    up, down = charge(setup.cost, stacked(setup.shapes, before.infos))
+    first_up, first_down = at_start(setup.cost)
+    return Past(
+        round=before.saved.round,
+        state=before.state,
+        chunks=before.infos,
+        evaluations=evaluations,
+        sent=(up + first_up, down + first_down),
+        saved=before.saved,
+        begun=time.monotonic() - before.seconds,
+        saved_chunks=len(before.infos),
+        saved_evaluations=len(evaluations),
+    )
 
 
 def _is_evaluated(setup: RunSetup, round_: int) -> bool:
@@ -279,8 +301,8 @@ def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
     return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
 
 
-def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
-    """Runs from ``past`` to the end, or until divergence or a signal, and returns the ``Run``.
+def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]) -> Run:
+    """Continues a run from ``past`` to its end, or until divergence or a signal, and returns the ``Run``.
 
     Args:
         setup: The run.
@@ -301,7 +323,7 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
 
 
 def _to_next_stop(
-    setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
+    setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]
 ) -> tuple[Past, int]:
     """Computes rounds up to the next stop, or until a checkpoint is due or a signal arrives (returned, else 0)."""
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
@@ -327,8 +349,8 @@ def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
     if store is None or past.round == past.saved.round:
         return past
     every, last = store.options.every, past.round == setup.num_rounds
-    wanted = past.round % every == 0 if every else bool(_agreed(due(store, past.saved)))
-    return _save(setup, store, past) if wanted or save or last else past
+    is_due = past.round % every == 0 if every else bool(_agreed(due(store, past.saved)))
+    return _save(setup, store, past) if is_due or save or last else past
 
 
 def _evaluate(setup: RunSetup, past: Past) -> None:
@@ -357,16 +379,16 @@ def _seconds(past: Past) -> float:
 def _is_good(past: Past, chunks: int) -> bool:
     """Returns whether the state is finite and no round after the first ``chunks`` chunks was refused or broken."""
     news = past.chunks[chunks:]
-    return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
+    return is_finite(past.state) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
     """Returns the first round, from 1, after the first ``chunks`` chunks that a server refused, and the reason."""
     done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
     for infos in past.chunks[chunks:]:
-        found = refused_round(infos)
-        if found is not None:
-            return done + found[0] + 1, found[1]
+        refusal = _refused_round(infos)
+        if refusal is not None:
+            return done + refusal[0] + 1, refusal[1]
         done += _rounds(infos)
     return None
 
@@ -440,7 +462,7 @@ def is_finite(state: PyTree) -> bool:
     return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
 
 
-def broken_round(infos: dict[str, Any]) -> int | None:
+def broken_round(infos: dict[str, PyTree]) -> int | None:
     """Returns the first row of ``infos`` in which no client that trained had a finite loss, or None.
 
     An infinite loss of one client is a problem of that client's data; if nobody's loss is finite, it is a problem of
@@ -456,7 +478,7 @@ def broken_round(infos: dict[str, Any]) -> int | None:
     return int(rows[0]) if rows.size else None
 
 
-def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
+def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
     """Returns the first row of ``infos`` in which a server could not make a step, with the reason; or None.
 
     Such a server reports ``refused`` (the learning rate is unstable), ``learning_rate``, ``stable_learning_rate`` and
@@ -472,8 +494,8 @@ def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
     if not refused[row].any():
         return row, "the loss is finite after none of the candidate numbers of steps"
     model = int(np.flatnonzero(refused[row])[0])
-    given, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
-    return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"
+    rate, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
+    return row, f"learning rate {rate:.6g} is above {stable:.6g}, the largest stable one"
 
 
 @jax.jit

@@ -15,16 +15,17 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import jax
 from jax.extend import core
 
 from fedtangent._src import pytrees
-from fedtangent._src.engine.clients import Mapping, scan_clients, side_by_side
+from fedtangent._src.engine.clients import Mapping, Train, scan_clients, side_by_side
 from fedtangent._src.engine.loop import state_shapes
 from fedtangent._src.types import Aggregate, Algorithm, Array, Engine, FederatedData, PyTree, Slots
 
+Arguments = ParamSpec("Arguments")
 USABLE = 0.9  # share of the memory to plan with; the rest is for programs, buffers in flight and fragmentation
 
 
@@ -77,22 +78,18 @@ class MemoryPlan(NamedTuple):
         return self.total <= USABLE * self.limit
 
 
-def _bytes(var: Any) -> int:
-    aval = var.aval
+def _bytes(var: core.Var | core.Literal) -> int:
+    aval: Any = var.aval
     if isinstance(var, core.Literal) or not hasattr(aval, "shape"):
         return 0
     return math.prod(aval.shape) * pytrees.item_bytes(aval.dtype)
 
 
-def _inner(equation: Any) -> list[core.Jaxpr]:
+def _inner(equation: core.JaxprEqn) -> list[core.Jaxpr]:
     """Returns the jaxprs that an equation runs."""
-    found = []
-    for value in jax.tree.leaves(equation.params, is_leaf=lambda v: isinstance(v, core.ClosedJaxpr | core.Jaxpr)):
-        if isinstance(value, core.ClosedJaxpr):
-            found.append(value.jaxpr)
-        elif isinstance(value, core.Jaxpr):
-            found.append(value)
-    return found
+    kinds = core.ClosedJaxpr | core.Jaxpr
+    values = jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, kinds))
+    return [v.jaxpr if isinstance(v, core.ClosedJaxpr) else v for v in values if isinstance(v, kinds)]
 
 
 # Operations that compilers fuse into the operation that uses their result, if there is only one: it is not stored.
@@ -113,7 +110,7 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
         loop: Whether ``jaxpr`` is the body of a loop, whose results count nothing because they overwrite the loop's
             buffers.
     """
-    users = collections.defaultdict[Any, list[int]](list)
+    users = collections.defaultdict[core.Var, list[int]](list)
     for i, equation in enumerate(jaxpr.eqns):
         for var in equation.invars:
             if isinstance(var, core.Var):
@@ -126,9 +123,9 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
     for i, equation in enumerate(jaxpr.eqns):
         for var in equation.outvars:
             free = _is_fused(jaxpr, i, users[var]) or (loop and var in returned)
-            held = 0 if free else _bytes(var)
-            live += held
-            ends[max((needed[j] for j in users[var]), default=i)] += held
+            size_of_result = 0 if free else _bytes(var)
+            live += size_of_result
+            ends[max((needed[j] for j in users[var]), default=i)] += size_of_result
         body = equation.primitive.name in ("while", "scan")
         inside = max((peak_bytes(inner, body) for inner in _inner(equation)), default=_work_bytes(equation))
         peak = max(peak, live + inside)
@@ -144,7 +141,7 @@ def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
     return _is_elementwise(user) or user.primitive.name.startswith(("reduce_", "arg"))
 
 
-def _is_elementwise(equation: Any) -> bool:
+def _is_elementwise(equation: core.JaxprEqn) -> bool:
     """Returns whether an operation, or a function such as relu, computes each number of its result independently."""
     if equation.primitive.name in FUSED:
         return True
@@ -152,7 +149,7 @@ def _is_elementwise(equation: Any) -> bool:
     return bool(inner) and all(_is_elementwise(one) for jaxpr in inner for one in jaxpr.eqns)
 
 
-def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
+def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
     """Computes until which equation the operands of each equation have to be kept.
 
     It is the equation itself or, for an elementwise one with consumers, the last equation until which any of them keeps
@@ -173,23 +170,20 @@ def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
     return until
 
 
-def _work_bytes(equation: Any) -> int:
+def _work_bytes(equation: core.JaxprEqn) -> int:
     """Returns the work space of an operation: products rearrange stacked matrices, LAPACK needs work arrays."""
     if equation.primitive.name == "dot_general":
-        return sum(_bytes(v) for v in (*equation.invars, *equation.outvars) if len(v.aval.shape) > 2)
+        operands = (*equation.invars, *equation.outvars)
+        return sum(_bytes(v) for v in operands if len(getattr(v.aval, "shape", ())) > 2)
     return 2 * max(map(_bytes, equation.outvars)) if equation.primitive.name in ("eigh", "svd") else 0
 
 
-def held_bytes(run: Callable[..., Any], *arguments: Any) -> int:
+def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
     """Returns the most bytes that a traced function has at once, besides its arguments.
 
     They are constants, results and intermediate arrays.
-
-    Args:
-        run: The function.
-        arguments: Its arguments, or their shapes.
     """
-    closed = jax.make_jaxpr(run)(*arguments)
+    closed = jax.make_jaxpr(run)(*arguments, **options)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
 
@@ -208,34 +202,45 @@ class _TracedRound(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
     """Returns the bytes of one round, with a slot's part apart from the rest."""
-    data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
-    state, seen = state_shapes(algorithm, num_clients), dict[str, int]()
+    data = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
+    state, of_slots = state_shapes(algorithm, num_clients), dict[str, int]()
 
-    def spy(train: Any, held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
+    def spy(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
         row = pytrees.take(slots, 0)
-        closed = jax.make_jaxpr(train)(held, row)
-        seen.update(slot=peak_bytes(closed.jaxpr), block=pytrees.num_bytes(slots.block))
-        seen.update(message=pytrees.num_bytes(acc) // algorithm.schedule.num_models)
-        outputs = jax.eval_shape(lambda: scan_clients(train, held, aggregate, acc, slots)[1])
-        seen.update(outputs=pytrees.num_bytes(outputs) // algorithm.schedule.num_slots)
+        closed = jax.make_jaxpr(train)(shared, row)
+        outputs = jax.eval_shape(lambda: scan_clients(train, shared, aggregate, acc, slots)[1])
+        of_slots.update(
+            slot=peak_bytes(closed.jaxpr),
+            block=pytrees.num_bytes(slots.block),
+            message=pytrees.num_bytes(acc) // algorithm.schedule.num_models,
+            outputs=pytrees.num_bytes(outputs) // algorithm.schedule.num_slots,
+        )
         return acc, pytrees.zeros_like(outputs)
 
     engine = Engine(spy, max_client_size)
-    closed, (_, infos) = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine), return_shape=True)(state, data)
+
+    def step(state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
+        return algorithm.step(state, data, engine)
+
+    closed, (_, infos) = jax.make_jaxpr(step, return_shape=True)(state, data)
     return _TracedRound(
         constants=pytrees.num_bytes(closed.consts),
-        start=held_bytes(lambda: algorithm.init(0, num_clients)),
+        start=_held_bytes(lambda: algorithm.init(0, num_clients)),
         state=pytrees.num_bytes(state),
         server=peak_bytes(closed.jaxpr),
         infos=pytrees.num_bytes(infos),
-        **seen,
+        **of_slots,
     )
 
 
 def plan(
-    algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
+    algorithm: Algorithm,
+    data: FederatedData,
+    mapping: Mapping,
+    max_client_size: int,
+    rounds: int,
     evaluated: Sequence[Array] = (),
-) -> MemoryPlan:  # fmt: skip
+) -> MemoryPlan:
     """Predicts the memory of running ``algorithm`` on ``data``; nothing is run.
 
     Args:
@@ -246,57 +251,65 @@ def plan(
         rounds: Rounds between two stops, whose infos are in memory at the same time.
         evaluated: Inputs [n, ...] at which the models are evaluated during the run.
     """
-    seen = _trace(
-        algorithm, tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data), max_client_size, data.num_clients
-    )
+    shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
+    traced = _trace(algorithm, shapes, max_client_size, data.num_clients)
     slots = -(-algorithm.schedule.num_slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
     state = state_shapes(algorithm, data.num_clients)
-    own = [x for x in evaluated if x is not data.x]
+    others = [x for x in evaluated if x is not data.x]
     return MemoryPlan(
-        data=pytrees.num_bytes((data, own)) + seen.constants + copies * seen.block,
-        state=2 * seen.state,
-        start=seen.start,
-        server=seen.server,
-        slot=seen.slot,
-        concurrent=min(slots, mapping.width or slots, side_by_side(seen.message)),
-        outputs=seen.outputs * slots + seen.infos * rounds,
-        evaluation=max((held_bytes(algorithm.predict, state, x) for x in evaluated), default=0),
+        data=pytrees.num_bytes((data, others)) + traced.constants + copies * traced.block,
+        state=2 * traced.state,
+        start=traced.start,
+        server=traced.server,
+        slot=traced.slot,
+        concurrent=min(slots, mapping.width or slots, side_by_side(traced.message)),
+        outputs=traced.outputs * slots + traced.infos * rounds,
+        evaluation=max((_held_bytes(algorithm.predict, state, x) for x in evaluated), default=0),
         limit=memory_limit(),
     )
 
 
 def check(
-    algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
+    algorithm: Algorithm,
+    data: FederatedData,
+    mapping: Mapping,
+    max_client_size: int,
+    rounds: int,
     evaluated: Sequence[Array] = (),
-) -> MemoryPlan:  # fmt: skip
-    """Returns the memory plan of a run if it fits; takes the arguments of ``plan``.
+) -> MemoryPlan:
+    """Returns the memory plan of a run if it fits.
+
+    Args:
+        algorithm, data, mapping, max_client_size, rounds, evaluated: As in ``plan``.
 
     Raises:
         ValueError: The run does not fit; the message names the largest chunk that fits, or the part that is too large.
     """
-    found = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
-    if found.fits:
-        return found
-    needs = f"{mapping} needs {size(found.total)}, the device has {size(found.limit)}"
-    if found._replace(concurrent=0).fits and found.largest_chunk >= 1:
-        raise ValueError(f"mapping: {needs}; the largest chunk that fits is chunked:{found.largest_chunk}")
+    planned = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
+    if planned.fits:
+        return planned
+    needs = f"{mapping} needs {size(planned.total)}, the device has {size(planned.limit)}"
+    if planned._replace(concurrent=0).fits and planned.largest_chunk >= 1:
+        raise ValueError(f"mapping: {needs}; the largest chunk that fits is chunked:{planned.largest_chunk}")
     raise ValueError(
-        f"mapping: {needs}, and no mapping fits: data and state take {size(found.fixed)}, the first state "
-        f"{size(found.start)}, the server {size(found.server)}, one client {size(found.slot)}, an evaluation "
-        f"{size(found.evaluation)}"
+        f"mapping: {needs}, and no mapping fits: data and state take {size(planned.fixed)}, the first state "
+        f"{size(planned.start)}, the server {size(planned.server)}, one client {size(planned.slot)}, an evaluation "
+        f"{size(planned.evaluation)}"
     )
 
 
-def check_program(name: str, run: Callable[..., Any], *arguments: Any) -> None:
+def check_program(
+    name: str, run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs
+) -> None:
     """Raises ``ValueError`` if a function and its arguments do not fit into memory.
 
     Args:
         name: Beginning of the error message.
         run: The function.
-        arguments: Its arguments, or their shapes.
+        arguments, options: Its arguments, or their shapes.
     """
-    needed = pytrees.num_bytes(arguments) + held_bytes(run, *arguments)
+    needed = pytrees.num_bytes((arguments, options)) + _held_bytes(run, *arguments, **options)
     if needed > USABLE * memory_limit():
         raise ValueError(f"{name}, which needs {size(needed)} of memory, the device has {size(memory_limit())}")
 
@@ -309,10 +322,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
 
 
-def describe(found: MemoryPlan) -> str:
+def describe(planned: MemoryPlan) -> str:
     """Returns a memory plan as one line of text."""
+    clients = f"{planned.concurrent} x {size(planned.slot)} clients"
     return (
-        f"memory: {size(found.total)} of {size(found.limit)} predicted at the peak (data {size(found.data)}, state "
-        f"{size(found.state)}, server {size(found.server)}, {found.concurrent} x {size(found.slot)} clients, "
-        f"outputs {size(found.outputs)}, evaluation {size(found.evaluation)})"
+        f"memory: {size(planned.total)} of {size(planned.limit)} predicted at the peak (data {size(planned.data)}, "
+        f"state {size(planned.state)}, server {size(planned.server)}, {clients}, outputs {size(planned.outputs)}, "
+        f"evaluation {size(planned.evaluation)})"
     )

@@ -47,22 +47,23 @@ def settings(
         ValueError: An address without a port, a number that is not whole, an id that is not below the number of
             processes, or only some of the three arguments.
     """
-    given: dict[str, Any] = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    values = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     for name, variable in VARIABLES.items():
-        if given[name] is None and environment.get(variable):
-            given[name] = environment[variable]
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+        if values[name] is None and environment.get(variable):
+            values[name] = environment[variable]
+    missing = [name for name, value in values.items() if value is None]
+    if len(missing) == len(values):
         return {}
     if missing:
-        raise ValueError(f"distributed: got no {' and no '.join(missing)}, must have all or none of {', '.join(given)}")
-    host, _, port = str(given["coordinator"]).rpartition(":")
+        names = ", ".join(values)
+        raise ValueError(f"distributed: got no {' and no '.join(missing)}, must have all or none of {names}")
+    host, _, port = str(values["coordinator"]).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"coordinator: got {given['coordinator']!r}, must be host:port")
-    number, index = (int(v) if str(v).isdecimal() else v for v in (given["num_processes"], given["process_id"]))
-    whole("num_processes", number)
-    whole("process_id", index, 0, number - 1)
-    return {"coordinator_address": f"{host}:{port}", "num_processes": number, "process_id": index}
+        raise ValueError(f"coordinator: got {values['coordinator']!r}, must be host:port")
+    number, index = (int(str(v)) if str(v).isdecimal() else v for v in (values["num_processes"], values["process_id"]))
+    count = whole("num_processes", number)
+    place = whole("process_id", index, 0, count - 1)
+    return {"coordinator_address": f"{host}:{port}", "num_processes": count, "process_id": place}
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -137,7 +138,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 def local(tree: PyTree) -> PyTree:
     """Returns values that every device holds as a copy on one device of this process, for evaluating and saving."""
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             return leaf
         if is_key(leaf):

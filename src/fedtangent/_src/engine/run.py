@@ -24,6 +24,7 @@ from fedtangent._src.engine.clients import Mapping as ClientMapping
 from fedtangent._src.engine.history import Measurement, Run
 from fedtangent._src.engine.loop import (
     Evaluation,
+    Past,
     RunSetup,
     chunk_length,
     first_past,
@@ -37,7 +38,7 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.optimizers import check_rate
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
-from fedtangent._src.types import Algorithm, AnyArray, Array, Engine, FederatedData, Key, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Prediction, PyTree
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
@@ -110,9 +111,9 @@ def resolve_mapping(
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: ClientMapping) -> float:
     """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
     engine = engine_for(data, mapping)
-    held = replicate(data, engine.mesh)
+    placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
-        lambda state, rounds: run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
+        lambda state, rounds: run_chunk(algorithm, engine, length, state, placed, jnp.int32(rounds)),
         lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
     )
 
@@ -128,7 +129,7 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
     Raises:
         ValueError: Data or clients that do not fit; the message names the argument.
     """
-    check_algorithm(algorithm)
+    _check_algorithm(algorithm)
     if isinstance(data, Examples):
         _refuse_clients(data, clients)
         return data
@@ -146,13 +147,13 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
     return run_examples(data, clients, training.loss, training.model)
 
 
-def _refuse_clients(data: Any, clients: Any) -> None:
+def _refuse_clients(data: object, clients: object) -> None:
     if clients is not None:
         name = type(data).__name__
         raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
 
 
-def check_algorithm(algorithm: Any) -> None:
+def _check_algorithm(algorithm: object) -> None:
     """Raises ``ValueError`` unless ``algorithm`` is an ``Algorithm``; of a recipe it says that it must be called."""
     if callable(algorithm):
         name = getattr(algorithm, "__name__", "recipe")
@@ -164,7 +165,7 @@ def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[st
     """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
 
     Args:
-        examples: Training examples, the first 10,000 at most of which are measured, and test examples.
+        examples: Training examples (at most the first 10,000 are measured) and test examples.
         algorithm: The algorithm.
         state: State of its run.
     """
@@ -201,8 +202,8 @@ def simulate(
             that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
             there) or of each model, with a leading axis K.
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
-            accuracy and loss at the training examples (the first 10,000 at most) and the test examples; with
-            ``FederatedData`` there are none.
+            accuracy and loss at the training examples (the first 10,000 at most) and the test examples, and no
+            metrics with ``FederatedData``.
         devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or
             the result of ``processes.resolve_mapping`` for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
@@ -242,7 +243,7 @@ def simulate(
         instance("checkpoints", checkpoints, Checkpoints)
     evaluated: list[Array] = []
     if isinstance(data, FederatedData):
-        check_algorithm(algorithm)
+        _check_algorithm(algorithm)
         _refuse_clients(data, clients)
     else:
         examples = examples_of(algorithm, data, clients)
@@ -254,21 +255,54 @@ def simulate(
     if training is not None and training.learning_rate is not None:
         check_rate("client_learning_rate", training.learning_rate, num_rounds)
     check_start(algorithm, data.num_clients, start)
-    saves = None if checkpoints is None else store.open_store(checkpoints)
     if not isinstance(devices, Resolved):
         devices = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated)
-    mapping = devices.mapping
+    return simulate_rounds(
+        algorithm,
+        data,
+        num_rounds=num_rounds,
+        seed=seed,
+        start=start,
+        evaluation=evaluation,
+        mapping=devices.mapping,
+        checkpoints=checkpoints,
+    )
+
+
+def simulate_rounds(
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    num_rounds: int,
+    seed: int | Key,
+    start: Key | PyTree | None = None,
+    evaluation: Evaluation,
+    mapping: str,
+    checkpoints: Checkpoints | None,
+) -> Run:
+    """Simulates the rounds of a run whose arguments are checked, as ``simulate`` does.
+
+    Args:
+        algorithm, num_rounds, seed, start, evaluation, checkpoints: As in ``simulate``.
+        data: Training examples of all clients, on the device.
+        mapping: Name of a mapping of clients onto the devices, other than "auto".
+
+    Raises:
+        CheckpointError: A checkpoint from which the run cannot continue.
+    """
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)
     shapes = info_shapes(algorithm, engine, state, data)
-    if saves is not None:
-        who = identity(algorithm.name, data, seed, start, evaluation.every)
-        if not saves.options.config:
-            who["traced round"] = auto.fingerprint(algorithm, data, state)
-        saves = store.for_run(saves, who, mapping, shapes)
-    held, length = replicate(data, engine.mesh), chunk_length(shapes)
+    saves = None
+    if checkpoints is not None:
+        identifying = identity(algorithm.name, data, seed, start, evaluation.every)
+        if not checkpoints.config:
+            identifying["traced round"] = auto.fingerprint(algorithm, data, state)
+        saves = store.for_run(store.open_store(checkpoints), identifying, mapping, shapes)
+    place, length = partial(replicate, mesh=engine.mesh), chunk_length(shapes)
+    placed = place(data)
     setup = RunSetup(
-        chunk=lambda state, rounds: run_chunk(algorithm, engine, length, state, held, rounds),
+        chunk=lambda state, rounds: run_chunk(algorithm, engine, length, state, placed, rounds),
         measure=None if evaluation.measure is None else partial(evaluation.measure, algorithm),
         num_rounds=num_rounds,
         evaluation=evaluation,
@@ -279,16 +313,23 @@ def simulate(
         store=saves,
     )
     with store.claimed(saves):
-        return _run(setup, algorithm.name, engine, state)
+        past = first_past(setup, state)
+        return _run(setup, past._replace(state=place(past.state)), algorithm.name)
 
 
 def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | None) -> None:
-    """Raises ``ValueError`` for a ``start`` that is neither one key nor finite parameters of the algorithm's models."""
+    """Raises ``ValueError`` for a ``start`` that is neither one key nor finite parameters of the algorithm's models.
+
+    Args:
+        algorithm: The algorithm.
+        num_clients: Number of clients.
+        start: Argument of ``simulate``.
+    """
     keys = start if isinstance(start, jax.Array) and is_key(start) else None
     is_untyped = isinstance(start, jax.Array) and start.dtype == np.uint32 and start.shape == (2,)
     if isinstance(start, int) or is_untyped or (keys is not None and keys.shape != ()):
-        what = "an untyped key (jax.random.PRNGKey)" if is_untyped else shown(start)
-        raise ValueError(f"start: got {what}, must be None, a typed key (jax.random.key(..)), or parameters")
+        text = "an untyped key (jax.random.PRNGKey)" if is_untyped else shown(start)
+        raise ValueError(f"start: got {text}, must be None, a typed key (jax.random.key(..)), or parameters")
     if start is None or keys is not None:
         return
     try:
@@ -340,18 +381,17 @@ def params_by_round(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *measured)
 
 
-def _run(setup: RunSetup, name: str, engine: Engine, state: PyTree) -> Run:
-    begin = first_past(setup, state)
-    begin = begin._replace(state=replicate(begin.state, engine.mesh))
-    shown = setup.evaluation.progress if is_main() else False
+def _run(setup: RunSetup, past: Past, name: str) -> Run:
+    """Runs from ``past`` to the end, under a progress bar called ``name``."""
+    is_shown = setup.evaluation.progress if is_main() else False
     with (
         stop_signals(setup.store is not None) as signalled,
-        progress_of(setup.num_rounds, name, done=begin.round, shown=shown) as bar,
+        progress_of(setup.num_rounds, name, done=past.round, shown=is_shown) as bar,
     ):
 
-        def note(row: Measurement) -> None:
-            if said := headline(row.metrics):
-                bar.set_postfix_str(f"{said} after round {row.round}", refresh=False)
+        def report(row: Measurement) -> None:
+            if metric := headline(row.metrics):
+                bar.set_postfix_str(f"{metric} after round {row.round}", refresh=False)
             setup.report(row)
 
-        return go(setup._replace(report=note), begin, signalled, bar.update)
+        return go(setup._replace(report=report), past, signalled, bar.update)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,21 @@ if TYPE_CHECKING:
 OVER = ("auto", "map", "vmap")
 
 Config = dict[str, Any]
+Values = dict[str, Array]  # traced values of a configuration, by name
 Clients = Mapping[str, Mapping[Any, Partition]] | None  # name of an axis -> label -> partition
+
+
+@runtime_checkable
+class Build(Protocol):
+    """A function that builds an algorithm from hyper-parameters."""
+
+    def __call__(self, *arguments: Any, **values: Any) -> Algorithm:
+        """Returns the algorithm.
+
+        Args:
+            arguments: Not used: a program passes the hyper-parameters by name.
+            values: Hyper-parameters by name; floats may be traced scalars.
+        """
 
 
 class Sweep(NamedTuple):
@@ -44,8 +58,8 @@ class Sweep(NamedTuple):
     def __repr__(self) -> str:
         """Returns a line with the configurations, the number of seeds and evaluations, and the metrics."""
         over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
-        seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
-        return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
+        rounds = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
+        return f"Sweep({over}, {len(self.seeds)} seeds, {rounds}: {', '.join(self.metrics)})"
 
     def to_pandas(self) -> DataFrame:
         """Returns a row for each seed, configuration and evaluation.
@@ -58,7 +72,9 @@ class Sweep(NamedTuple):
         """
         shape = len(self.seeds), len(self.configs), len(self.rounds)
         seed, config, at = np.indices(shape).reshape(3, -1)
-        columns: dict[str, Any] = {name: [self.configs[i][name] for i in config] for name in self.configs[0]}
+        columns: dict[str, Sequence[object] | np.ndarray] = {
+            name: [self.configs[i][name] for i in config] for name in self.configs[0]
+        }
         columns |= {"seed": np.array(self.seeds)[seed], "round": np.asarray(self.rounds)[at]}
         for name, values in self.metrics.items():
             if name in columns:
@@ -73,12 +89,12 @@ class _Alike(NamedTuple):
 
     static: Config
     members: list[int]  # positions among all configurations
-    values: dict[str, Array]  # name -> [members], traced
+    values: Values  # [members] each, traced
     partition: Array | None  # number of each member's partition, [members] int32; None: all use that of the data
 
 
 def sweep(
-    build: Callable[..., Algorithm],
+    build: Build,
     data: FederatedData,
     clients: Clients = None,
     *,
@@ -123,7 +139,7 @@ def sweep(
         >>> digits = ft.data.load("digits", num_train=200)
         >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
         >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
-        >>> everyone, work = ft.schedules.all_clients(10), ft.Work(steps=1)
+        >>> everyone, work = ft.schedules.all_clients(10), ft.Work(steps=1, batch_size=None)
         >>> def fed_avg(rate):
         ...     model = ft.models.logistic(64, 10)
         ...     return ft.fed_avg(
@@ -133,10 +149,10 @@ def sweep(
         ...     predicted = algorithm.predict(state, digits.x_test).mean.argmax(axis=-1)
         ...     return {"accuracy": (predicted == digits.y_test).mean()}
         >>> grid, evaluation = {"rate": [0.01, 0.5]}, ft.Evaluation(measure=accuracy)
-        >>> found = ft.sweep(fed_avg, data, num_rounds=5, seeds=range(3), grid=grid, evaluation=evaluation)
-        >>> found.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
+        >>> runs = ft.sweep(fed_avg, data, num_rounds=5, seeds=range(3), grid=grid, evaluation=evaluation)
+        >>> runs.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
         (3, 2, 2)
-        >>> [better] = ft.measures.differences(found, "accuracy", baseline={"rate": 0.01})
+        >>> [better] = ft.measures.differences(runs, "accuracy", baseline={"rate": 0.01})
         >>> better.config, bool(better.mean > 0)
         ({'rate': 0.5}, True)
     """
@@ -158,14 +174,15 @@ def sweep(
     groups = _groups(configs, list(grid), axis if partitions else None)
     programs = [_program(how, partial(member, build, engine, measure, group.static, lengths)) for group in groups]
     arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
-    shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
-    for program, given in zip(programs, arguments, strict=True):
-        memory.check_program(f"devices.runs: got {how}", program, *given)
-    found = _tables(configs, groups, shapes)
-    for group, program, given in zip(groups, programs, arguments, strict=True):
-        for name, rows in program(*given).items():
-            found[name][:, group.members] = np.asarray(rows)
-    return Sweep(configs, seeds, np.cumsum(lengths), found)
+    calls = list(zip(programs, arguments, strict=True))
+    shapes = [jax.eval_shape(program, *call) for program, call in calls]
+    for program, call in calls:
+        memory.check_program(f"devices.runs: got {how}", program, *call)
+    tables = _tables(configs, groups, shapes)
+    for group, (program, call) in zip(groups, calls, strict=True):
+        for name, rows in program(*call).items():
+            tables[name][:, group.members] = np.asarray(rows)
+    return Sweep(configs, seeds, np.cumsum(lengths), tables)
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
@@ -183,10 +200,11 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequenc
                     f"measure: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
                     f"{list(mine[name].shape[3:])} for {group.static}, must be of one shape"
                 )
-    return {
-        name: np.empty((leaf.shape[0], len(configs), *leaf.shape[2:]), np.result_type(*(s[name].dtype for s in shapes)))
-        for name, leaf in first.items()
-    }
+    tables = {}
+    for name, leaf in first.items():
+        dtype = np.result_type(*(metrics[name].dtype for metrics in shapes))
+        tables[name] = np.empty((leaf.shape[0], len(configs), *leaf.shape[2:]), dtype)
+    return tables
 
 
 def stretches(num_rounds: int, every: int) -> list[int]:
@@ -200,16 +218,16 @@ def stretches(num_rounds: int, every: int) -> list[int]:
 
 
 def member(
-    build: Callable[..., Algorithm],
+    build: Build,
     engine: Engine,
     measure: Measure,
     static: Config,
     lengths: Sequence[int],
     key: Key,
-    values: dict[str, Array],
+    values: Values,
     data: FederatedData,
 ) -> dict[str, Array]:
-    """Runs one member of a sweep, traced, and returns its metrics [E, ...].
+    """Computes the metrics [E, ...] of one member of a sweep, traced.
 
     Args:
         build: Function that builds the algorithm from ``static`` and ``values``.
@@ -227,33 +245,28 @@ def member(
     return metrics
 
 
-def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:
+Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
+
+
+def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
     """Maps ``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
 
-    def run(
-        keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
-    ) -> PyTree:
-        def one(key: Key, config: tuple[dict[str, Array], Array | None]) -> PyTree:
-            mine, at = config
-            own = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
-            return run_member(key, mine, own)
+    def run(keys: Array, values: Values, partition: Array | None, data: FederatedData, variants: PyTree) -> PyTree:
+        def one(key: Key, config: tuple[Values, Array | None]) -> PyTree:
+            of_config, at = config
+            divided = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
+            return run_member(key, of_config, divided)
 
         configs = (values, partition)
         if not jax.tree.leaves(configs):
-            return jax.tree.map(lambda leaf: leaf[:, None], map_members(over, lambda key: one(key, configs), keys))
-        return map_members(over, lambda key: map_members(over, lambda config: one(key, config), configs), keys)
+            return jax.tree.map(lambda leaf: leaf[:, None], _map_members(over, lambda key: one(key, configs), keys))
+        return _map_members(over, lambda key: _map_members(over, lambda config: one(key, config), configs), keys)
 
     return jax.jit(run)
 
 
-def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """Maps ``run`` over the leading axis of ``members``.
-
-    Args:
-        over: "map" for one after another, "vmap" for all at once.
-        run: Function of one member.
-        members: Members with a leading axis.
-    """
+def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
+    """Maps ``run`` over the leading axis of ``members``."""
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 
@@ -290,10 +303,10 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: There is no seed, a seed occurs twice, or a seed is not a whole number from 0 to 2^32 - 1.
     """
-    given = [checks.seed(seed, "seeds") for seed in seeds]
-    if not given or len(set(given)) < len(given):
-        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers")
-    return tuple(given)
+    whole_numbers = [checks.seed(seed, "seeds") for seed in seeds]
+    if not whole_numbers or len(set(whole_numbers)) < len(whole_numbers):
+        raise ValueError(f"seeds: got {whole_numbers}, must be one or more different whole numbers")
+    return tuple(whole_numbers)
 
 
 def _measure(evaluation: Evaluation) -> Measure:
@@ -341,7 +354,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
     return jnp.asarray(np.stack(indices), jnp.int32), jnp.asarray(np.stack(offsets), jnp.int32)
 
 
-def _same(value: Any) -> tuple[type, Any]:
+def _same(value: object) -> tuple[type, object]:
     """Returns a key that is equal for values that may share a program; a value without a hash equals only itself."""
     try:
         hash(value)
@@ -354,7 +367,7 @@ def _groups(configs: Sequence[Config], names: list[str], partition_name: str | N
     """Groups the configurations by their static values, in order of first appearance."""
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
-    members: dict[tuple[Any, ...], list[int]] = {}
+    members: dict[tuple[object, ...], list[int]] = {}
     for i, config in enumerate(configs):
         members.setdefault(tuple(_same(config[n]) for n in names if n not in traced), []).append(i)
     groups = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from fedtangent._src.engine import loop, memory
 from fedtangent._src.engine.clients import parse
 from fedtangent._src.engine.history import Run
-from fedtangent._src.types import Algorithm, Array, Cost, Engine, FederatedData, Key, PyTree
+from fedtangent._src.engine.sweeps import Build, Values
+from fedtangent._src.types import Algorithm, Array, ArrayLike, Cost, Engine, FederatedData, Key, PyTree
 
 
 class TrialProgram(NamedTuple):
@@ -28,16 +29,16 @@ class TrialProgram(NamedTuple):
     """
 
     begin: Callable[[Key], PyTree]
-    chunk: Callable[..., tuple[PyTree, PyTree]]
-    measure: Callable[..., dict[str, Array]]
+    chunk: Callable[[Values, FederatedData, PyTree, Array], tuple[PyTree, PyTree]]
+    measure: Callable[[Values, PyTree, PyTree], dict[str, Array]]
     cost: Cost
     shapes: PyTree
     length: int
 
 
 def trial_program(
-    build: Callable[..., Algorithm],
-    numbers: Mapping[str, Any],
+    build: Build,
+    numbers: Mapping[str, ArrayLike],
     data: FederatedData,
     engine: Engine,
     measure: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
@@ -63,11 +64,11 @@ def trial_program(
     memory.check(first, data, parse("scan"), engine.max_client_size, length)
 
     @partial(jax.jit, donate_argnames=("state",))
-    def chunk(numbers: dict[str, Array], data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
+    def chunk(numbers: Values, data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
         return loop.run_chunk(build(**numbers), engine, length, state, data, rounds)
 
     @jax.jit
-    def metrics_of(numbers: dict[str, Array], sets: PyTree, state: PyTree) -> dict[str, Array]:
+    def metrics_of(numbers: Values, sets: PyTree, state: PyTree) -> dict[str, Array]:
         return measure(build(**numbers), state, sets)
 
     begin = jax.jit(lambda key: first.init(key, num_clients))
@@ -77,7 +78,7 @@ def trial_program(
 def run_trial(
     program: TrialProgram,
     seed: int,
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, ArrayLike],
     data: FederatedData,
     sets: PyTree,
     num_rounds: int,

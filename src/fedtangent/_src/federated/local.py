@@ -24,18 +24,24 @@ from fedtangent._src.types import Array, Client, Descend, FederatedData, Key, Lo
 class Work(NamedTuple):
     """The amount of a client's local training, and its batches.
 
-    Exactly one of ``steps`` (local steps T) and ``epochs`` is set. ``batch_size=None`` is full batch, for which an
-    epoch is one step. A client's last, partial batch is masked: its gradient is the mean over its real examples.
+    Exactly one of ``steps`` and ``epochs`` is set. A client's last, partial batch is masked: its gradient is the mean
+    over its real examples.
 
     Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced: one program
     for many numbers of steps. Reverse-mode differentiation needs static trip counts, which ``differentiable`` gives:
     every client loops as often as the largest client and skips the superfluous steps, and ``steps`` cannot be traced.
     The results are the same; minibatches take longer, most of all under ``vmap``, where no step is really skipped.
+
+    Attributes:
+        steps: Local steps T.
+        epochs: Passes over a client's examples.
+        batch_size: Examples of a minibatch; None for full batches, of which an epoch has one.
+        differentiable: Whether the loops have static trip counts.
     """
 
     steps: int | None = None
     epochs: int | None = None
-    batch_size: int | None = None
+    batch_size: int | None = 16
     differentiable: bool = False
 
 

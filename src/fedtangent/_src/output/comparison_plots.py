@@ -39,31 +39,36 @@ MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
 def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
-    """Draws every figure that applies to ``results`` into the folder of ``figures``, and returns their paths."""
+    """Draws every figure that applies to the comparisons, and returns their paths.
 
-    def of(result: Comparison, what: str) -> Path:
-        return figures.path(f"{slug(result.setting.name)}_{what}")
+    Args:
+        results: The comparisons.
+        figures: Folder and format of the figures.
+    """
 
-    paths = [bands(r, of(r, "bands")) for r in results if r.setting.problem.x_train.shape[1] == 1]
+    def of(result: Comparison, subject: str) -> Path:
+        return figures.path(f"{slug(result.setting.name)}_{subject}")
+
+    paths = [_bands(r, of(r, "bands")) for r in results if r.setting.problem.x_train.shape[1] == 1]
     networks = [r for r in results if not r.setting.is_linear]
     if networks:
         paths.append(width_errors(networks, figures.path("width_error")))
-    paths.append(residuals(results, figures.path("residual")))
-    paths += [beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
-    paths += [laziness(r, of(r, "laziness")) for r in results if r.laziness]
-    paths += [uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.problem.x_train.shape[1] > 1]
+    paths.append(_residuals(results, figures.path("residual")))
+    paths += [_beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
+    paths += [_laziness(r, of(r, "laziness")) for r in results if r.laziness]
+    paths += [_uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.problem.x_train.shape[1] > 1]
     return paths
 
 
-def bands(result: Comparison, path: Path) -> Path:
+def _bands(result: Comparison, path: Path) -> Path:
     """Draws networks, NTK-FL and theory on a scalar input: mean, 95 % band, single models and training data."""
     setting, problem, theory = result.setting, result.setting.problem, result.theory
     x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
-    evolved = [s for s in result.ntk_fl if s.width == setting.size.largest][:1]
-    shown = [result.simulated[-1], *evolved]
-    figure, axes = canvas(len(shown) + 1, sharey=True, sharex=True)
-    for ax, seen in zip(axes[0], shown, strict=False):
-        draws = seen.test[-1].swapaxes(0, 1).reshape(-1, *seen.test.shape[3:])[:, order, 0]
+    evolved = [networks for networks in result.ntk_fl if networks.width == setting.size.largest][:1]
+    methods = [result.simulated[-1], *evolved]
+    figure, axes = canvas(len(methods) + 1, sharey=True, sharex=True)
+    for ax, networks in zip(axes[0], methods, strict=False):
+        draws = networks.test[-1].swapaxes(0, 1).reshape(-1, *networks.test.shape[3:])[:, order, 0]
         for draw in draws[:MEMBERS_SHOWN]:
             ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
         band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
@@ -75,7 +80,7 @@ def bands(result: Comparison, path: Path) -> Path:
         axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
     low = min(float(np.min(problem.y_train)), float(np.min(mean))) - 1.5
     high = max(float(np.max(problem.y_train)), float(np.max(mean))) + 1.5
-    titles = [f"{seen.method}, width {seen.width}" for seen in shown]
+    titles = [f"{networks.method}, width {networks.width}" for networks in methods]
     for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.size.num_rounds}"], strict=True):
         ax.plot(problem.x_train[:, 0], problem.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
         ax.set_ylim(low, high)
@@ -84,7 +89,12 @@ def bands(result: Comparison, path: Path) -> Path:
 
 
 def width_errors(results: Sequence[Comparison], path: Path) -> Path:
-    """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2."""
+    """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2.
+
+    Args:
+        results: Comparisons, a panel each.
+        path: File to write.
+    """
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
         widths = np.array(result.setting.size.widths, float)
@@ -105,34 +115,35 @@ def width_errors(results: Sequence[Comparison], path: Path) -> Path:
     return save(figure, path)
 
 
-def residuals(results: Sequence[Comparison], path: Path) -> Path:
+def _residuals(results: Sequence[Comparison], path: Path) -> Path:
     """Draws the predicted and the simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
-        for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
-            ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+        for networks, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
+            label = f"networks, width {networks.width}"
+            ax.plot(networks.rounds, gap.simulated, "o", ms=4, color=colour, label=label)
         ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
         dress(ax, "round", result.setting.problem.what_is_left, result.setting.name, log="y")
     return save(figure, path)
 
 
-def beside(result: Comparison, path: Path) -> Path:
+def _beside(result: Comparison, path: Path) -> Path:
     """Draws learning curves at every width with the predicted one, and the residual of each client's examples."""
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
-    what = "mean squared error" if setting.problem.labels_test is None else "accuracy"
-    for seen, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
-        mean = np.mean(setting.problem.score(seen.test), axis=(1, 2))
-        curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-    each, rounds = result.curve.score, result.curve.rounds
-    low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
-    curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {each[0].size} starts")
-    curve.plot(rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
-    dress(curve, "round", f"test {what}", "learning curve", whole=True)
-    left = result.by_client()
-    order = sorted(left, key=lambda i: left[i][0])
-    predicted, simulated = np.array([left[i] for i in order]).T
+    metric = "mean squared error" if setting.problem.labels_test is None else "accuracy"
+    for networks, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
+        mean = np.mean(setting.problem.score(networks.test), axis=(1, 2))
+        curve.plot(networks.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {networks.width}")
+    scores, rounds = result.curve.score, result.curve.rounds
+    low, high = np.percentile(scores, [2.5, 97.5], axis=(1, 2))
+    curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {scores[0].size} starts")
+    curve.plot(rounds, scores.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
+    dress(curve, "round", f"test {metric}", "learning curve", whole=True)
+    residual_of = result.by_client()
+    order = sorted(residual_of, key=lambda i: residual_of[i][0])
+    predicted, simulated = np.array([residual_of[i] for i in order]).T
     clients.plot(predicted, "_", ms=9, mew=2, color=PREDICTED, label="predicted")
     clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
     if len(order) <= MOST_NAMED:
@@ -142,7 +153,7 @@ def beside(result: Comparison, path: Path) -> Path:
     return save(figure, path, setting.title)
 
 
-def laziness(result: Comparison, path: Path) -> Path:
+def _laziness(result: Comparison, path: Path) -> Path:
     """Draws the parts of the distance to the flow against width and round, and the drift of the tangent kernels.
 
     Points are networks; lines go through their geometric means.
@@ -150,12 +161,12 @@ def laziness(result: Comparison, path: Path) -> Path:
     figure, axes = canvas(3, width=4.6, height=3.8)
     across, along, drift = axes[0]
     widths = np.array([lazy.width for lazy in result.laziness], float)
-    shown = LAZINESS | {"drift": ("drift of its tangent kernel", METHODS[3])}
-    for metric, (label, colour) in shown.items():
+    metrics = LAZINESS | {"drift": ("drift of its tangent kernel", METHODS[3])}
+    for metric, (label, colour) in metrics.items():
         values = np.array([lazy.curves()[metric] for lazy in result.laziness])  # [W, r, K, e]
-        each = values[:, -1].reshape(len(widths), -1)
-        across.plot(widths, each, ".", color=colour, ms=3, alpha=0.4)
-        across.plot(widths, _geometric(each), "o-", ms=4, color=colour, label=label)
+        at_end = values[:, -1].reshape(len(widths), -1)
+        across.plot(widths, at_end, ".", color=colour, ms=3, alpha=0.4)
+        across.plot(widths, _geometric(at_end), "o-", ms=4, color=colour, label=label)
         if metric != "drift":
             mean = _geometric(values[-1, 1:].reshape(len(values[-1]) - 1, -1))
             along.plot(result.setting.size.rounds[1:], mean, "o-", ms=3, color=colour, label=label)
@@ -182,25 +193,23 @@ def _geometric(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
-def uncertainty(result: Comparison, path: Path) -> Path:
+def _uncertainty(result: Comparison, path: Path) -> Path:
     """Draws sampled against predicted mean and standard deviation at every test point, for the largest width."""
-    seen, last = result.simulated[-1], result.theory.moments[-1]
-    members = seen.test[-1]  # [K, E, m, C]
+    networks, last = result.simulated[-1], result.theory.moments[-1]
+    members = networks.test[-1]  # [K, E, m, C]
     variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
-    shown = {
+    sampled_deviation = np.sqrt(members.var(axis=1, ddof=1).mean(axis=(0, 2)))
+    panels = {
         "mean of the models, every output": (last.mean.mean(axis=0), members.mean(axis=(0, 1))),
-        "standard deviation over models": (
-            np.sqrt(variance),
-            np.sqrt(members.var(axis=1, ddof=1).mean(axis=(0, 2))),
-        ),
+        "standard deviation over models": (np.sqrt(variance), sampled_deviation),
     }
     figure, axes = canvas(2, width=4.4, height=4.0)
-    for ax, (name, (predicted, sampled)) in zip(axes[0], shown.items(), strict=True):
+    for ax, (name, (predicted, sampled)) in zip(axes[0], panels.items(), strict=True):
         ax.plot(predicted.ravel(), sampled.ravel(), ".", ms=3, color=SIMULATED, alpha=0.4)
         ends = [min(predicted.min(), sampled.min()), max(predicted.max(), sampled.max())]
         ax.plot(ends, ends, color=PREDICTED, lw=1.2, label="equal")
         dress(ax, "predicted by the flow", title=name)
-    axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {seen.width}")
+    axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {networks.width}")
     title = f"{result.setting.name}: test points, round {result.setting.size.num_rounds}"
     return save(figure, path, title)
 
@@ -209,17 +218,21 @@ def theorem2_figure(result: Theorem2, path: Path) -> Path:
     """Draws sampled against predicted mean, variance and covariance of Theorem 2, and the coverage of its intervals.
 
     The first panel shows mean and band over x for scalar inputs, and a scatter of the means otherwise.
+
+    Args:
+        result: Samples of trained networks, and the law of the theorem.
+        path: File to write.
     """
     figure, axes = canvas(4, width=4.3, height=3.9)
     first, variance, covariance, cover = axes[0]
-    found = [entries(t.samples, result.law) for t in result.trained]
+    by_width = [entries(trained.samples, result.law) for trained in result.trained]
     if result.setting.problem.x_train.shape[1] == 1:
         _law_band(first, result)
     else:
-        _scatter(first, "mean", [f["mean"] for f in found], result)
-    _scatter(variance, "variance", [f["variance"] for f in found], result)
-    _scatter(covariance, "off-diagonal covariance", [f["covariance"] for f in found], result)
-    predicted = found[0]["variance"].predicted
+        _scatter(first, "mean", [sampled["mean"] for sampled in by_width], result)
+    _scatter(variance, "variance", [sampled["variance"] for sampled in by_width], result)
+    _scatter(covariance, "off-diagonal covariance", [sampled["covariance"] for sampled in by_width], result)
+    predicted = by_width[0]["variance"].predicted
     if np.max(predicted) > MOST_LINEAR * np.min(predicted):
         variance.set(xscale="log", yscale="log")
     _coverage(cover, result)
@@ -248,12 +261,12 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     """
     outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
-    for found, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
+    for sampled, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
         predicted, measured, error = (
             part.reshape(-1, outputs).mean(axis=1)[::step]
-            for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
+            for part in (sampled.predicted, sampled.measured, sampled.standard_error / np.sqrt(outputs))
         )
-        label = f"width {trained.width}: at most {found.farthest:.1f} SE off"
+        label = f"width {trained.width}: at most {sampled.farthest:.1f} SE off"
         ax.errorbar(predicted, measured, error, fmt=".", ms=4, lw=0.5, alpha=0.6, color=colour, label=label)
     line = np.sort(widths[0].predicted)
     ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)

@@ -21,8 +21,11 @@ from fedtangent._src.engine.history import FINISHED
 from fedtangent._src.engine.processes import environment
 from fedtangent._src.storage import PART, write_atomically
 
-# All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
+# Everything that a run writes, except for the kernels of predict, which later runs use again if they fit.
 WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
+
+
+Row = dict[str, Any]  # a row of the table in result.json, by column
 
 
 class Metric(NamedTuple):
@@ -74,7 +77,12 @@ class Ended(NamedTuple):
 
 
 def ended(failures: Iterable[str], advice: str = "") -> Ended:
-    """Builds the outcome of a command: exit code 1 with all ``failures`` as its status, or success without failures."""
+    """Returns the outcome of a command: exit code 1 with all failures as its status, or success without failures.
+
+    Args:
+        failures: Failures in a few words each.
+        advice: Advice to the user after a failure.
+    """
     status = "; ".join(failures)
     return Ended(status, 1, advice) if status else Ended()
 
@@ -92,7 +100,7 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: bool, can_go_on: bool) -> None:
+def check_free(folder: Path, command: str, options: Mapping[str, object], goes_on: bool, can_go_on: bool) -> None:
     """Raises ``ValueError`` if ``folder`` holds a run, unless the command continues that very run.
 
     Args:
@@ -106,20 +114,20 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
         ValueError: The folder holds a run of another command, a run that is not to be continued, or a run with other
             options. The message names the differences.
     """
-    held = held_by(folder)
-    if held is None:
+    config = held_by(folder)
+    if config is None:
         return
-    if held.get("command") != command:
+    if config.get("command") != command:
         raise ValueError(
-            f"output: {folder} holds a run of fedtangent {held.get('command')}: name another folder, or give "
+            f"output: {folder} holds a run of fedtangent {config.get('command')}: name another folder, or give "
             "--overwrite to replace it"
         )
     if not goes_on:
         more = ", --resume to continue it" if can_go_on else ""
         raise ValueError(f"output: {folder} holds a run: name another folder{more} or --overwrite to replace it")
-    before, now = held.get("options", {}), _plain(_said(options))
-    texts = {name: (json.dumps(before.get(name)), json.dumps(value)) for name, value in now.items()}
-    differ = [f"{name} ({there} there, {here} here)" for name, (there, here) in texts.items() if there != here]
+    before, now = config.get("options", {}), _finite(options)
+    texts = {name: (json.dumps(before.get(name)), json.dumps(_plain(value))) for name, value in now.items()}
+    differ = [f"{name} ({old} there, {new} here)" for name, (old, new) in texts.items() if old != new]
     if differ:
         advice = f"repeat its options, or give --config {folder / 'config.json'}"
         raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}: {advice}")
@@ -127,16 +135,21 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
 
 def held_by(folder: Path) -> dict[str, Any] | None:
     """Reads the configuration of the run in ``folder``; None if the folder holds no run."""
-    path, found = folder / "config.json", None
+    path, config = folder / "config.json", None
     if not path.exists():
         return None
     with contextlib.suppress(ValueError):
-        found = json_of("output", path)
-    return found if isinstance(found, dict) and "command" in found else {"command": "that cannot be read"}
+        config = json_of("output", path)
+    return config if isinstance(config, dict) and "command" in config else {"command": "that cannot be read"}
 
 
 def clear(folder: Path, whole: bool = True) -> None:
-    """Removes the run in ``folder``; with ``whole=False`` only files that a killed process left half written."""
+    """Removes the run in a folder.
+
+    Args:
+        folder: Output folder.
+        whole: Whether to remove the whole run; False: only files that a killed process left half written.
+    """
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
     for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
         if path.is_dir() and not path.is_symlink():
@@ -145,7 +158,7 @@ def clear(folder: Path, whole: bool = True) -> None:
             path.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Converts ``value`` to types that JSON has; numbers that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -164,17 +177,22 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
-def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(options: Mapping[str, object]) -> dict[str, object]:
     """Returns the options with infinities as text, since JSON has no infinities."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in options.items()}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a dataclass, NamedTuple, dict or list as JSON, atomically."""
+def write_json(path: Path, value: object) -> None:
+    """Writes a value as JSON, atomically.
+
+    Args:
+        path: File to write.
+        value: A dataclass, NamedTuple, dict or list.
+    """
     write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
 
 
-def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
+def write_config(folder: Path, command: str, config: Any, **more: object) -> None:
     """Writes config.json: the command, all its options, the environment and ``more``; enough to repeat the run.
 
     Removes result.json and the figures of an earlier, shorter run that this one continues.
@@ -185,16 +203,21 @@ def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
         config: Options, as a mapping or a dataclass.
         **more: Further entries of the file.
     """
-    drawn = [path for path in folder.glob("figures/*") if path.suffix[1:] in FORMATS]
-    for path in (folder / "result.json", *drawn):
+    figures = [path for path in folder.glob("figures/*") if path.suffix[1:] in FORMATS]
+    for path in (folder / "result.json", *figures):
         path.unlink(missing_ok=True)
     options = config if isinstance(config, Mapping) else dataclasses.asdict(config)
-    whole = {"command": command, "options": _said(options), **more, "environment": environment()}
+    whole = {"command": command, "options": _finite(options), **more, "environment": environment()}
     write_json(folder / "config.json", whole)
 
 
 def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
-    """Writes all ``metrics`` to metrics.csv, atomically."""
+    """Writes metrics.csv, atomically.
+
+    Args:
+        folder: Output folder.
+        metrics: All rows of the file.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(Metric._fields)
@@ -202,13 +225,24 @@ def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
     write_atomically(folder / "metrics.csv", text.getvalue())
 
 
-def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
-    """Writes result.json: the final table as ``{"rows": [...]}``, with the entries of ``more`` beside it."""
+def write_result(folder: Path, rows: Iterable[object], **more: object) -> None:
+    """Writes result.json, atomically.
+
+    Args:
+        folder: Output folder.
+        rows: Rows of the final table.
+        **more: Further entries of the file.
+    """
     write_json(folder / "result.json", {"rows": list(rows), **more})
 
 
 def write_end(folder: Path, ended: Ended) -> None:
-    """Adds status and exit code to result.json; does nothing if the run ended before that file was written."""
+    """Adds status and exit code to result.json; does nothing if the run ended before that file was written.
+
+    Args:
+        folder: Output folder.
+        ended: Outcome of the command.
+    """
     path = folder / "result.json"
     if path.exists():
         result = json.loads(path.read_text(encoding="utf-8"))

@@ -34,6 +34,10 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     Percentiles are over initial functions. For one forecast: training and test curves at the given rate, and the test
     curve at the best rate. For several: each test curve at its own best rate. Runs of many rounds get a further panel,
     with the axis of their last half.
+
+    Args:
+        forecasts: The forecasts.
+        path: File to write.
     """
     first = forecasts[0].plan
     target = first.forecasting.target
@@ -41,14 +45,14 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     panels += [(first.main, True)] * (first.setting.size.num_rounds > FEW)
     figure, axes = canvas(len(panels), width=4.6, height=3.6)
     for ax, (metric, late) in zip(axes[0], panels, strict=True):
-        shown = []
+        bands = []
         for curve, split, label, colour in _lines(forecasts):
             mean, (low, high) = curve.mean(split, metric), curve.band(split, metric)
-            shown += [end[len(end) // 2 :] for end in (low, high)]
+            bands += [end[len(end) // 2 :] for end in (low, high)]
             ax.fill_between(curve.rounds, low, high, color=colour, alpha=0.18, lw=0)
             ax.plot(curve.rounds, mean, color=colour, lw=1.6, label=label, ls="-" if split == "test" else "--")
         if late:
-            ax.set_ylim(reach(np.concatenate(shown)))
+            ax.set_ylim(reach(np.concatenate(bands)))
         elif metric != "accuracy":
             untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
             values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
@@ -73,35 +77,40 @@ def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
             (f.best, "test", f"{f.name}, rate {f.best.rate:.3g}", METHODS[i % len(METHODS)])
             for i, f in enumerate(forecasts)
         ]
-    (found,) = forecasts
-    given = f"rate {found.given.rate:.3g}"
+    (only,) = forecasts
+    rate = f"rate {only.given.rate:.3g}"
     lines = [
-        (found.given, "train", f"training, {given}", SIMULATED),
-        (found.given, "test", f"test, {given}", SIMULATED),
+        (only.given, "train", f"training, {rate}", SIMULATED),
+        (only.given, "test", f"test, {rate}", SIMULATED),
     ]
-    if found.rates is not None:
-        lines.append((found.best, "test", f"test, best rate {found.best.rate:.3g}", PREDICTED))
+    if only.rates is not None:
+        lines.append((only.best, "test", f"test, best rate {only.best.rate:.3g}", PREDICTED))
     return lines
 
 
 def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
-    """Draws the predicted test loss at the last round against the client learning rate, with best and stable rates."""
+    """Draws the predicted test loss at the last round against the client learning rate, with best and stable rates.
+
+    Args:
+        forecasts: The forecasts, a line each.
+        path: File to write.
+    """
     figure, axes = canvas(1, width=6.0, height=4.0)
     ax: Axes = axes[0][0]
-    for i, found in enumerate(forecasts):
-        colour, rates, one = METHODS[i % len(METHODS)], found.rates, len(forecasts) == 1
+    for i, forecast in enumerate(forecasts):
+        colour, rates, one = METHODS[i % len(METHODS)], forecast.rates, len(forecasts) == 1
         if rates is None:
             continue
-        kept = np.isfinite(rates.losses)
-        ax.plot(rates.tried[kept], rates.losses[kept], ".-", ms=4, lw=1.2, color=colour, label=found.name)
+        finite = np.isfinite(rates.losses)
+        ax.plot(rates.tried[finite], rates.losses[finite], ".-", ms=4, lw=1.2, color=colour, label=forecast.name)
         best = float(rates.losses[rates.tried == rates.best][0])
         ax.plot(rates.best, best, "o", ms=7, color=colour, label=f"best: {rates.best:.3g}" if one else None)
         if 0 < rates.stable < np.inf:
             label = f"largest stable: {rates.stable:.3g}" if one else None
             ax.axvline(rates.stable, color=colour, lw=1, ls="--", label=label)
         if one:
-            ax.axvline(found.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {found.given.rate:.3g}")
+            ax.axvline(forecast.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {forecast.given.rate:.3g}")
     metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.size.num_rounds
-    what = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
-    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", what, log="xy")
+    legend = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
+    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", legend, log="xy")
     return save(figure, path, f"{_title(forecasts)}, predicted")

@@ -93,19 +93,19 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
     """
     figure, axes = canvas(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
     for line, row in zip(axes, rows, strict=True):
-        shown = (
+        panels = (
             ("Theorem 2: three draws", row.draws),
             (f"Fed-ensemble: after {num_rounds} rounds", row.trained),
             ("the same models before training", row.untrained),
         )
-        for ax, (title, functions) in zip(line, shown, strict=True):
+        for ax, (title, functions) in zip(line, panels, strict=True):
             band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2's process")
             for k, (f, colour) in enumerate(zip(functions, MEMBERS, strict=False), start=1):
                 ax.plot(row.grid, f, color=colour, lw=1.3, label=f"draw or model {k}")
             ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5, label="training data")
             ax.set_title(title, fontsize=10)
-        held = np.concatenate([row.mean - 3.1 * row.sd, row.mean + 3.1 * row.sd, row.y])
-        line[0].set_ylim(float(held.min()), float(held.max()))
+        visible = np.concatenate([row.mean - 3.1 * row.sd, row.mean + 3.1 * row.sd, row.y])
+        line[0].set_ylim(float(visible.min()), float(visible.max()))
         line[0].set_xlim(float(row.grid[0]), float(row.grid[-1]))
         line[0].set_ylabel(f"{row.name}\nf(x)")
     for ax in axes[-1]:
@@ -115,9 +115,14 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
 
 
 def bands_side_by_side(
-    panels: Sequence[BandPanel], points: tuple[np.ndarray, np.ndarray], truth: tuple[np.ndarray, np.ndarray],
-    edge: float, height: float, title: str, path: Path,
-) -> Path:  # fmt: skip
+    panels: Sequence[BandPanel],
+    points: tuple[np.ndarray, np.ndarray],
+    truth: tuple[np.ndarray, np.ndarray],
+    edge: float,
+    height: float,
+    title: str,
+    path: Path,
+) -> Path:
     """Draws one panel for each method on shared axes: mean, 95 % band, models, data and the true function.
 
     Args:

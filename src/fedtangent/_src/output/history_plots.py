@@ -35,26 +35,27 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
     """
     both = [history] if history.predicted is None else [history, history.predicted]
     curves = [one.curves() for one in both]
-    known = list(dict.fromkeys(name.rpartition(".")[2] for found in curves for name in found))
-    shown = list(metrics) or [name for name in FIRST if name in known][:2] or known[:2]
-    for name in shown or [""]:
-        if name not in known:
-            raise ValueError(f"metrics: got {name!r}, allowed are {', '.join(known) or 'none: nothing was measured'}")
-    figure, axes = canvas(len(shown), width=4.4, height=3.2)
-    for ax, metric in zip(axes[0], shown, strict=True):
-        for one, found in zip(both, curves, strict=True):
+    measured = list(dict.fromkeys(name.rpartition(".")[2] for by_name in curves for name in by_name))
+    panels = list(metrics) or [name for name in FIRST if name in measured][:2] or measured[:2]
+    for name in panels or [""]:
+        if name not in measured:
+            allowed = ", ".join(measured) or "none: nothing was measured"
+            raise ValueError(f"metrics: got {name!r}, allowed are {allowed}")
+    figure, axes = canvas(len(panels), width=4.4, height=3.2)
+    for ax, metric in zip(axes[0], panels, strict=True):
+        for one, by_name in zip(both, curves, strict=True):
             colour, style = (PREDICTED, "--") if one.is_predicted else (SIMULATED, "-")
-            what = "predicted" if one.is_predicted else "simulated"
-            for name, values in found.items():
+            source = "predicted" if one.is_predicted else "simulated"
+            for name, values in by_name.items():
                 split, _, last = name.rpartition(".")
                 if last != metric:
                     continue
                 width, strength = SPLITS.get(split, SPLITS["test"])
-                label = f"{what}, {split}" if split else what
+                label = f"{source}, {split}" if split else source
                 ax.plot(one.evaluated, values, style, color=colour, lw=width, alpha=strength, label=label)
                 if name in one.bands:
                     ax.fill_between(one.evaluated, *one.bands[name], color=colour, alpha=0.15, lw=0)
-        positive = all(v > 0 for found in curves for n, vs in found.items() if n.endswith(metric) for v in vs)
+        positive = all(v > 0 for by_name in curves for n, vs in by_name.items() if n.endswith(metric) for v in vs)
         dress(ax, "round", in_words(metric), log="y" if metric in LOSSES and positive else "", whole=True)
     finish(figure)
     return figure

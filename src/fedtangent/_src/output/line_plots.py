@@ -28,28 +28,37 @@ class Shades(NamedTuple):
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
-    """Draws a single heat map; for the arguments see ``Shades``."""
+    """Draws a single heat map.
+
+    Args:
+        values, axes, label, title: As in ``Shades``.
+        path: File to write.
+    """
     return heat_maps([[Shades(values, axes, label, title)]], path)
 
 
 def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> Path:
-    """Draws a grid of heat maps, in which every row has as many maps; values that are not finite have no shade."""
+    """Draws a grid of heat maps; values that are not finite have no shade.
+
+    Args:
+        grid: Rows of heat maps, all of one length.
+        path: File to write.
+        title: Title of the figure.
+    """
     rows, columns = (max(panel.values.shape[i] for row in grid for panel in row) for i in (0, 1))
     figure, axes = canvas(len(grid[0]), len(grid), width=1.4 + 0.75 * columns, height=1.3 + 0.45 * rows)
     for ax, panel in zip(axes.ravel(), (panel for row in grid for panel in row), strict=True):
-        (down, left), (across, below) = panel.axes.items()
-        shown = np.log(panel.values) if panel.log else panel.values
-        shown = np.where(np.isfinite(shown), shown, np.nan)
-        image = ax.imshow(shown, cmap="Blues", aspect="auto")
-        dark = np.nanmin(shown) + 0.6 * (np.nanmax(shown) - np.nanmin(shown))
+        (down, row_names), (across, column_names) = panel.axes.items()
+        shade = np.log(panel.values) if panel.log else panel.values
+        shade = np.where(np.isfinite(shade), shade, np.nan)
+        image = ax.imshow(shade, cmap="Blues", aspect="auto")
+        dark = np.nanmin(shade) + 0.6 * (np.nanmax(shade) - np.nanmin(shade))
         for (i, j), value in np.ndenumerate(panel.values):
-            text, colour = (
-                f"{value:{panel.form}}" if np.isfinite(value) else "-",
-                "white" if shown[i, j] > dark else "black",
-            )
+            text = f"{value:{panel.form}}" if np.isfinite(value) else "-"
+            colour = "white" if shade[i, j] > dark else "black"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
-        ax.set_yticks(range(len(left)), left)
-        ax.set_xticks(range(len(below)), below)
+        ax.set_yticks(range(len(row_names)), row_names)
+        ax.set_xticks(range(len(column_names)), column_names)
         dress(ax, across, down, panel.title)
         if not panel.log:
             figure.colorbar(image, ax=ax, label=panel.label)
@@ -102,11 +111,11 @@ def bounded(
         for name, values in panel.wrong.items():
             lines = np.atleast_2d(_positive(values))
             ax.plot(at, lines.T, ls=":", color=NEUTRAL, lw=1.8, label=[name, *[None] * (len(lines) - 1)])
-        seen = [*panel.measured.values(), *panel.predicted.values()]
+        curves = [*panel.measured.values(), *panel.predicted.values()]
         dress(ax, names[0], title=panel.title, log=log, whole="x" not in log and _are_whole(at))
         ax.set_ylim(
-            max(min(float(np.min(v)) for v in seen) / 3, 1e-14) if lowest is None else lowest,
-            1.5 * max(float(np.max(v)) for v in (*seen, *panel.bounds.values())),
+            max(min(float(np.min(v)) for v in curves) / 3, 1e-14) if lowest is None else lowest,
+            1.5 * max(float(np.max(v)) for v in (*curves, *panel.bounds.values())),
         )
     axes[0][0].set_ylabel(names[1])
     return save(figure, path, title)
@@ -167,9 +176,12 @@ def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: s
 
 
 def points_with_errors(
-    series: Mapping[str, Mapping[int, tuple[float, float]]], ticks: Mapping[int, str], names: tuple[str, str],
-    title: str, path: Path,
-) -> Path:  # fmt: skip
+    series: Mapping[str, Mapping[int, tuple[float, float]]],
+    ticks: Mapping[int, str],
+    names: tuple[str, str],
+    title: str,
+    path: Path,
+) -> Path:
     """Draws series of values with bars of one standard error over named ticks; the last series is the published one.
 
     Args:

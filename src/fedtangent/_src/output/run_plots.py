@@ -126,23 +126,19 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
     Returns:
         ``path``.
     """
-    shown = [name for name in dict.fromkeys((loss, "accuracy")) if any(m.metric == name for m in metrics)]
+    names = [name for name in dict.fromkeys((loss, "accuracy")) if any(m.metric == name for m in metrics)]
     seeds = sorted({m.seed for m in metrics})
     sent = {(m.seed, m.round): m.uplink_bytes / 2**20 for m in metrics}
     rounds = [r for r in sorted({m.round for m in metrics}) if all((seed, r) in sent for seed in seeds)]
-    figure, axes = canvas(len(shown) + 1, width=4.2, height=3.4)
-    for ax, name in zip(axes[0], shown, strict=False):
+    figure, axes = canvas(len(names) + 1, width=4.2, height=3.4)
+    for ax, name in zip(axes[0], names, strict=False):
         lines = _by_split(metrics, name, seeds, rounds)
         _mark(ax, rounds)
         _lines(ax, lines, rounds)
         dress(ax, "round", in_words(name), whole=len(rounds) > FEW)
     up = [float(np.mean([sent[seed, r] for seed in seeds])) for r in rounds]
     _lines(axes[0][-1], lines, up)
-    dress(
-        axes[0][-1],
-        "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""),
-        in_words(shown[-1]),
-    )
+    dress(axes[0][-1], "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""), in_words(names[-1]))
     return save(figure, path, title)
 
 
@@ -150,9 +146,9 @@ def _by_split(
     metrics: Sequence[Metric], name: str, seeds: Sequence[int], rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """Collects the metric's values [seeds, rounds] by split."""
-    found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == name}
-    splits = dict.fromkeys(split for split, _, _ in found)
-    return {s: np.array([[found[s, seed, r] for r in rounds] for seed in seeds]) for s in splits}
+    values = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == name}
+    splits = dict.fromkeys(split for split, _, _ in values)
+    return {split: np.array([[values[split, seed, r] for r in rounds] for seed in seeds]) for split in splits}
 
 
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
@@ -160,6 +156,11 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
 
     A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
     intervals (Wilson) of a bin's accuracy, under the assumption that its examples are independent.
+
+    Args:
+        methods: Reliability of each seed, by method.
+        title: Title of the figure.
+        path: File to write.
     """
     figure, axes = canvas(1, rows=2, width=5.0, height=2.9, sharex=True, height_ratios=(3, 1))
     upper, lower = axes[:, 0]
@@ -171,8 +172,9 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
         full = count > 0
         ends = [coverage_interval(a, int(n)) for a, n in zip(accuracy[full], count[full], strict=True)]
         whiskers = [accuracy[full] - [float(e.low) for e in ends], [float(e.high) for e in ends] - accuracy[full]]
-        upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), fmt="o-", ms=4, capsize=2, lw=1.2,
-                       color=colour, label=f"{label}, {name} {error:.3f}")  # fmt: skip
+        style = {"fmt": "o-", "ms": 4, "capsize": 2, "lw": 1.2, "color": colour}
+        legend = f"{label}, {name} {error:.3f}"
+        upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), label=legend, **style)
         width = np.diff(edges) / len(methods)
         bars = lower.bar(edges[:-1] + i * width, count, width, align="edge", color=colour, alpha=0.7)
         lower.bar_label(bars, [f"{n:.0f}" if n else "" for n in count], rotation=90, padding=2, fontsize=6)
@@ -186,10 +188,13 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
 
 def _pooled(seeds: Sequence[Reliability]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Pools the bins of all seeds: edges, number of examples, mean confidence and accuracy."""
-    count = np.sum([np.asarray(s.examples) for s in seeds], axis=0)
-    sums = [np.sum([np.asarray(s.examples) * np.asarray(part) for s, part in zip(seeds, parts, strict=True)], axis=0)
-            for parts in ([s.confidence for s in seeds], [s.accuracy for s in seeds])]  # fmt: skip
-    return np.asarray(seeds[0].edges), count, *(total / np.maximum(count, 1) for total in sums)
+    examples = np.array([seed.examples for seed in seeds])
+    count = np.sum(examples, axis=0)
+    confidence, accuracy = (
+        np.sum(examples * np.array(means), axis=0) / np.maximum(count, 1)
+        for means in ([seed.confidence for seed in seeds], [seed.accuracy for seed in seeds])
+    )
+    return np.asarray(seeds[0].edges), count, confidence, accuracy
 
 
 def kernel_figure(
@@ -264,10 +269,10 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
 def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label: str) -> None:
     """Draws means by round, and a band of all values if a round has several."""
     rounds = sorted(values)
-    each = np.array([values[r] for r in rounds])
-    if each.shape[1] > 1:
-        ax.fill_between(rounds, each.min(axis=1), each.max(axis=1), color=colour, alpha=0.18, lw=0)
-    ax.plot(rounds, each.mean(axis=1), "o-", ms=3, color=colour, label=label)
+    by_round = np.array([values[r] for r in rounds])
+    if by_round.shape[1] > 1:
+        ax.fill_between(rounds, by_round.min(axis=1), by_round.max(axis=1), color=colour, alpha=0.18, lw=0)
+    ax.plot(rounds, by_round.mean(axis=1), "o-", ms=3, color=colour, label=label)
 
 
 def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:
@@ -277,7 +282,7 @@ def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> N
         order = np.arange(1, every.shape[1] + 1)
         for row in positive if len(positive) > 1 else ():
             ax.plot(order, row, color=colour, lw=0.6, alpha=0.3)
-        kept = np.isfinite(positive).all(axis=0)
-        mean = np.exp(np.mean(np.log(positive[:, kept]), axis=0))
-        ax.plot(order[kept], mean, color=colour, lw=1.5, label=label)
+        complete = np.isfinite(positive).all(axis=0)
+        mean = np.exp(np.mean(np.log(positive[:, complete]), axis=0))
+        ax.plot(order[complete], mean, color=colour, lw=1.5, label=label)
     dress(ax, "number", "eigenvalue", "spectrum", log="xy")

@@ -79,17 +79,31 @@ def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", wh
 
 
 def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
-    """Draws a mean over ``x`` [m] and the 95 % band of normal distributions around it."""
+    """Draws a mean and the 95 % band of normal distributions around it.
+
+    Args:
+        ax: The axis.
+        x: Places [m] on the horizontal side.
+        mean: Means [m].
+        sd: Standard deviations [m].
+        colour: Colour of line and band.
+        label: Name of the mean in the legend.
+    """
     ax.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
     ax.plot(x, mean, color=colour, lw=2, label=label)
 
 
 def save(figure: Figure, path: Path, title: str = "") -> Path:
-    """Finishes the figure, writes it to ``path``, whose ending sets the format, and returns ``path``.
+    """Finishes a figure, writes it and returns ``path``.
 
     The folder is created if it does not exist. Labels get a legend outside the curves, and ticks of an axis that would
     overlap are left out. Equal figures give equal files, since no date is written. PDFs embed TrueType fonts, which
     journals ask for.
+
+    Args:
+        figure: The figure.
+        path: File to write; its ending sets the format.
+        title: Title of the figure.
     """
     import matplotlib
 
@@ -102,7 +116,12 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 
 
 def finish(figure: Figure, title: str = "") -> None:
-    """Adds title, legends and the marks of logarithmic axes to a drawn figure."""
+    """Adds title, legends and the marks of logarithmic axes to a drawn figure.
+
+    Args:
+        figure: The figure.
+        title: Title of the figure.
+    """
     if title:
         figure.suptitle(title, fontsize=11)
     _add_legends(figure)
@@ -114,29 +133,29 @@ def finish(figure: Figure, title: str = "") -> None:
 
 def _add_legends(figure: Figure) -> None:
     """Adds one legend below all panels if its labels mean the same in all of them, or else one below each panel."""
-    told = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
-    told = {ax: found for ax, found in told.items() if found}
-    if not told:
+    legends = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
+    legends = {ax: legend for ax, legend in legends.items() if legend}
+    if not legends:
         return
-    every = {label: handle for found in told.values() for label, handle in found.items()}
-    looks = {(label, _look(handle)) for found in told.values() for label, handle in found.items()}
+    every = {label: handle for legend in legends.values() for label, handle in legend.items()}
+    looks = {(label, _look(handle)) for legend in legends.values() for label, handle in legend.items()}
     alike = len(looks) == len(every) == len({look for _, look in looks})
-    if alike or any(len(found) == len(every) for found in told.values()):
+    if alike or any(len(legend) == len(every) for legend in legends.values()):
         style, lines = _columns(every, figure.get_figwidth())
         figure.legend(list(every.values()), list(every), **style | {"loc": "outside lower center"})
         figure.set_figheight(figure.get_figheight() + LINE * lines)
         return
     most: dict[int, int] = {}  # by row of panels, lines of the longest legend
-    for ax, found in told.items():
+    for ax, legend in legends.items():
         place: Any = ax.get_subplotspec()
-        style, lines = _columns(found, figure.get_figwidth() / place.get_gridspec().ncols)
+        style, lines = _columns(legend, figure.get_figwidth() / place.get_gridspec().ncols)
         style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": BELOW_NAMES}
-        ax.legend(list(found.values()), list(found), **style)
+        ax.legend(list(legend.values()), list(legend), **style)
         most[place.rowspan.start] = max(lines, most.get(place.rowspan.start, 0))
     figure.set_figheight(figure.get_figheight() + LINE * sum(most.values()))
 
 
-def _look(handle: Any) -> str:
+def _look(handle: object) -> str:
     """Returns colour, dashes and marker of a legend's entry, or the face colour of an entry that is no line."""
     first = handle[0] if isinstance(handle, tuple) else handle
     names = ("color", "linestyle", "marker") if hasattr(first, "get_marker") else ("facecolor",)
@@ -170,10 +189,10 @@ def _part_ticks(figure: Figure) -> None:
     from matplotlib.ticker import FixedLocator
 
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
-    named = [axis for axis in axes if isinstance(axis.get_major_locator(), FixedLocator)]
-    if named:
+    with_names = [axis for axis in axes if isinstance(axis.get_major_locator(), FixedLocator)]
+    if with_names:
         figure.draw_without_rendering()
-    for axis in named:
+    for axis in with_names:
         last = None
         for text in axis.get_ticklabels():
             box = text.get_window_extent().padded(2)

@@ -30,8 +30,15 @@ class SurfacePanel(NamedTuple):
 def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Path:
     """Draws contours of the logarithm of the loss on each plane, with one range of colours and the models marked.
 
-    A cross is the mean of the three models; dotted lines are the segments between them. Raises ``ValueError`` if a loss
-    is nowhere finite and positive.
+    A cross is the mean of the three models; dotted lines are the segments between them.
+
+    Args:
+        panels: The planes.
+        title: Title of the figure.
+        path: File to write.
+
+    Raises:
+        ValueError: A loss is nowhere finite and positive.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -56,7 +63,13 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
 
 
 def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
-    """Draws the loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
+    """Draws the loss along the segments between models, on one logarithmic axis.
+
+    Args:
+        panels: Losses [q] of each pair of models, by the title of the panel and the name of the pair.
+        title: Title of the figure.
+        path: File to write.
+    """
     figure, axes = canvas(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
     for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):
         for (pair, values), colour in zip(pairs.items(), METHODS, strict=False):
@@ -87,10 +100,8 @@ def _mark(ax: Axes, panel: SurfacePanel) -> None:
         x, y = (place - centre) / np.linalg.norm(place - centre)
         beside = "left" if x > 0.4 else "right" if x < -0.4 else "center"
         above = "bottom" if y > 0.4 else "top" if y < -0.4 else "center"
-        text = ax.annotate(
-            label, tuple(place), xytext=(9 * x, 9 * y), textcoords="offset points", color="white", ha=beside, va=above,
-            fontsize=10, fontweight="bold",
-        )  # fmt: skip
+        text = ax.annotate(label, tuple(place), xytext=(9 * x, 9 * y), textcoords="offset points")
+        text.set(color="white", ha=beside, va=above, fontsize=10, fontweight="bold")
         text.set_in_layout(False)  # or the layout makes room for it outside the axes
 
 
@@ -117,10 +128,10 @@ def reconstructions(
         ``path``.
     """
     figure, axes = canvas(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
-    for line, (label, shown) in zip(axes, rows.items(), strict=True):
+    for line, (label, images) in zip(axes, rows.items(), strict=True):
         line[0].imshow(original, cmap="gray", vmin=0, vmax=1)
         line[0].set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
-        for ax, one in zip(line[1:], shown, strict=True):
+        for ax, one in zip(line[1:], images, strict=True):
             ax.imshow(one.image, cmap="gray", vmin=0, vmax=1)
             ax.set_xlabel(f"{one.ssim:.2f}", fontsize=8)
         for ax in line:

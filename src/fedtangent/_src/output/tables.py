@@ -22,7 +22,12 @@ EDGES, GAP = 2, 3  # columns of a screen at both ends of a table, and between tw
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
-    """Formats a number with ``digits`` decimals, or in scientific notation if very small or large; "-" for None."""
+    """Returns a number as text, in scientific notation if very small or large; "-" for None.
+
+    Args:
+        value: The number.
+        digits: Decimals.
+    """
     if value is None:
         return "-"
     if isinstance(value, int):
@@ -32,9 +37,14 @@ def number(value: float | int | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
-def counted(number: int, what: str) -> str:
-    """Returns a number with its noun in the singular or plural: ``1 run``, ``2 runs``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun in the singular or plural: ``1 run``, ``2 runs``.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular.
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _COLUMNS = {
@@ -163,8 +173,8 @@ def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *leg
 def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     table, before = _titled(title), None
     sized, noticed = any(v.sizes for v in verdicts), any(v.notices for v in verdicts)
-    given = ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", *["notices"] * noticed)
-    for name in (*given, "negative control"):
+    compared = ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict")
+    for name in (*compared, *["notices"] * noticed, "negative control"):
         table.add_column(name, overflow="fold")
     for v in verdicts:
         table.add_row(

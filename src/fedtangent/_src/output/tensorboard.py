@@ -42,12 +42,9 @@ def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
             if m.seed not in writers:
                 (place / f"seed-{m.seed}").mkdir(parents=True)
                 writers[m.seed] = EventsWriter(str(place / f"seed-{m.seed}" / "events"))
-            told = {
-                f"{m.split}/{m.metric}": m.value,
-                "bytes/uplink": m.uplink_bytes,
-                "bytes/downlink": m.downlink_bytes,
-            }
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in told.items()]
+            scalars = {f"{m.split}/{m.metric}": m.value}
+            scalars |= {"bytes/uplink": m.uplink_bytes, "bytes/downlink": m.downlink_bytes}
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
             at = begun + (m.seconds or 0.0)  # so that the axis of time has the run's seconds
             writers[m.seed].write_event(Event(step=m.round, wall_time=at, summary=Summary(value=values)))
         for writer in writers.values():

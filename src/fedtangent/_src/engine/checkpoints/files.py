@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedtangent._src.data.files import json_of
 from fedtangent._src.engine.checkpoints.options import CheckpointError
 from fedtangent._src.pytrees import is_key
 from fedtangent._src.storage import sha256, sha256_of_file, write_atomically
-from fedtangent._src.types import PyTree
+from fedtangent._src.types import AnyArray, PyTree
 
 
 class DamagedError(CheckpointError):
@@ -37,14 +37,22 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
         folder: The folder.
         expected: SHA-256 of each file when it was written, by relative path.
     """
-    found = digests(folder)
+    present = digests(folder)
     for name, digest in expected.items():
-        if found.get(name) != digest:
-            raise DamagedError(f"{name} is {'altered' if name in found else 'missing'}")
+        if present.get(name) != digest:
+            raise DamagedError(f"{name} is {'altered' if name in present else 'missing'}")
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """Returns the content of the file at ``path``; raises ``DamagedError`` unless its SHA-256 is ``digest``."""
+    """Returns the content of a file.
+
+    Args:
+        path: Path of the file.
+        digest: SHA-256 of the file when it was written.
+
+    Raises:
+        DamagedError: The file cannot be read, or has another SHA-256.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -54,12 +62,17 @@ def read_checked(path: Path, digest: str) -> bytes:
     return content
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes ``record`` to ``path`` as JSON, with its SHA-256."""
+def write_record(path: Path, record: Mapping[str, object]) -> None:
+    """Writes a record as JSON, with its SHA-256.
+
+    Args:
+        path: Path of the file.
+        record: Values that JSON can hold.
+    """
     whole = {"sha256": sha256(_canonical(record)), "record": record}
     write_atomically(path, json.dumps(whole, indent=1), durable=True)
 
@@ -88,7 +101,7 @@ def layout(state: PyTree) -> dict[str, str]:
     }
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def _on_host(leaf: AnyArray) -> np.ndarray:
     if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -135,7 +148,12 @@ def _quiet() -> Iterator[None]:
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the arrays below ``folder``, which must not exist yet."""
+    """Writes arrays, from which ``read_state`` restores a state.
+
+    Args:
+        folder: Folder to write, which must not exist yet.
+        arrays: Arrays by path.
+    """
     import orbax.checkpoint as ocp
 
     with _quiet(), _checkpointer() as writer:
@@ -152,11 +170,11 @@ def read_state(folder: Path, like: PyTree) -> PyTree:
     with _quiet(), _checkpointer() as reader:
         arrays = reader.restore(folder.absolute())
     leaves, structure = jax.tree.flatten(like)
-    found = [_like(leaf, arrays[path]) if leaf.size else leaf for path, leaf in zip(layout(like), leaves, strict=True)]
-    return jax.tree.unflatten(structure, found)
+    paths = zip(layout(like), leaves, strict=True)
+    return jax.tree.unflatten(structure, [_like(leaf, arrays[path]) if leaf.size else leaf for path, leaf in paths])
 
 
-def _like(leaf: Any, array: np.ndarray) -> Any:
+def _like(leaf: AnyArray, array: np.ndarray) -> AnyArray:
     if not isinstance(leaf, jax.Array):
         return np.asarray(array, leaf.dtype)
     # A copy in JAX's own memory, tied to no device, as a fresh state is: the compiled rounds are then the same ones.

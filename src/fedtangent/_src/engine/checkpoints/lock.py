@@ -33,10 +33,10 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
     Raises:
         CheckpointError: Another process holds the lock, or the folder cannot be written to.
     """
-    made = list[Path]()
+    new_folders = list[Path]()
     try:
         try:
-            made += [place for place in (folder, *folder.parents) if not place.exists()]
+            new_folders += [place for place in (folder, *folder.parents) if not place.exists()]
             file = _lock(folder, name, notify)
         except OSError as error:
             raise CheckpointError(f"{name}: cannot write in {folder}: {error.strerror}") from error
@@ -48,7 +48,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
                     if _is_at(file, folder / LOCK):
                         (folder / LOCK).unlink()
     finally:
-        for place in made:
+        for place in new_folders:
             with contextlib.suppress(OSError):  # a path with .. in it names one of them twice
                 place.rmdir()
 

@@ -63,7 +63,7 @@ class Checkpoints:
         plain(dict(self.config), "checkpoint config")
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: object, where: str) -> Any:
     """Returns ``value`` with lists, dictionaries and strings in place of tuples, mappings and paths, as JSON holds it.
 
     Args:
@@ -84,7 +84,7 @@ def plain(value: Any, where: str) -> Any:
     raise ValueError(f"{where}: got a {type(value).__name__}, allowed are strings, numbers, booleans, None and paths")
 
 
-def differences(before: Any, now: Any, name: str = "") -> list[str]:
+def differences(before: object, now: object, name: str = "") -> list[str]:
     """Returns the fields in which two plain values differ, as ``name (before in the checkpoint, now now)``.
 
     Args:
@@ -93,23 +93,23 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
         name: Name of the value; empty for a dictionary of fields.
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        found = []
-        for key in (*before, *(k for k in now if k not in before)):
+        fields = []
+        for key in before | now:
             inner = f"{name}.{key}" if name else key
-            found += differences(before.get(key, "nothing"), now.get(key, "nothing"), inner)
-        return found
+            fields += differences(before.get(key, "nothing"), now.get(key, "nothing"), inner)
+        return fields
     texts = [json.dumps(value) for value in (before, now)]
     return [] if texts[0] == texts[1] else [f"{name} ({texts[0]} in the checkpoint, {texts[1]} now)"]
 
 
 def fingerprint(data: FederatedData) -> dict[str, str]:
     """Returns the dtype, shape and digest of each array of ``data``; a digest covers up to 4096 evenly spaced rows."""
-    found = {}
+    texts = {}
     for name, array in data._asdict().items():
         rows = np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))])
         shape = ",".join(map(str, array.shape))
-        found[name] = f"{array.dtype}[{shape}] {sha256(rows)[:16]}"
-    return found
+        texts[name] = f"{array.dtype}[{shape}] {sha256(rows)[:16]}"
+    return texts
 
 
 def key_text(key: int | Key | None) -> str | None:

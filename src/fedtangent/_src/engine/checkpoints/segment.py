@@ -19,7 +19,7 @@ from fedtangent._src.engine.checkpoints.files import DamagedError
 from fedtangent._src.engine.history import Measurement
 from fedtangent._src.types import PyTree
 
-HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtypes")  # what a segment tells
+HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtypes")  # names of a segment's header
 
 
 class Link(NamedTuple):
@@ -76,7 +76,7 @@ def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return arrays[inner][()] if kind == "scalar" else arrays[inner]
 
 
-def _layout(infos: PyTree) -> list[list[Any]]:
+def _layout(infos: PyTree) -> list[list[object]]:
     """Returns the path, dtype and shape of every leaf of one round's infos."""
     leaves = jax.tree_util.tree_flatten_with_path(infos)[0]
     return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
@@ -93,7 +93,7 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
         ValueError: A metric that is not a number, a string, a boolean, None, an array or a container of them.
     """
     arrays: dict[str, np.ndarray] = {}
-    told = [
+    rows = [
         [e.round, _lower(e.metrics, arrays, f"metrics of round {e.round}"), e.uplink_bytes, e.downlink_bytes, e.seconds]
         for e in segment.evaluations
     ]
@@ -102,7 +102,7 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
         "start": segment.start,
         "stop": segment.stop,
         "previous": segment.previous,
-        "evaluations": told,
+        "evaluations": rows,
         "seconds": segment.seconds,
         "layout": _layout(shapes),
         "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
@@ -140,6 +140,6 @@ def decode(content: bytes, shapes: PyTree) -> Segment:
     arrays = {name: array.view(np.dtype(header["dtypes"][name])) for name, array in arrays.items()}
     leaves, structure = jax.tree.flatten(shapes)
     infos = jax.tree.unflatten(structure, [arrays[f"info {i}"] for i in range(len(leaves))])
-    told = [Measurement(round_, _raise(metrics, arrays), *more) for round_, metrics, *more in header["evaluations"]]
+    rows = [Measurement(round_, _raise(metrics, arrays), *more) for round_, metrics, *more in header["evaluations"]]
     previous = None if header["previous"] is None else Link(*header["previous"])
-    return Segment(header["start"], header["stop"], previous, infos, told, header["seconds"])
+    return Segment(header["start"], header["stop"], previous, infos, rows, header["seconds"])

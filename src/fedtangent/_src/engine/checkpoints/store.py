@@ -15,11 +15,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedtangent._src.engine.checkpoints.files import (
     DamagedError,
@@ -43,7 +44,7 @@ from fedtangent._src.types import PyTree
 
 FORMAT = 3
 RECORD = "record.json"
-FIELDS = {  # of a record
+FIELDS = {  # types of the entries of a record
     "round": int,
     "identity": dict,
     "circumstances": dict,
@@ -86,8 +87,8 @@ class RestoredRun(NamedTuple):
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
     """Returns the entries of a folder that are called ``kind`` (``run-`` or ``round-``) and a number, newest first."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(((int(p.name[len(kind) :]), p) for p in found if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(((int(p.name[len(kind) :]), p) for p in paths if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
 
 
 def _rounds(run: Path) -> list[tuple[int, Path]]:
@@ -132,7 +133,7 @@ def has_checkpoint(folder: Path) -> bool:
     return any(_rounds(run) for _, run in _numbered(folder, "run-"))
 
 
-def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
+def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: PyTree) -> Store:
     """Returns ``store`` with the values of one run.
 
     Args:
@@ -147,21 +148,26 @@ def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree
 
 
 def mapping_of(store: Store) -> str | None:
-    """Returns the mapping of the run that is resumed, so that ``auto`` does not choose another one.
+    """Returns the mapping of the run that is resumed, so that ``auto`` does not choose another mapping.
 
-    The result is None without a run to resume, or if that run was on another device.
+    Returns None without a run to resume, or if that run was on another device.
     """
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
-            found = _record(path)["circumstances"]
+            circumstances = _record(path)["circumstances"]
         except DamagedError:
             continue
-        return found.get("mapping") if found.get("device") == environment()["device"] else None
+        return circumstances.get("mapping") if circumstances.get("device") == environment()["device"] else None
     return None
 
 
 def due(store: Store, saved: Saved) -> bool:
-    """Returns whether a checkpoint is due by the clock if ``every`` is None; see ``Checkpoints``."""
+    """Returns whether a checkpoint is due by the clock, as ``Checkpoints`` explains; False with an interval of rounds.
+
+    Args:
+        store: The place of the checkpoints.
+        saved: The last checkpoint.
+    """
     waited = time.monotonic() - saved.at
     return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
 
@@ -207,7 +213,7 @@ def save(
     return Saved(round_, link, now, now - start)
 
 
-def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[str, str]) -> Link:
+def _write(store: Store, segment: Segment, arrays: dict[str, np.ndarray], shape: dict[str, str]) -> Link:
     content = encode(segment, store.shapes)
     link = Link(f"{segment.start:08d}-{segment.stop:08d}.npz", sha256(content))
     for history in HISTORIES:
@@ -218,7 +224,7 @@ def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[s
     return link
 
 
-def _write_round(store: Store, round_: int, arrays: dict[str, Any], shape: dict[str, str], link: Link) -> None:
+def _write_round(store: Store, round_: int, arrays: dict[str, np.ndarray], shape: dict[str, str], link: Link) -> None:
     final = store.folder / f"round-{round_:08d}"
     part = final.with_name(final.name + ".part")
     for stale in (part, final):
@@ -252,8 +258,8 @@ def _remove(folder: Path) -> None:
 
 def _tidy(store: Store, round_: int) -> None:
     """Keeps the newest checkpoints up to ``round_``; removes later ones, which were damaged, and older runs."""
-    kept = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
-    unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in kept]
+    newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
+    unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
         _remove(path)
 
@@ -281,7 +287,7 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
             if not checked:
                 _refuse_another_run(store, record, num_rounds, layout(like))
                 checked = True
-            found = _read(store, path, record, like)
+            run = _read(store, path, record, like)
         except DamagedError as error:
             damage.append(f"the checkpoint of round {round_} is damaged ({error})")
             continue
@@ -289,7 +295,7 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
             tell(f"{line}; going back to round {round_}")
         for line in differences(record["circumstances"], store.circumstances):
             tell(f"differs from the run that is continued: {line}; results may differ in rounding")
-        return found
+        return run
     raise CheckpointError(f"resume: no good checkpoint in {store.folder}: {'; '.join(damage)}")
 
 
@@ -341,18 +347,17 @@ def _content(store: Store, link: Link) -> bytes:
 
     Raises ``DamagedError`` if both copies are damaged.
     """
-    places = [store.folder / history / link.name for history in HISTORIES]
-    found, damaged = None, []
-    for place in places:
+    content, damaged = None, []
+    for place in (store.folder / history / link.name for history in HISTORIES):
         try:
-            found = read_checked(place, link.sha256)
+            content = read_checked(place, link.sha256)
         except DamagedError as error:
             damaged.append((place, error))
-    if found is None:
+    if content is None:
         raise damaged[0][1]
     if jax.process_index() == 0:
         for place, harm in damaged:
             store.options.notify(f"{harm}, and is restored from its second file")
             place.parent.mkdir(exist_ok=True)
-            write_atomically(place, found, durable=True)
-    return found
+            write_atomically(place, content, durable=True)
+    return content

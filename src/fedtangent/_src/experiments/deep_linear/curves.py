@@ -223,7 +223,7 @@ def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate:
     model = deep_linear(*sizes, s.width, s.depth, dtype=jnp.dtype(s.dtype))
     return model, algorithms.fed_avg(
         model, schedule.all_clients(setting.num_clients), client_learning_rate=rate, loss="squared_error_sum",
-        work=Work(steps=setting.local_steps), averaging=Averaging(weighting="uniform"),
+        work=Work(steps=setting.local_steps, batch_size=None), averaging=Averaging(weighting="uniform"),
     )  # fmt: skip
 
 

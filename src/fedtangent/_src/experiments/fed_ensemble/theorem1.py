@@ -75,7 +75,10 @@ def _resized(case: Setting, s: EnsembleDecaySettings) -> Setting:
     """Returns the case for one ensemble of the study's width, rounds and step size."""
     rate, steps = s.step_factor * case.followed.learning_rate, cases.LOCAL_STEPS
     algorithm = fed_ensemble(
-        case.algorithm.model, case.algorithm.schedule, client_learning_rate=rate, work=Work(steps=steps)
+        case.algorithm.model,
+        case.algorithm.schedule,
+        client_learning_rate=rate,
+        work=Work(steps=steps, batch_size=None),
     )
     size = Scale((s.width,), 1, s.num_rounds, evaluate_every=1)
     return replace(case, algorithm=algorithm, rule=Rule(steps, rate), size=size)

@@ -132,7 +132,7 @@ def step_size(model: Model, held: SineData) -> float:
 def algorithm(model: Model, held: SineData, plan: Schedule, local_steps: int) -> Algorithm:
     """Builds Fed-ensemble with full-batch gradient descent; it is FedAvg if ``plan`` has one model."""
     return algorithms.fed_ensemble(
-        model, plan, client_learning_rate=step_size(model, held), work=Work(steps=local_steps)
+        model, plan, client_learning_rate=step_size(model, held), work=Work(steps=local_steps, batch_size=None)
     )
 
 

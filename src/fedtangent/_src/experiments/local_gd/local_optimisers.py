@@ -120,7 +120,7 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
         linear(s.dimension, dtype=jnp.float64),
         schedule.all_clients(1 if name == POOLED else s.num_nodes),
         client_optimizer=sgd(of_round) if make is None else at_rate(make, of_round),
-        work=Work(steps=s.local_steps),
+        work=Work(steps=s.local_steps, batch_size=None),
         loss="squared_error" if regression else "logistic",
         averaging=Averaging(weighting="uniform"),
     )

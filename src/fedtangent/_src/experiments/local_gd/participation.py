@@ -158,7 +158,7 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
     drawn = nodes(s, seed, s.narrow)
     algorithm = algorithms.fed_avg(
         linear(s.narrow, dtype=jnp.float64), schedule.uniform_sampling(s.num_nodes, s.clients_per_round),
-        client_learning_rate=s.learning_rate, work=Work(steps=steps),
+        client_learning_rate=s.learning_rate, work=Work(steps=steps, batch_size=None),
     )  # fmt: skip
     path = params_by_round(algorithm, drawn.federated(), num_rounds=short, seed=seed, every=short)
     seen = path["weights"][-1, 0, :, 0]

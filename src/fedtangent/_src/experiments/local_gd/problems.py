@@ -107,7 +107,7 @@ def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension
 def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
     make: Callable[..., Algorithm] = getattr(algorithms, recipe)
-    model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps)
+    model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps, batch_size=None)
     flat = {"client_learning_rate": rate, "work": work, "weighting": "uniform", **dict(options)}
     return make(model, plan, **arguments_of(make, flat))
 

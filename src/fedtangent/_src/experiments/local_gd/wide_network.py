@@ -200,7 +200,7 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
 @functools.cache
 def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
     """Builds the algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
-    work, plan, model = Work(steps=s.local_steps), schedule.all_clients(s.num_nodes), network(s, width)
+    work, plan, model = Work(steps=s.local_steps, batch_size=None), schedule.all_clients(s.num_nodes), network(s, width)
     whole, last = (
         algorithms.fed_avg(m, plan, client_learning_rate=rate, work=work)
         for m in (model, linear(width, dtype=jnp.float64))

@@ -114,7 +114,7 @@ def fed_avg_residuals(
         Evaluated rounds [E], squared residuals [E] and uplink bytes.
     """
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
-    plan, work = schedule.all_clients(clients), Work(steps=local_steps)
+    plan, work = schedule.all_clients(clients), Work(steps=local_steps, batch_size=None)
     algorithm = algorithms.fed_avg(start.model, plan, client_learning_rate=learning_rate / clients, work=work)
     outputs = jax.jit(lambda state: predict(algorithm, state, x).mean[:, 0])
 

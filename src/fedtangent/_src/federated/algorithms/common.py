@@ -26,7 +26,7 @@ from fedtangent._src.losses import Loss, check_targets, get_loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_linear, check_optimizer, check_rate, heavy_ball, sgd
 from fedtangent._src.types import Accept, Algorithm, Channel, Composition, Local, Model, Schedule, Server, Training
 
-DEFAULT_WORK = Work(epochs=5, batch_size=16)
+DEFAULT_WORK = Work(epochs=5)
 
 ARGUMENTS = {  # that many recipes share: a recipe's docstring describes only the others
     "model": "Network that the clients train.",

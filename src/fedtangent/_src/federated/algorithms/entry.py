@@ -129,7 +129,7 @@ class WorkOptions:
     """Local steps T (give this or --local-epochs)."""
     local_epochs: int | None = None
     """Local epochs (default: 5, unless --local-steps is given)."""
-    batch_size: int = 16
+    batch_size: int = DEFAULT_WORK.batch_size or 0
     """Minibatch size; 0 for full batches."""
 
     def value(self) -> Work:

@@ -80,7 +80,7 @@ def _algorithm(size: Size, learning_rate: float) -> Algorithm:
         all_clients(size.clients),
         client_learning_rate=learning_rate,
         loss="squared_error_sum",
-        work=Work(steps=size.local_steps),
+        work=Work(steps=size.local_steps, batch_size=None),
         averaging=Averaging(weighting="uniform"),
     )
 

@@ -87,7 +87,7 @@ def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m dr
         mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),
         schedule.per_client_permutations(len(SIZES), NUM_MODELS),
         client_learning_rate=float(1 / largest),
-        work=Work(steps=LOCAL_STEPS),
+        work=Work(steps=LOCAL_STEPS, batch_size=None),
     )
     data = federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
     start = np.asarray(predict(algorithm, algorithm.init(seed, len(SIZES)), jnp.asarray(x)).mean)

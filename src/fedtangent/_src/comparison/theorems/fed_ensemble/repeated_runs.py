@@ -179,7 +179,7 @@ def simulated(
         seeds: Seeds of the S runs.
         draws: Outputs J of the model in each run.
     """
-    rate, work = problem.learning_rate, Work(steps=problem.local_steps)
+    rate, work = problem.learning_rate, Work(steps=problem.local_steps, batch_size=None)
     algorithm = algorithms.fed_ensemble(problem.model(draws), schedule, client_learning_rate=rate, work=work)
     targets = np.tile(problem.y, (1, draws))
     examples = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)

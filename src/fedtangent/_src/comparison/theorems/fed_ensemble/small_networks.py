@@ -121,7 +121,8 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     rate = task.step * Curvature(c2, c1, r0, width).largest_progress() / task.local_steps
-    algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=Work(steps=task.local_steps))
+    work = Work(steps=task.local_steps, batch_size=None)
+    algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=work)
     problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
     return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)

@@ -93,7 +93,7 @@ class Option(NamedTuple):
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
-        work, more = Work(steps=LOCAL_STEPS), arguments_of(self.recipe, arguments)
+        work, more = Work(steps=LOCAL_STEPS, batch_size=None), arguments_of(self.recipe, arguments)
         algorithm = self.recipe(case.model, self.schedule(), work=work, **more)
         size = Scale((width,), draws, case.num_rounds, evaluate_every)
         setting = Setting(self.name, self.name, case.problem, algorithm, self._rule(case), size, case.seed)

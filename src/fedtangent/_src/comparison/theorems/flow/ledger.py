@@ -53,7 +53,9 @@ class Trainer(NamedTuple):
 
 def _trainer(model: Model, rate: float, width: int) -> Trainer:
     order = schedule.per_client_permutations(CLIENTS, 2)
-    algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
+    algorithm = algorithms.fed_ensemble(
+        model, order, client_learning_rate=rate, work=Work(steps=STEPS, batch_size=None)
+    )
     return Trainer(model, rate, algorithm, width)
 
 

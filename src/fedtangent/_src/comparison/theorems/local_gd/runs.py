@@ -81,7 +81,7 @@ def simulated(
         linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
         descent.schedule,
         client_learning_rate=descent.rate,
-        work=Work(steps=descent.steps),
+        work=Work(steps=descent.steps, batch_size=None),
         **arguments_of(recipe, options),
     )
     data = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)

@@ -125,7 +125,8 @@ def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
         pair = PAIR, case.residual, CLIENTS, case.start
         return ntk_theorem_2(*pair, learning_rate=step, local_steps=LOCAL_STEPS, delta=DELTA)
 
-    eta, work = 0.999 * largest_learning_rate(theorem_at(1e-3).constants), Work(steps=LOCAL_STEPS)
+    eta = 0.999 * largest_learning_rate(theorem_at(1e-3).constants)
+    work = Work(steps=LOCAL_STEPS, batch_size=None)
     algorithm = algorithms.fed_avg(case.model, schedule.all_clients(2), client_learning_rate=eta / 2, work=work)
     evaluations = _history(case, algorithm, rounds, max(rounds // 20, 1)).evaluations
     squared = np.array([e.metrics["squared"] for e in evaluations])
