@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent._src import entries
-from fedtangent._src.cli import commands, experiment, main
-from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.cli import commands, main
 from fedtangent._src.experiments.lab.runner import changed
 from fedtangent._src.output.files import Metric
 
@@ -54,19 +53,6 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
     assert len(result["rows"]) == 2 * 4 and len(result["grid"]) == 4
     for word in ("Fed-ensemble (K = 2) against FedAvg on digits", "95 % interval", "NLL", "ECE", "Brier", "uplink"):
         assert word in ended.out
-
-
-def test_scale_paper_says_how_long_it_will_take_before_it_starts(
-    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = list[str]()
-    monkeypatch.setattr(experiment, "expected_seconds", lambda entry, study: said.append(entry.name) or 9000.0)
-    monkeypatch.setattr(experiment, "perform", lambda entry, study: said.append("started") or Outcome((), []))
-    ended = run("experiment", NAME, "--scale", "paper", "--seeds", "0,1")
-    assert ended.code == 0 and said == [NAME, "started"] and ": 2.5 hours" in ended.out
-    said.clear()
-    ended = run("experiment", NAME, "--scale", "smoke", "--seeds", "0,1", "--overwrite")
-    assert said == ["started"] and "hours" not in ended.out
 
 
 def test_experiments_are_listed(run: Callable, folder: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 from scipy import integrate, stats
 
 from fedtangent._src import streams
-from fedtangent._src.experiments.fed_ensemble import stragglers
+from fedtangent._src.experiments.fed_ensemble import classifiers, stragglers
+from fedtangent._src.experiments.fed_ensemble.classifiers import Entrant
 from fedtangent._src.experiments.fed_ensemble.stragglers import Waited, claims, in_time
-from fedtangent._src.experiments.lab import league
-from fedtangent._src.experiments.lab.league import Entrant
 from fedtangent._src.federated import faults, schedule
 from fedtangent._src.federated.faults import round_times
 
@@ -57,11 +56,11 @@ def test_of_all_answers_none_is_lost() -> None:
 
 def test_who_is_slow_is_told_by_examples_and_labels() -> None:
     study = study_of("fed_ensemble.stragglers", (*TINY, "classes_per_client=2"))
-    trial = league.divide(study, 2, 0)
+    trial = classifiers.divide(study, 2, 0)
     sizes = np.diff(np.asarray(trial.data.offsets))
-    plain = league.completion_times(study.settings, trial)
+    plain = classifiers.completion_times(study.settings, trial)
     np.testing.assert_allclose(plain, sizes / sizes.mean())
-    slow = league.completion_times(stragglers.studies(study)[2.0, "the first 2 of 4"].settings, trial)
+    slow = classifiers.completion_times(stragglers.studies(study)[2.0, "the first 2 of 4"].settings, trial)
     owner = np.split(np.asarray(trial.data.y)[np.asarray(trial.data.indices)], np.cumsum(sizes)[:-1])
     assert slow.mean() == pytest.approx(1)
     assert stats.spearmanr(slow / plain, [y.mean() for y in owner]).statistic == pytest.approx(1)

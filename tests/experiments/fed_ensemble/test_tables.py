@@ -12,10 +12,9 @@ import pytest
 from fedtangent import simulate
 from fedtangent._src import pytrees
 from fedtangent._src.engine import Devices
-from fedtangent._src.experiments.fed_ensemble import table2, table4, table5
-from fedtangent._src.experiments.lab import league, league_report
-from fedtangent._src.experiments.lab.league import Entrant, Scores
-from fedtangent._src.experiments.lab.runs import Config, Tuned
+from fedtangent._src.experiments.fed_ensemble import classifiers, table2, table4, table5
+from fedtangent._src.experiments.fed_ensemble.classifiers import Entrant, Scores
+from fedtangent._src.experiments.lab.harness import Config, Tuned
 from fedtangent._src.experiments.lab.trials import IID, Trial, scheme_name
 from fedtangent._src.federated import schedule
 
@@ -25,9 +24,9 @@ TINY = ("num_clients=5", "num_models=2", "num_rounds=3", "local_epochs=1", "widt
         "num_train=80", "num_validation=60", "num_test=50", "learning_rates=0.1,0.5", "server_examples=20")  # fmt: skip
 
 
-def divided(*changes: str, classes: int = IID) -> tuple[Trial, league.LeagueSettings]:
+def divided(*changes: str, classes: int = IID) -> tuple[Trial, classifiers.ClassifierSettings]:
     study = study_of("fed_ensemble.table2", (*TINY, *changes))
-    return league.divide(study, classes, 0), study.settings
+    return classifiers.divide(study, classes, 0), study.settings
 
 
 def scores(
@@ -40,7 +39,7 @@ def scores(
 
 def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
     trial, s = divided()
-    found = league.methods(s, trial)
+    found = classifiers.methods(s, trial)
     assert list(found) == ["fed_avg", "fed_prox", "fed_be", "fed_be_no_distillation", "fed_ensemble-2"]
     for key, method in found.items():
         held = set(np.asarray(method.data.indices).tolist())
@@ -53,7 +52,7 @@ def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
 def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_turn() -> None:
     cohorts = {
         name: schedule.drawn_cohorts(
-            league._all_asked(league.LeagueSettings(), 6, Entrant(name, 3)), None, 30, weighting=None
+            classifiers._all_invited(classifiers.ClassifierSettings(), 6, Entrant(name, 3)), None, 30, weighting=None
         )
         for name in ("fed_ensemble", "random_sampling")
     }
@@ -70,9 +69,9 @@ def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_tu
 @pytest.mark.parametrize("key", ["fed_prox", "fed_be", "fed_ensemble-2", "random_sampling-2", "fed_dyn_ensemble-2"])
 def test_a_method_is_its_algorithm(key: str) -> None:
     trial, s = divided(f"methods={key.split('-')[0]}", classes=2)
-    method = league.methods(s, trial)[key]
+    method = classifiers.methods(s, trial)[key]
     run = simulate(method.build(0, 0.5), method.data, num_rounds=3, seed=0, devices=Devices("scan"))
-    found = league.measure(method.build(0, 0.5), run.state, method.splits)
+    found = classifiers.measure(method.build(0, 0.5), run.state, method.splits)
     members = np.asarray(method.build(0, 0.5).predict(run.state, trial.splits["test"].x).members)
     labels = np.asarray(trial.splits["test"].labels)
     each = (members.argmax(axis=-1) == labels).mean(axis=1)
@@ -87,19 +86,19 @@ def test_a_method_is_its_algorithm(key: str) -> None:
 def test_claims_are_those_of_the_paired_differences() -> None:
     base, lead = [0.60, 0.70, 0.65], [0.64, 0.73, 0.70]
     found = [scores("fed_avg", base), scores("fed_ensemble", lead, models=5)]
-    (claim,) = league_report.ahead(found, "fed_ensemble")
+    (claim,) = classifiers.ahead(found, "fed_ensemble")
     assert claim.verdict == "seen" and claim.measured.startswith("+0.0400")
     turned = [scores("fed_avg", lead), scores("fed_ensemble", base, models=5)]
-    assert league_report.ahead(turned, "fed_ensemble")[0].verdict == "not seen"
-    assert league.last_rounds(np.array([0.0, 1.0, 2.0, 3.0])).mean() == 2.0
+    assert classifiers.ahead(turned, "fed_ensemble")[0].verdict == "not seen"
+    assert classifiers._last_rounds(np.array([0.0, 1.0, 2.0, 3.0])).mean() == 2.0
 
 
 def test_the_lead_is_compared_between_the_fewest_and_the_most_classes() -> None:
     few = [scores("fed_avg", [0.5, 0.6, 0.55], 2), scores("fed_ensemble", [0.6, 0.71, 0.66], 2, 5)]
     many = [scores("fed_avg", [0.8, 0.8, 0.81], 10), scores("fed_ensemble", [0.81, 0.81, 0.83], 10, 5)]
-    assert table4.claims([*few, *many])[-1].verdict == "seen"
+    assert list(table4.claims([*few, *many]))[-1].verdict == "seen"
     swapped = [f._replace(classes=12 - f.classes) for f in (*few, *many)]
-    assert table4.claims(swapped)[-1].verdict == "not seen"
+    assert list(table4.claims(swapped))[-1].verdict == "not seen"
 
 
 def test_models_of_a_large_ensemble_are_worse_and_less_certain() -> None:
@@ -159,11 +158,11 @@ def test_a_model_reads_its_own_kind_of_input_and_knows_its_width() -> None:
         with pytest.raises(ValueError, match=message):
             study_of("fed_ensemble.table2", (*TINY, change))
     for model, its_own in (("resnet18", 64), ("cnn", 32)):
-        made = [league.network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
+        made = [classifiers.network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
         counts = [pytrees.num_bytes(jax.eval_shape(one.init, jax.random.key(0))) // 4 for one in made]
         assert counts[0] < counts[1] / 50 and counts[1] == counts[2]
 
 
 def test_a_run_falls_by_what_it_ends_below_its_best() -> None:
-    assert league.fell(np.array([0.1, 0.5, 0.6, 0.7, 0.4, 0.4, 0.4])) == pytest.approx(0.6 - 0.4)
-    assert league.fell(np.array([0.1, 0.2, 0.3, 0.4])) == pytest.approx(0)
+    assert classifiers.fell(np.array([0.1, 0.5, 0.6, 0.7, 0.4, 0.4, 0.4])) == pytest.approx(0.6 - 0.4)
+    assert classifiers.fell(np.array([0.1, 0.2, 0.3, 0.4])) == pytest.approx(0)

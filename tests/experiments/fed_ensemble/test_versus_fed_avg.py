@@ -17,8 +17,8 @@ from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.sweeps import single_device_engine
 from fedtangent._src.engine.trials import run_trial, trial_program
 from fedtangent._src.experiments.fed_ensemble import versus_fed_avg as experiment
+from fedtangent._src.experiments.lab.harness import SCORES, Config, Method, Record, all_scores, choose
 from fedtangent._src.experiments.lab.runner import Study
-from fedtangent._src.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose
 from fedtangent._src.experiments.lab.trials import Trial, draw
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.types import Algorithm, Array, PyTree
@@ -102,14 +102,14 @@ def record(validation: float, test: float, up: int = 7) -> Record:
     return Record(np.array([5]), metrics, np.array([[up, up]]), np.zeros(5), 1.0)
 
 
-def concluded(found: experiment.Found, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def concluded(found: experiment.GridRuns, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(experiment, "_draw", lambda *_: None)
     rates = tuple(dict.fromkeys(config.rate for config in found))
     of = {name: Method(label, rates, (0,), None, None, {}) for name, label in experiment.NAMES.items()}  # type: ignore[arg-type]
     return experiment.conclude(Study(experiment.DIGITS, "digits", (0, 1, 2)), of, found)
 
 
-def grid(validation: dict[str, list[float]], test: dict[str, list[float]]) -> experiment.Found:
+def grid(validation: dict[str, list[float]], test: dict[str, list[float]]) -> experiment.GridRuns:
     """Three seeds of three rates of both methods, from mean accuracies."""
     return {
         Config(name, rate): [record(validation[name][i], test[name][i] + noise) for noise in (0.0, 0.01, 0.02)]

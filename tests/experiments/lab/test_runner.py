@@ -136,10 +136,10 @@ def test_a_control_that_passes_does_not_count() -> None:
 
 def test_a_table_shows_rows_and_a_dash_where_there_is_no_number() -> None:
     rows = [{"k": 1, "seen": MeanInterval(0.5, 0.25, 1.0), "at": None}, {"k": 2, "seen": None, "at": 3}]
-    found = table("t", rows, {"K": "{k}", "mean": "{seen:+.2f}", "at": "{at:d} of {k}"})
+    found = table("t", rows, "K: {k} | mean: {seen:+.2f} | at: {at:d} of {k}")
     assert found.rows == (("1", "+0.50 [+0.25, +1.00]", "-"), ("2", "-", "3 of 2")) and found.columns[0] == "K"
     with pytest.raises(KeyError):
-        table("t", rows, {"K": "{other}"})
+        table("t", rows, "K: {other}")
 
 
 def test_intervals_decide_claims() -> None:

@@ -48,8 +48,8 @@ def test_only_adam_leaves_the_span() -> None:
     s = local_optimisers.OptimiserSettings(num_nodes=2, held=3, dimension=60, local_steps=40, num_rounds=30)
     found = {f.optimiser: f for f in local_optimisers.regressed(s, 0)}
     for name in ("gradient descent", "momentum"):
-        assert found[name].seen["outside"][-1] < 1e-12 and found[name].seen["distance"][-1] < 1e-2
-    assert min(found[name].seen["outside"][-1] for name in ("adam", "adam, pooled")) > 0.1
+        assert found[name].curves["outside"][-1] < 1e-12 and found[name].curves["distance"][-1] < 1e-2
+    assert min(found[name].curves["outside"][-1] for name in ("adam", "adam, pooled")) > 0.1
 
 
 def test_rates_are_read_from_what_is_above_rounding() -> None:

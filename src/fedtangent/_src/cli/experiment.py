@@ -9,22 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import tyro
 
 from fedtangent._src import entries
 from fedtangent._src.checks import MAX_SEED, whole
 from fedtangent._src.cli.arguments import FigureOptions
 from fedtangent._src.engine.sweeps import parse_seeds
-from fedtangent._src.experiments.lab.runner import (
-    Experiment,
-    Request,
-    Study,
-    expected_seconds,
-    perform,
-    prepare_study,
-    written,
-)
+from fedtangent._src.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study, written
 from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import TextTable, clock, console, counted, show_verdicts
 
@@ -112,11 +103,6 @@ def run_job(job: ExperimentJob) -> Ended:
     screen.print(
         f"[bold]{options.name}[/bold] on {study.dataset}, {counted(len(study.seeds), 'seed')}", highlight=False
     )
-    if options.scale == "paper":
-        say("timing a few rounds")
-        hours = expected_seconds(experiment, study) / 3600
-        kind = jax.devices()[0].device_kind
-        screen.print(f"expected on this device, {kind}: {hours:.2g} hours", highlight=False)
     results = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=figures.within(folder)))
     seconds = time.perf_counter() - start
     write_result(folder, results.rows, **results.details, failed=results.failed, seconds=seconds)

@@ -9,29 +9,24 @@ its flow: the network at infinite width, which is a linear model, in closed form
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent import theory
-from fedtangent._src import data
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
-from fedtangent._src.data import partition as partitions
-from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
-from fedtangent._src.experiments.lab.runner import Study, by_scale, within
+from fedtangent._src.experiments.lab.results import metric_rows
+from fedtangent._src.experiments.lab.runner import Study, by_scale, with_changes, within
 from fedtangent._src.experiments.lab.trials import dealt, owners, scheme_name
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.algorithms.common import Averaging
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models import deep_linear
-from fedtangent._src.output.files import Metric
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants, stable_learning_rate
 from fedtangent._src.types import Algorithm, Model, Partition, PyTree
 
@@ -77,29 +72,28 @@ class Setting(NamedTuple):
         return f"N = {self.num_clients}, K = {self.local_steps}"
 
 
-SMOKE: dict[str, Any] = {"num_train": 300, "directions": 8, "width": 256, "num_rounds": 20, "learning_rate": 0.0}
-DIGITS: dict[str, Any] = {"num_rounds": 100, "learning_rate": 0.0}
-IMAGES: dict[str, Any] = {"num_train": 10_000, "num_rounds": 100, "learning_rate": 0.0}
+SMOKE = "num_train=300 directions=8 width=256 num_rounds=20 learning_rate=0"
 
 
 def figure_scales(
-    kind: Callable[..., CurveSettings], few: Any, more: Any, **digits_smoke: Any
+    paper: CurveSettings, few: str, more: str, digits_smoke: str = ""
 ) -> dict[str, dict[str, CurveSettings]]:
     """Returns a figure's settings by data set and scale.
 
     Args:
-        kind: The figure's class of settings.
-        few: ``num_clients`` of the smoke scale, and of the digits' default scale.
-        more: ``num_clients`` of the images' default scale.
-        **digits_smoke: Changes of the digits' smoke scale.
+        paper: The paper's settings.
+        few: Changes of the smoke scale, and of the digits' default scale: numbers of clients.
+        more: Changes of the images' default scale: numbers of clients.
+        digits_smoke: Further changes of the digits' smoke scale.
     """
+    long = "num_rounds=100 learning_rate=0"
     images = by_scale(
-        kind(**{**SMOKE, "num_train": 2000}, num_clients=few),
-        kind(**IMAGES, num_clients=more),
-        kind(dtype="float32"),
+        with_changes(paper, SMOKE, "num_train=2000", few),
+        with_changes(paper, long, "num_train=10000", more),
+        with_changes(paper, "dtype=float32"),
     )
-    small = kind(**SMOKE, num_clients=few, **digits_smoke)
-    digits = by_scale(small, kind(**DIGITS, num_clients=few), kind(learning_rate=0.0))
+    small = with_changes(paper, SMOKE, few, digits_smoke)
+    digits = by_scale(small, with_changes(paper, long, few), with_changes(paper, "learning_rate=0"))
     return {"digits": digits, "mnist": images, "fashion_mnist": images}
 
 
@@ -134,12 +128,22 @@ class Curve(NamedTuple):
 
 
 def apart(values: np.ndarray, other: np.ndarray) -> float:
-    """Computes the largest ``|ln - ln'|`` of two curves [T]."""
+    """Computes the largest ``|ln - ln'|`` of two curves [T].
+
+    Args:
+        values: A curve of losses.
+        other: Another one.
+    """
     return float(np.abs(np.log(values / other)).max())
 
 
 def rounds_to(excess: np.ndarray, level: float) -> float:
-    """Computes the rounds until a curve first falls to ``level`` times its start, log-interpolated; inf if never."""
+    """Computes the rounds until a curve first falls to ``level`` times its start, log-interpolated; inf if never.
+
+    Args:
+        excess: The curve, [R + 1].
+        level: Share of its start.
+    """
     gone = np.log(excess / excess[0])
     below = np.flatnonzero(gone <= math.log(level))
     if not len(below):
@@ -153,78 +157,88 @@ def rounds_to(excess: np.ndarray, level: float) -> float:
 
 def problem(study: Study, seed: int) -> Problem:
     """Loads the data of one seed."""
-    s = study.settings
-    return load(study.dataset, study.data_dir, seed, s.num_train, s.directions, bool(s.centred))
+    settings = study.settings
+    return load(study.dataset, study.data_dir, seed, settings.num_train, settings.directions, bool(settings.centred))
 
 
-def work_of(given: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """Builds the clients' work in a round, in the form of ``theory``."""
-    return theory.full_batch_work(given.x, given.y, partition, learning_rate, local_steps)
+def work_of(examples: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
+    """Builds the clients' work in a round, in the form of ``theory``.
+
+    Args:
+        examples: The data.
+        partition: The clients.
+        learning_rate: Step size.
+        local_steps: Number K of local steps.
+    """
+    return theory.full_batch_work(examples.x, examples.y, partition, learning_rate, local_steps)
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for data that cannot be divided among the clients, or a rate at which a client diverges."""
-    s = study.settings
+    settings = study.settings
     for seed in study.seeds:
-        given = problem(study, seed)
-        for classes in s.classes_per_client:
-            for count in _client_counts(s):
-                held = dealt(given.labels, count, classes, seed)
-                # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
-                certain = _limit_of(s, given, float(np.bincount(owners(held), np.sum(given.x**2, axis=1)).max()))
-                if s.learning_rate > certain:
-                    refuse(s, stable_learning_rate(work_of(given, held, s.learning_rate, 1), s.depth))
+        examples = problem(study, seed)
+        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
+            clients = dealt(examples.labels, count, classes, seed)
+            # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
+            squares = np.bincount(owners(clients), np.sum(examples.x**2, axis=1))
+            if settings.learning_rate > 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
+                _refuse(
+                    settings,
+                    stable_learning_rate(work_of(examples, clients, settings.learning_rate, 1), settings.depth),
+                )
 
 
-def _client_counts(s: CurveSettings) -> list[int]:
+def _client_counts(settings: CurveSettings) -> list[int]:
     """Returns every N of the runs."""
-    return sorted({setting.num_clients for setting in s.runs()})
+    return sorted({setting.num_clients for setting in settings.runs()})
 
 
-def _limit_of(s: CurveSettings, given: Problem, squared_norm: float) -> float:
-    """Computes the largest stable rate of a client whose inputs have that squared spectral norm."""
-    return 2 * given.y.shape[1] / (s.depth * squared_norm)
-
-
-def refuse(s: CurveSettings, limit: float) -> None:
+def _refuse(settings: CurveSettings, limit: float) -> None:
     """Raises ``ValueError`` for a rate above the limit."""
-    if s.learning_rate > limit:
+    if settings.learning_rate > limit:
         raise ValueError(
-            f"learning_rate: got {s.learning_rate:g}, at which local descent diverges, must be at most {limit:.4g}, "
+            f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
+            f"{limit:.4g}, "
             "2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
         )
 
 
 def stable_rate(study: Study) -> float:
     """Computes the largest rate at which no client of any run diverges at infinite width."""
-    s = study.settings
-    return min(
-        stable_learning_rate(work_of(given, dealt(given.labels, count, classes, seed), 1.0, 1), s.depth)
-        for seed in study.seeds
-        for given in [problem(study, seed)]
-        for classes in s.classes_per_client
-        for count in _client_counts(s)
-    )
+    settings, limits = study.settings, []
+    for seed in study.seeds:
+        examples = problem(study, seed)
+        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
+            clients = dealt(examples.labels, count, classes, seed)
+            limits.append(stable_learning_rate(work_of(examples, clients, 1.0, 1), settings.depth))
+    return min(limits)
 
 
 def rate_of(study: Study) -> float:
     """Returns the rate of all runs: the setting's, or ``share`` of the largest stable rate, cut to two digits."""
-    s = study.settings
-    if s.learning_rate:
-        return float(s.learning_rate)
-    wanted = s.share * stable_rate(study)
-    unit = 10.0 ** (math.floor(math.log10(wanted)) - 1)
-    return float(f"{math.floor(wanted / unit) * unit:.1e}")
+    settings = study.settings
+    if settings.learning_rate:
+        return float(settings.learning_rate)
+    rate = settings.share * stable_rate(study)
+    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return float(f"{math.floor(rate / unit) * unit:.1e}")
 
 
 @functools.lru_cache(maxsize=16)
-def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate: float) -> tuple[Model, Algorithm]:
+def _algorithm(
+    sizes: tuple[int, int], settings: CurveSettings, setting: Setting, rate: float
+) -> tuple[Model, Algorithm]:
     """Builds the network and its algorithm, cached so that all seeds share one compiled program."""
-    model = deep_linear(*sizes, s.width, s.depth, dtype=jnp.dtype(s.dtype))
-    return model, algorithms.fed_avg(
-        model, schedule.all_clients(setting.num_clients), client_learning_rate=rate, loss="squared_error_sum",
-        work=Work(steps=setting.local_steps, batch_size=None), averaging=Averaging(weighting="uniform"),
-    )  # fmt: skip
+    model = ft.models.deep_linear(*sizes, settings.width, settings.depth, dtype=jnp.dtype(settings.dtype))
+    return model, ft.fed_avg(
+        model,
+        ft.schedules.all_clients(setting.num_clients),
+        client_learning_rate=rate,
+        loss="squared_error_sum",
+        work=ft.Work(steps=setting.local_steps, batch_size=None),
+        averaging=ft.Averaging(weighting="uniform"),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "size"))
@@ -241,81 +255,90 @@ class Trained(NamedTuple):
 
 
 def trained(
-    given: Problem, held: Partition, s: CurveSettings, setting: Setting, rate: float, seed: int, mapping: str = "auto"
+    examples: Problem,
+    clients: Partition,
+    settings: CurveSettings,
+    setting: Setting,
+    rate: float,
+    seed: int,
+    mapping: str = "auto",
 ) -> Trained:
-    """Trains the deep linear network with FedAvg. Needs 64-bit types."""
-    sizes = given.x.shape[1], given.y.shape[1]
-    model, algorithm = _algorithm(sizes, s, setting, rate)
+    """Trains the deep linear network with FedAvg. Needs 64-bit types.
+
+    Args:
+        examples: The data.
+        clients: The clients.
+        settings: Settings.
+        setting: N and K.
+        rate: Learning rate.
+        seed: Seed of the run.
+        mapping: Mapping of clients onto devices.
+    """
+    sizes = examples.x.shape[1], examples.y.shape[1]
+    model, algorithm = _algorithm(sizes, settings, setting, rate)
     read, initial = algorithm.params, list[np.ndarray]()
     assert read is not None  # FedAvg has global models
 
-    def look(_: Algorithm, state: PyTree) -> dict[str, Any]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         params = read(state)
         if not initial:
             initial.extend(np.array(layer[0][0], np.float64).T for layer in params[::2])
         return {"model": np.array(_product(model, sizes[0], params))}
 
-    federated = data.federated_data(given.x, given.y, held, dtype=jnp.dtype(s.dtype))
-    run = simulate(
-        algorithm,
-        federated,
-        num_rounds=s.num_rounds,
-        seed=seed,
-        evaluation=Evaluation(1, look),
-        devices=Devices(mapping),
+    data = ft.data.federated_data(examples.x, examples.y, clients, dtype=jnp.dtype(settings.dtype))
+    evaluation, devices = ft.Evaluation(1, look), ft.Devices(mapping)
+    run = ft.simulate(
+        algorithm, data, num_rounds=settings.num_rounds, seed=seed, evaluation=evaluation, devices=devices
     )
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
 def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories."""
-    s, found, wrong = study.settings, list[Curve](), list[Wrong]()
+    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories.
+
+    Args:
+        study: The study.
+        rate: Learning rate of all runs.
+    """
+    settings, curves, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
-        given, spectrum = problem(study, seed), None
-        for classes in s.classes_per_client:
-            for setting in s.runs():
-                held = dealt(given.labels, setting.num_clients, classes, seed)
-                network = trained(given, held, s, setting, rate, seed)
-                if spectrum is None:  # all runs of a seed start at the same network
-                    spectrum = theory.deep_linear_spectrum(network.initial, np.diag(given.singular))
-                work = work_of(given, held, rate, setting.local_steps)
-                flow = theory.deep_linear_limit(work, s.depth)
-                start = network.models[0]
-                constants = _constants(given, s, setting, rate, spectrum, start)
-                found.append(Curve(
-                    seed, classes, setting, given.floor, given.excess(network.models),
-                    given.excess(flow.models(s.num_rounds, start)), float(given.excess(flow.limit(start))),
-                    flow.contraction, constants, partitions.heterogeneity(held, given.labels).total_variation,
-                ))  # fmt: skip
-                if seed == study.seeds[0]:
-                    wrong.append(_wrong(given, s, work, flow, start))
-                _keep(study, found[-1])
-    return found, wrong
+        examples, spectrum = problem(study, seed), None
+        for classes, setting in itertools.product(settings.classes_per_client, settings.runs()):
+            clients = dealt(examples.labels, setting.num_clients, classes, seed)
+            network = trained(examples, clients, settings, setting, rate, seed)
+            if spectrum is None:  # all runs of a seed start at the same network
+                spectrum = theory.deep_linear_spectrum(network.initial, np.diag(examples.singular))
+            work = work_of(examples, clients, rate, setting.local_steps)
+            flow, start = theory.deep_linear_limit(work, settings.depth), network.models[0]
+            excess, of_flow = examples.excess(network.models), examples.excess(flow.models(settings.num_rounds, start))
+            limit, constants = (
+                float(examples.excess(flow.limit(start))),
+                _constants(examples, settings, work, spectrum, start),
+            )
+            variation = ft.partition.heterogeneity(clients, examples.labels).total_variation
+            theory_of = limit, flow.contraction, constants, variation
+            curves.append(Curve(seed, classes, setting, examples.floor, excess, of_flow, *theory_of))
+            if seed == study.seeds[0]:
+                wrong.append(_wrong(examples, settings, work, flow, start))
+            values = {"loss": curves[-1].loss, "excess": excess, "excess of the flow": of_flow}
+            name = f"fed_avg {scheme_name(classes)} {setting}"
+            study.keep(metric_rows(name, seed, range(settings.num_rounds + 1), values))
+    return curves, wrong
 
 
 def _constants(
-    given: Problem, s: CurveSettings, setting: Setting, rate: float, spectrum: tuple[float, float], start: np.ndarray
+    examples: Problem,
+    settings: CurveSettings,
+    work: theory.FullBatchWork,
+    spectrum: tuple[float, float],
+    start: np.ndarray,
 ) -> DeepLinearConstants:
-    """Computes the theorem's constants for targets W* X, as it assumes; ``spectrum`` is that of P(0)."""
-    truth = float(np.linalg.norm(given.best, 2))
-    residual = math.sqrt(2 * len(given.y) * float(given.excess(start)))
-    return DeepLinearConstants(
-        s.depth, s.width, given.y.shape[1], setting.num_clients, len(given.singular), float(given.singular[0]),
-        float(given.singular[-1]), *spectrum, truth, residual, rate, setting.local_steps, DELTA,
-    )  # fmt: skip
-
-
-def _keep(study: Study, curve: Curve) -> None:
-    """Writes the metrics of a run."""
-    name = f"fed_avg {scheme_name(curve.classes)} {curve.setting}"
-    study.keep([
-        Metric(r, name, curve.seed, "train", metric, float(value), 0, 0)
-        for metric, values in (("loss", curve.loss), ("excess", curve.excess), ("excess of the flow", curve.flow))
-        for r, value in enumerate(values)
-    ])  # fmt: skip
-
-
-# ---- beside the theory ----------------------------------------------------------------------------------------------
+    """Computes the theorem's constants for targets W* X, as it assumes; ``spectrum`` is P(0)'s."""
+    truth = float(np.linalg.norm(examples.best, 2))
+    residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
+    sizes = settings.depth, settings.width, examples.y.shape[1], work.num_clients, len(examples.singular)
+    norms = float(examples.singular[0]), float(examples.singular[-1]), *spectrum, truth, residual
+    return DeepLinearConstants(*sizes, *norms, work.learning_rate, work.local_steps, DELTA)
 
 
 class Wrong(NamedTuple):
@@ -326,27 +349,36 @@ class Wrong(NamedTuple):
 
 
 def _wrong(
-    given: Problem, s: CurveSettings, work: theory.FullBatchWork, flow: theory.LocalRegression, start: np.ndarray
+    examples: Problem,
+    settings: CurveSettings,
+    work: theory.FullBatchWork,
+    flow: theory.LocalRegression,
+    start: np.ndarray,
 ) -> Wrong:
+    """Computes the flows with K forgotten and with N forgotten."""
     one = None
     if work.local_steps > 1:
-        one = given.excess(
-            theory.deep_linear_limit(work._replace(local_steps=1), s.depth).models(s.num_rounds, start)
-        )  # fmt: skip
+        one_step = theory.deep_linear_limit(work._replace(local_steps=1), settings.depth)
+        one = examples.excess(one_step.models(settings.num_rounds, start))
     path = [start]
-    while len(path) <= s.num_rounds and np.abs(path[-1]).max() < FAR:
+    while len(path) <= settings.num_rounds and np.abs(path[-1]).max() < FAR:
         path.append(path[-1] + np.sum(flow.local(path[-1]) - path[-1], axis=0))
-    return Wrong(one, given.excess(np.stack(path)))
+    return Wrong(one, examples.excess(np.stack(path)))
 
 
-def verdict(found: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
+def verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
     """Checks that every curve is near its own flow: nearer than half the distance to the nearest flow of another K / N.
 
-    Controls: the flows with K forgotten and with N forgotten; the one that is nearest to its curve counts.
+    Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
+
+    Args:
+        curves: Curves of one seed.
+        wrong: Their flows under wrong theories.
+        sizes: Sizes of the problem, as text.
     """
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
-    for curve, other in zip(found, wrong, strict=True):
-        alike = [c for c in found if c.classes == curve.classes and c.setting.ratio != curve.setting.ratio]
+    for curve, other in zip(curves, wrong, strict=True):
+        alike = [c for c in curves if c.classes == curve.classes and c.setting.ratio != curve.setting.ratio]
         unit = min(apart(c.flow, curve.flow) for c in alike) / 2
         ratios.append(curve.error / unit)
         if other.one_step is not None:

@@ -35,48 +35,53 @@ class ClientsSettings(CurveSettings):
 
 def run(study: Study) -> Outcome:
     """Trains with every N on every seed, with clients of every kind."""
-    s = study.settings
-    title = f"Fig. 2: rounds grow with N, K = {s.local_steps}"
-    return report.outcome(study, title, lambda found: claims(found, s.level))
+    settings = study.settings
+    title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
+    return report.outcome(study, title, lambda curves: claims(curves, settings.level))
 
 
-def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
-    """Judges whether rounds to the level grow with N, and in proportion to it."""
-    return by_power(found, level, "N", 1.0)
+def claims(curves: Sequence[Curve], level: float) -> tuple[Claim, ...]:
+    """Judges whether rounds to a level grow with N, and in proportion to it.
+
+    Args:
+        curves: Curves of all runs.
+        level: Share of the initial excess to which rounds are counted.
+    """
+    return by_power(curves, level, "N", 1.0)
 
 
-def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
+def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
     """Judges whether rounds to a level grow or fall with N or K, and in proportion to its power.
 
     Args:
-        found: Curves of all runs.
+        curves: Curves of all runs.
         level: Share of the initial excess to which rounds are counted.
         of: "N" or "K".
         power: 1 if rounds should grow, -1 if they should fall.
     """
-    said, grow = list[Claim](), "grow" if power > 0 else "fall"
-    for (classes,), same in grouped(found, "classes").items():
+    verdicts, grow = list[Claim](), "grow" if power > 0 else "fall"
+    for (classes,), group in grouped(curves, "classes").items():
         steps, powers = list[float](), list[float]()
-        for own in grouped(same, "seed").values():
-            varied = np.array([c.setting.num_clients if of == "N" else c.setting.local_steps for c in own], float)
+        for runs in grouped(group, "seed").values():
+            varied = np.array([c.setting.num_clients if of == "N" else c.setting.local_steps for c in runs], float)
             with np.errstate(invalid="ignore"):  # two runs may both need infinitely many rounds
-                rounds = np.log([rounds_to(c.excess, level) for c in own])
+                rounds = np.log([rounds_to(c.excess, level) for c in runs])
                 steps.append(float(power * np.min(power * np.diff(rounds))))
             if np.isfinite(rounds).all():
                 powers.append(float(np.polyfit(np.log(varied), rounds, 1)[0]))
         where = f"{scheme_name(classes)}: rounds"
         if len(powers) < len(steps):
             missing = f"not reached in {len(steps) - len(powers)} of {len(steps)} seeds"
-            said += [Claim(f"{where} {grow} with {of}", missing, UNDECIDED)]
+            verdicts.append(Claim(f"{where} {grow} with {of}", missing, UNDECIDED))
             continue
         least = interval(np.exp(steps))
-        said.append(Claim(f"{where} {grow} with {of}", f"smallest ratio of neighbours {least:.2f}",
-                          least.above(1) if power > 0 else least.below(1)))  # fmt: skip
-        off = interval([abs(p - power) for p in powers])
-        said.append(Claim(f"{where} are proportional to {of}^{power:g} (power to {PROPORTIONAL:g})",
-                          f"power {interval(powers):.3f}", off.below(PROPORTIONAL)))  # fmt: skip
-    return tuple(said)
+        judge = least.claim_above if power > 0 else least.claim_below
+        verdicts.append(judge(f"{where} {grow} with {of}", "smallest ratio of neighbours {:.2f}", 1))
+        is_proportional = interval(abs(p - power) for p in powers).below(PROPORTIONAL)
+        statement = f"{where} are proportional to {of}^{power:g} (power to {PROPORTIONAL:g})"
+        verdicts.append(Claim(statement, f"power {interval(powers):.3f}", is_proportional))
+    return tuple(verdicts)
 
 
-SCALES = curves.figure_scales(ClientsSettings, (5, 10, 20), (10, 20, 40))
+SCALES = curves.figure_scales(ClientsSettings(), "num_clients=5,10,20", "num_clients=10,20,40")
 ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

@@ -31,15 +31,20 @@ class StepsSettings(CurveSettings):
 
 def run(study: Study) -> Outcome:
     """Trains with every K on every seed, with clients of every kind."""
-    s = study.settings
-    title = f"Fig. 3: rounds fall with K, N = {s.num_clients}"
-    return report.outcome(study, title, lambda found: claims(found, s.level))
+    settings = study.settings
+    title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
+    return report.outcome(study, title, lambda curves: claims(curves, settings.level))
 
 
-def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
-    """Judges whether rounds to the level fall with K, and in proportion to 1 / K."""
-    return by_power(found, level, "K", -1.0)
+def claims(curves: Sequence[Curve], level: float) -> tuple[Claim, ...]:
+    """Judges whether rounds to a level fall with K, and in proportion to 1 / K.
+
+    Args:
+        curves: Curves of all runs.
+        level: Share of the initial excess to which rounds are counted.
+    """
+    return by_power(curves, level, "K", -1.0)
 
 
-SCALES = curves.figure_scales(StepsSettings, 10, 20)
+SCALES = curves.figure_scales(StepsSettings(), "num_clients=10", "num_clients=20")
 ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

@@ -13,13 +13,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent._src.experiments.deep_linear import curves, report
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, grouped, interval, table
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 from fedtangent._src.experiments.lab.trials import scheme_name
 
@@ -82,65 +83,71 @@ class Pair(NamedTuple):
 
 def run(study: Study) -> Outcome:
     """Trains every pair on every seed, with clients of every kind."""
-    s = study.settings
+    of_curves = partial(pairs, settings=study.settings)
     outcome = report.outcome(
-        study, "Fig. 4: equal K/N", lambda found: claims(pairs(found, s)), lambda found: (sheet(pairs(found, s)),)
+        study,
+        "Fig. 4: equal K/N",
+        lambda curves: claims(of_curves(curves)),
+        lambda curves: (_sheet(of_curves(curves)),),
     )
-    return outcome._replace(
-        remarks=(*outcome.remarks, f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the "
-                 "same; label distance: total variation of a client's labels from all examples'")
-    )  # fmt: skip
+    remark = (
+        f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the same; label distance: total "
+        "variation of a client's labels from all examples'"
+    )
+    return outcome._replace(remarks=(*outcome.remarks, remark))
 
 
-def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
-    """Pairs the curves of equal K / N, seed by seed."""
-    at = {(c.classes, c.setting, c.seed): c for c in found}
-    made = []
-    for classes in s.classes_per_client:
-        for i, n in enumerate(s.num_clients):
-            other = Setting(s.num_clients[i - 1], s.local_steps)
-            for seed in dict.fromkeys(c.seed for c in found):
-                three = Setting(n, s.local_steps), Setting(2 * n, 2 * s.local_steps), other
-                made.append(Pair(*(at[classes, setting, seed] for setting in three)))
-    return made
+def pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
+    """Pairs the curves of equal K / N, seed by seed.
+
+    Args:
+        curves: Curves of all runs.
+        settings: Settings.
+    """
+    at, result = {(c.classes, c.setting, c.seed): c for c in curves}, []
+    for classes in settings.classes_per_client:
+        for i, n in enumerate(settings.num_clients):
+            other = Setting(settings.num_clients[i - 1], settings.local_steps)
+            three = Setting(n, settings.local_steps), Setting(2 * n, 2 * settings.local_steps), other
+            for seed in dict.fromkeys(c.seed for c in curves):
+                result.append(Pair(*(at[classes, setting, seed] for setting in three)))
+    return result
 
 
-def sheet(found: Sequence[Pair]) -> Sheet:
+def _sheet(all_pairs: Sequence[Pair]) -> Sheet:
     """Builds the table of the pairs' distances, with means and intervals over seeds."""
     rows = []
-    for (classes, one, twice), own in grouped(found, *ALIKE).items():
-        rows.append({
-            "clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}",
-            "label distance": float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in own])),
-            **{name: interval([getattr(p, name) for p in own]) for name in ("of_excess", "of_loss")},
-            **{name: float(np.mean([getattr(p, name) for p in own]))
-               for name in ("of_flows", "of_limits", "of_ratios", "until")},
-        })  # fmt: skip
-    columns = {"clients": "{clients}", "(N, K)": "{pair}", "label distance": "{label distance:.2f}",
-               "excess apart": "{of_excess:.3f}", "flows apart": "{of_flows:.3f}", "their limits": "{of_limits:.2f}",
-               "from the other K/N": "{of_ratios:.2f}", "loss apart": "{of_loss:.3f}",
-               "same until round": "{until:.0f}"}  # fmt: skip
+    for (classes, one, twice), group in grouped(all_pairs, *ALIKE).items():
+        row: Row = {"clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}"}
+        row["label distance"] = float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in group]))
+        for name in ("of_excess", "of_loss"):
+            row[name] = interval(getattr(p, name) for p in group)
+        for name in ("of_flows", "of_limits", "of_ratios", "until"):
+            row[name] = float(np.mean([getattr(p, name) for p in group]))
+        rows.append(row)
+    columns = "clients: {clients} | (N, K): {pair} | label distance: {label distance:.2f} | "
+    columns += "excess apart: {of_excess:.3f} | flows apart: {of_flows:.3f} | their limits: {of_limits:.2f} | "
+    columns += "from the other K/N: {of_ratios:.2f} | loss apart: {of_loss:.3f} | same until round: {until:.0f}"
     return table("distance of the curves of equal K/N", rows, columns)
 
 
-def claims(found: Sequence[Pair]) -> tuple[Claim, ...]:
+def claims(all_pairs: Sequence[Pair]) -> tuple[Claim, ...]:
     """Judges whether equal K / N gives one curve, and, beyond the paper, less so for more heterogeneous clients."""
-    said = list[Claim]()
-    for (classes, one, twice), own in grouped(found, *ALIKE).items():
+    verdicts = list[Claim]()
+    for (classes, one, twice), group in grouped(all_pairs, *ALIKE).items():
         name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"
-        for what, values in (("training loss", [p.of_loss for p in own]), ("excess", [p.of_excess for p in own])):
-            away = interval(values)
-            said.append(Claim(f"{name} have one curve of the {what} (to {SAME:g})", f"{away:.3f}", away.below(SAME)))
+        for quantity, attribute in (("training loss", "of_loss"), ("excess", "of_excess")):
+            away = interval(getattr(p, attribute) for p in group)
+            verdicts.append(away.claim_below(f"{name} have one curve of the {quantity} (to {SAME:g})", "{:.3f}", SAME))
     by_seed = {
-        classes: np.array([np.mean([p.of_excess for p in own]) for own in grouped(same, "one.seed").values()])
-        for (classes,), same in grouped(found, "one.classes").items()
+        classes: np.array([np.mean([p.of_excess for p in of_seed]) for of_seed in grouped(group, "one.seed").values()])
+        for (classes,), group in grouped(all_pairs, "one.classes").items()
     }
     for before, after in itertools.pairwise(by_seed):
-        grows = interval(by_seed[after] - by_seed[before])
-        said.append(Claim(f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}",
-                          f"{grows:+.3f}", grows.above()))  # fmt: skip
-    return tuple(said)
+        farther = f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}"
+        verdicts.append(interval(by_seed[after] - by_seed[before]).claim_above(farther, "{:+.3f}"))
+    return tuple(verdicts)
 
 
-SCALES = curves.figure_scales(RatioSettings, (10, 5), (20, 10), classes_per_client=(0, 2))
+SCALES = curves.figure_scales(RatioSettings(), "num_clients=10,5", "num_clients=20,10", "classes_per_client=0,2")
 ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
 from fedtangent._src.federated import schedule
-from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.assumptions import Assumption
 from fedtangent._src.theory.deep_linear import gram
-from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, residual_terms
-from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_theorem, linear_model
-from fedtangent._src.theory.flow import Rule, federated_flow
+from fedtangent._src.theory.deep_linear.theorem import linear_model
 
 FLOWS = {  # the exact flows beside a network; the last three are wrong theories
     "own": "flow of P(0)",
@@ -44,7 +42,7 @@ class FollowedNetwork(NamedTuple):
     seed: int
     draw: int
     width: int
-    theorem: DeepLinearTheorem
+    theorem: ft.theory.DeepLinearTheorem
     eigenvalues: np.ndarray  # [n C]
     modes: np.ndarray  # [R + 1, n C]
     flows: dict[str, np.ndarray]  # residuals of FLOWS, [R + 1, n C]
@@ -72,7 +70,9 @@ class FollowedNetwork(NamedTuple):
         return {"(18)": c.rate() ** rounds, "its proof": c.rate() ** (2.0 * rounds), CONTROL: wrong**rounds}
 
 
-def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> FollowedNetwork:
+def follow(
+    size: Size, work: ft.theory.FullBatchWork, which: tuple[int, int], looks: int, delta: float
+) -> FollowedNetwork:
     """Trains one network and computes its flows.
 
     Args:
@@ -83,11 +83,11 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
         delta: Probability with which the theorem may fail.
     """
     (seed, draw), rounds = which, size.rounds
-    seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
-    theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
-    kept = [
+    run = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
+    theorem, outputs = ft.theory.deep_linear_theorem(run.weights[0], work, delta), work.x @ run.models
+    quantities = [
         looked(theorem, work, weights, t)
-        for t, weights in seen.weights.items()
+        for t, weights in run.weights.items()
         if t > 0 and draw == 0 and all(np.isfinite(w).all() for w in weights)
     ]
     start = np.linalg.norm(outputs[0] - work.y)
@@ -107,47 +107,73 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
         "summed": flow(kernel, k, eta * work.num_clients),
         "lambda_max": flow(values[-1] * np.eye(len(kernel)), k, eta),
     }
-    told = {name: modes(after) for name, after in flows.items()}
-    return FollowedNetwork(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
+    of_flows = {name: modes(after) for name, after in flows.items()}
+    return FollowedNetwork(seed, draw, size.width, theorem, values, modes(outputs), of_flows, tuple(quantities))
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Raises ``ValueError`` for a width below both dimensions of the map, where P(0) is singular and rho is 1."""
-    if width < min(outputs, dimension):
-        raise ValueError(
-            f"{name}: got {width}, must be at least {min(outputs, dimension)}, else lambda_min of P(0) is 0"
-        )
+    """Raises ``ValueError`` for a width below both dimensions of the map, where P(0) is singular and rho is 1.
+
+    Args:
+        name: Name of the setting.
+        width: Width of the network.
+        outputs: Number C of outputs.
+        dimension: Dimension d of the inputs.
+    """
+    if width < (least := min(outputs, dimension)):
+        raise ValueError(f"{name}: got {width}, must be at least {least}, else lambda_min of P(0) is 0")
 
 
-def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
-    """Returns a function of kernel [n C, n C], local steps and rate: the exact flow from ``start``, [R + 1, n, C]."""
+def kernel_flow(
+    work: ft.theory.FullBatchWork, start: np.ndarray, rounds: int
+) -> Callable[[np.ndarray, int, float], np.ndarray]:
+    """Returns a function of kernel [n C, n C], local steps and rate: the exact flow, [R + 1, n, C].
+
+    Args:
+        work: The clients' work in a round.
+        start: Outputs before the first round, [n, C].
+        rounds: Number R of rounds.
+    """
     plan = schedule.drawn_cohorts(schedule.all_clients(work.num_clients), None, rounds, weighting=None)
 
     def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
-        blocks = KernelBlocks(kernel, kernel[: start.shape[1]])
-        rule = Rule(steps, rate, loss="squared_error_sum")
-        found = federated_flow(blocks, work.y, work.partition, plan, rule, outputs="full")
-        return np.asarray(found.predict_train(start, list(range(rounds + 1)), 0))
+        blocks = ft.kernels.KernelBlocks(kernel, kernel[: start.shape[1]])
+        rule = ft.theory.Rule(steps, rate, loss="squared_error_sum")
+        process = ft.theory.federated_flow(blocks, work.y, work.partition, plan, rule, outputs="full")
+        return np.asarray(process.predict_train(start, list(range(rounds + 1)), 0))
 
     return flow
 
 
-def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
-    """Computes the quantities of the proof at the server's weights after t rounds."""
+def looked(
+    theorem: ft.theory.DeepLinearTheorem, work: ft.theory.FullBatchWork, weights: list[np.ndarray], t: int
+) -> Look:
+    """Computes the quantities of the proof at the server's weights.
+
+    Args:
+        theorem: The theorem at the start of the run.
+        work: The clients' work in a round.
+        weights: Weights of all layers.
+        t: Number of rounds before.
+    """
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
-    terms = residual_terms(theorem.initial, weights, work)
+    terms = ft.theory.residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
     norms["first"] = 1 - norms["first"]
     unit = 2 * (1 - theorem.constants.rate())
-    told = theorem.hypotheses(weights, (residual / theorem.constants.residual) ** 2, t)
+    hypotheses = theorem.hypotheses(weights, (residual / theorem.constants.residual) ** 2, t)
     units = {name: norm / unit for name, norm in norms.items()}
-    return Look(t, told, units, *balance(theorem.initial, weights))
+    return Look(t, hypotheses, units, *balance(theorem.initial, weights))
 
 
 def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
     """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
 
     Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
+
+    Args:
+        initial: Weights of all layers at the start.
+        weights: Weights of all layers now.
     """
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src import data
-from fedtangent._src.data.dataset import Dataset
 
 
 class Problem(NamedTuple):
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
-def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> Problem:
+def problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
     """Builds the problem of a data set's training examples.
 
     Args:
@@ -56,7 +56,7 @@ def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> P
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)
-    basis = principal_directions(flat)
+    basis = _principal_directions(flat)
     rank = basis.shape[1]
     if directions > rank:
         raise ValueError(f"directions: got {directions}, must be at most {rank}, the rank of the inputs")
@@ -66,18 +66,24 @@ def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> P
     return Problem(x, y, loaded.y_train, singular, x.T @ y / singular[:, None] ** 2, rank, flat.shape[1])
 
 
-def principal_directions(x: np.ndarray) -> np.ndarray:
+def _principal_directions(x: np.ndarray) -> np.ndarray:
     """Computes right singular vectors of x [n, d] as columns [d, r], by a QR decomposition to avoid an n x n matrix."""
     _, singular, right = np.linalg.svd(np.linalg.qr(x, mode="r"), full_matrices=False)
-    known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
-    return np.asarray(right[known].T)
+    is_significant = singular > max(x.shape) * np.finfo(float).eps * singular[0]
+    return np.asarray(right[is_significant].T)
 
 
 @functools.lru_cache(maxsize=2)
 def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
     """Builds the problem of a data set by name.
 
-    ``num_train`` and ``directions`` may be 0 for all; other arguments are those of ``problem_of``.
+    Args:
+        dataset: Name of the data set.
+        folder: Folder with original files.
+        seed: Seed of data that are drawn.
+        num_train: Number of training examples; 0 for all.
+        directions: As for ``problem_of``.
+        centred: As for ``problem_of``.
     """
-    given = {"num_train": num_train} if num_train else {}
-    return problem_of(data.load(dataset, folder, seed, **given), directions, centred)
+    options = {"num_train": num_train} if num_train else {}
+    return problem_of(data.load(dataset, folder, seed, **options), directions, centred)

@@ -9,11 +9,13 @@ beside the flow and beside (18); how far the kernel moves; and whether {N, K} an
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent._src.experiments.deep_linear.followed import check_width, kernel_flow
@@ -23,18 +25,18 @@ from fedtangent._src.experiments.lab.results import (
     Claim,
     MeanInterval,
     Outcome,
+    Row,
     disagreeing,
     grouped,
     interval,
     log_slope,
+    metric_rows,
     table,
 )
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.output.files import Metric
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Shades, heat_maps
 from fedtangent._src.theory.deep_linear import gram, rounds
-from fedtangent._src.theory.deep_linear.rounds import FullBatchWork
-from fedtangent._src.theory.deep_linear.theorem import deep_linear_limit, deep_linear_theorem, linear_model
+from fedtangent._src.theory.deep_linear.theorem import linear_model
 
 SUBJECT = "DeepLin, lazy to rich"
 FLOOR = 1e-18  # share of the initial loss below which a loss is rounding
@@ -79,9 +81,15 @@ class RegimeSettings:
         """Returns the size of a run with ``times`` as many clients and local steps.
 
         Each client then has ``held // times`` examples.
+
+        Args:
+            depth: Number L of layers.
+            width: Width m.
+            times: Multiple of the clients and of their local steps.
+            rounds: Number of rounds; None for ``num_rounds``.
         """
-        return Size(times * self.num_clients, self.held // times, self.dimension, self.outputs, width,
-                    times * self.local_steps, rounds or self.num_rounds, depth)  # fmt: skip
+        shape = times * self.num_clients, self.held // times, self.dimension, self.outputs, width
+        return Size(*shape, times * self.local_steps, rounds or self.num_rounds, depth)
 
     @property
     def middle(self) -> int:
@@ -90,7 +98,7 @@ class RegimeSettings:
 
     def networks(self) -> list[tuple[int, int]]:
         """Returns depth and width of all cells."""
-        return list(dict.fromkeys(place for _, _, places in maps(self) for place in places))
+        return list(dict.fromkeys(place for _, _, places in _maps(self) for place in places))
 
 
 class Cell(NamedTuple):
@@ -128,9 +136,9 @@ class Cell(NamedTuple):
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
-        found = rate / self.late(self.flow), rate / self.late(self.own), rate / -np.log(self.rho), self.moved
+        decays = rate / self.late(self.flow), rate / self.late(self.own), rate / -np.log(self.rho), self.moved
         ratios = apart(self.loss, self.doubled), apart(self.own, self.own_doubled)
-        return dict(zip(NUMBERS, map(float, (*found, *ratios)), strict=True))
+        return dict(zip(NUMBERS, map(float, (*decays, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
         """Computes the largest loss over ``rho^t`` of any round."""
@@ -144,7 +152,12 @@ def alive(loss: np.ndarray) -> int:
 
 
 def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes the mean distance of the logarithms of two curves, relative to the mean logarithm of the first."""
+    """Computes the mean distance of the logarithms of two curves, relative to the mean logarithm of the first.
+
+    Args:
+        loss: A curve of losses, [T].
+        other: Another one.
+    """
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
@@ -152,84 +165,104 @@ def apart(loss: np.ndarray, other: np.ndarray) -> float:
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for singular kernels, clients of odd size, too few examples, or no scale below 1."""
-    s = study.settings
-    check_width("widths", s.widths[0], s.outputs, s.dimension)
-    if s.held % 2:
-        raise ValueError(f"held: got {s.held}, must be even, as 2 N clients have half of it")
-    if s.dimension > (examples := s.num_clients * s.held):
-        raise ValueError(f"dimension: got {s.dimension}, must be at most the {examples} examples")
-    if not s.scales[0] < 1:
-        raise ValueError(f"scales: got {s.scales[0]:g} as the least, must be below 1")
+    settings = study.settings
+    check_width("widths", settings.widths[0], settings.outputs, settings.dimension)
+    if settings.held % 2:
+        raise ValueError(f"held: got {settings.held}, must be even, as 2 N clients have half of it")
+    if settings.dimension > (examples := settings.num_clients * settings.held):
+        raise ValueError(f"dimension: got {settings.dimension}, must be at most the {examples} examples")
+    if not settings.scales[0] < 1:
+        raise ValueError(f"scales: got {settings.scales[0]:g} as the least, must be below 1")
 
 
-def scaled(s: RegimeSettings, seed: int, size: Size, scale: float) -> FullBatchWork:
-    """Builds the work for which the paper's network is equivalent to a network of this initial scale."""
-    x, y = problem(size, seed, s.spread, s.truth)
-    return work_of(size, x, y / scale**size.depth, s.step_factor * 2 * s.outputs / size.depth)  # |X| is 1
+def scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
+    """Builds the work for which the paper's network is equivalent to a network of this initial scale.
+
+    Args:
+        settings: Settings.
+        seed: Seed of the examples.
+        size: Sizes of the run.
+        scale: Initial scale s of the weights.
+    """
+    x, y = problem(size, seed, settings.spread, settings.truth)
+    return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> Outcome:
     """Computes all cells of every seed."""
-    s, found = study.settings, list[Cell]()
+    settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
-        own = [cell(s, seed, depth, width, scale) for depth, width in s.networks() for scale in s.scales]
-        found += own
-        study.keep([
-            Metric(int(t), f"deep_linear L={c.depth} m={c.width} s={c.scale:g}", seed, "train", "relative_loss",
-                   float(value), 0, 0)
-            for c in own for t, value in zip(c.rounds, c.loss, strict=True) if np.isfinite(value)
-        ])  # fmt: skip
-    return conclude(study, found, transcribed(s, study.seeds[0]))
+        for (depth, width), scale in itertools.product(settings.networks(), settings.scales):
+            c = cell(settings, seed, depth, width, scale)
+            cells.append(c)
+            name = f"deep_linear L={depth} m={width} s={scale:g}"
+            metrics = metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
+            study.keep([metric for metric in metrics if np.isfinite(metric.value)])
+    return conclude(study, cells, transcribed(settings, study.seeds[0]))
 
 
-def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Trains both networks of a cell, and computes their flows."""
+def cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
+    """Trains both networks of a cell, and computes their flows.
+
+    Args:
+        settings: Settings.
+        seed: Seed of examples and networks.
+        depth: Number L of layers.
+        width: Width m.
+        scale: Initial scale s of the weights.
+    """
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
-        size = s.size(depth, width, times)
-        work = scaled(s, seed, size, scale)
+        size = settings.size(depth, width, times)
+        work = scaled(settings, seed, size, scale)
         with np.errstate(over="ignore", invalid="ignore"):  # it may diverge
-            seen = run_of(size, work.x, work.y, work.learning_rate, seed, s.num_rounds)
-            residuals = work.x @ seen.models - work.y
-        ends = list(seen.weights.values())
+            run = run_of(size, work.x, work.y, work.learning_rate, seed, settings.num_rounds)
+            residuals = work.x @ run.models - work.y
+        ends = list(run.weights.values())
         kernel = gram.dense(gram.products(ends[0], work.x))
-        own = kernel_flow(work, work.x @ seen.models[0], s.num_rounds)(kernel, work.local_steps, work.learning_rate)
-        curves = [relative(residuals), relative(own - work.y), *curves]
-    limit = deep_linear_limit(work, depth).models(s.num_rounds, linear_model(ends[0]))
-    told, reduced = deep_linear_theorem(ends[0], work).constants, gram.in_row_space(work.x)
-    unit = 2 * (1 - told.rate())
-    lost = not all(np.isfinite(w).all() for w in ends[-1])
-    begin, end = (gram.dense(gram.products(w, reduced)) for w in (ends[0], ends[0 if lost else -1]))
-    wide = depth / s.outputs * np.kron(reduced @ reduced.T, np.eye(s.outputs))
+        flow = kernel_flow(work, work.x @ run.models[0], settings.num_rounds)(
+            kernel, work.local_steps, work.learning_rate
+        )
+        curves = [_relative(residuals), _relative(flow - work.y), *curves]
+    limit = ft.theory.deep_linear_limit(work, depth).models(settings.num_rounds, linear_model(ends[0]))
+    constants, reduced = ft.theory.deep_linear_theorem(ends[0], work).constants, gram.in_row_space(work.x)
+    unit = 2 * (1 - constants.rate())
+    is_lost = not all(np.isfinite(w).all() for w in ends[-1])
+    begin, end = (gram.dense(gram.products(w, reduced)) for w in (ends[0], ends[0 if is_lost else -1]))
+    wide = depth / settings.outputs * np.kron(reduced @ reduced.T, np.eye(settings.outputs))
     moved, away = (np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in ((end, begin), (begin, wide)))
     loss, of_kernel, doubled, of_doubled = curves
-    return Cell(
-        seed, depth, width, scale, np.arange(s.num_rounds + 1), loss, relative(work.x @ limit - work.y), of_kernel,
-        doubled, of_doubled, told.rate(), max(1 - 2 * s.num_clients * unit, 0.0), told.least_width(),
-        np.nan if lost else float(moved), float(away),
-    )  # fmt: skip
+    losses = loss, _relative(work.x @ limit - work.y), of_kernel, doubled, of_doubled
+    rates = constants.rate(), max(1 - 2 * settings.num_clients * unit, 0.0), constants.least_width()
+    motion, rounds = np.nan if is_lost else float(moved), np.arange(settings.num_rounds + 1)
+    return Cell(seed, depth, width, scale, rounds, *losses, *rates, motion, float(away))
 
 
-def relative(residuals: np.ndarray) -> np.ndarray:
+def _relative(residuals: np.ndarray) -> np.ndarray:
     """Computes squared norms of residuals [T, n, C], relative to the first: [T]."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(residuals**2, axis=(1, 2))
     return np.asarray(squares / squares[0])
 
 
-def transcribed(s: RegimeSettings, seed: int) -> Verdict:
-    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run."""
-    scale, depth, count = s.scales[0], s.depth, 2
-    size = s.size(depth, s.middle, rounds=count)
-    paper = scaled(s, seed, size, scale)
-    seen = run_of(size, paper.x, paper.y, paper.learning_rate, seed, count)
-    path = scale**depth * seen.models
+def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
+    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run.
+
+    Args:
+        settings: Settings.
+        seed: Seed of examples and network.
+    """
+    scale, depth, count = settings.scales[0], settings.depth, 2
+    size = settings.size(depth, settings.middle, rounds=count)
+    paper = scaled(settings, seed, size, scale)
+    run = run_of(size, paper.x, paper.y, paper.learning_rate, seed, count)
+    path = scale**depth * run.models
 
     def end(rate: float, targets: float = 1.0) -> float:
-        own = paper._replace(y=paper.y * scale**depth * targets, learning_rate=rate)
-        weights = [scale * w for w in seen.weights[0]]
+        work = paper._replace(y=paper.y * scale**depth * targets, learning_rate=rate)
+        weights = [scale * w for w in run.weights[0]]
         for _ in range(count):
-            weights = rounds.averaged(rounds.local_paths(weights, own))
+            weights = rounds.averaged(rounds.local_paths(weights, work))
         return float(np.linalg.norm(linear_model(weights) - path[-1]) / np.linalg.norm(path[-1] - path[0]))
 
     rate = paper.learning_rate / scale ** (2 * (depth - 1))
@@ -245,34 +278,39 @@ def transcribed(s: RegimeSettings, seed: int) -> Verdict:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
-    """Builds tables, figure, claims and verdicts of both maps."""
-    s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    for (depth, width, scale), own in grouped(found, "depth", "width", "scale").items():
-        numbers = {name: [c.numbers()[name] for c in own] for name in NUMBERS}
-        counts = {"lost": sum(c.diverged for c in own), "above": sum(bool(c.over(c.rho) > 1) for c in own)}
-        place = {"depth": depth, "width": width, "scale": scale, "seeds": len(own)}
-        rows.append({**place, **numbers, **counts, "need": [c.need for c in own], "apart": [c.apart for c in own]})
-        shown.append({**place, **{name: _mean(values) for name, values in numbers.items()}, **counts})
-    sheets = [
-        table(f"{title}: {s.num_rounds} rounds, N = {s.num_clients}, K = {s.local_steps}",
-              [row for place in places for row in shown if (row["depth"], row["width"]) == place], {
-            short: f"{{{down}}}", "s": "{scale:g}", "/ flow": "{to_flow:.2f}", "/ P(0)": "{to_own:.2f}",
-            "/ (18)": "{to_bound:.2f}", "moved": "{moved:.3f}", "K/N": "{ratio:.3f}", "flow's": "{flow_ratio:.3f}",
-            "above": "{above}", "lost": "{lost}",
-        })
-        for short, (down, title, places) in zip("mL", maps(s), strict=True)
-    ]  # fmt: skip
-    _draw(study, shown)
-    verdicts = (exact, *_verdicts(s, found))
-    wrong = disagreeing([v for v in verdicts if v.holds is not None])
-    return Outcome(tuple(sheets), rows, _claims(s, found), remarks=REMARKS, failed=wrong, verdicts=verdicts)
+def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
+    """Builds tables, figure, claims and verdicts of both maps.
+
+    Args:
+        study: The study.
+        cells: Cells of all seeds.
+        exact: Verdict of ``transcribed``.
+    """
+    settings, rows, entries = study.settings, list[Row](), list[Row]()
+    for (depth, width, scale), group in grouped(cells, "depth", "width", "scale").items():
+        numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
+        counts = {"lost": sum(c.diverged for c in group), "above": sum(bool(c.over(c.rho) > 1) for c in group)}
+        place = {"depth": depth, "width": width, "scale": scale, "seeds": len(group)}
+        rows.append({**place, **numbers, **counts, "need": [c.need for c in group], "apart": [c.apart for c in group]})
+        entries.append({**place, **{name: _mean(values) for name, values in numbers.items()}, **counts})
+    sheets = []
+    for letter, (varied, fixed, places) in zip("mL", _maps(settings), strict=True):
+        columns = f"{letter}: {{{varied}}} | s: {{scale:g}} | / flow: {{to_flow:.2f}} | / P(0): {{to_own:.2f}} | "
+        columns += "/ (18): {to_bound:.2f} | moved: {moved:.3f} | K/N: {ratio:.3f} | flow's: {flow_ratio:.3f} | "
+        columns += "above: {above} | lost: {lost}"
+        lines = [row for place in places for row in entries if (row["depth"], row["width"]) == place]
+        title = f"{fixed}: {settings.num_rounds} rounds, N = {settings.num_clients}, K = {settings.local_steps}"
+        sheets.append(table(title, lines, columns))
+    _draw(study, entries)
+    verdicts = (exact, *_verdicts(settings, cells))
+    failed = disagreeing([v for v in verdicts if v.holds is not None])
+    return Outcome(tuple(sheets), rows, _claims(settings, cells), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
-def maps(s: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
+def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
     """Returns the maps of widths and of depths: varying quantity, fixed quantity, and (depth, width) of each line."""
-    by_width = "width", f"depth {s.depth}", [(s.depth, w) for w in s.widths]
-    return [by_width, ("depth", f"width {s.middle}", [(d, s.middle) for d in s.depths])]
+    by_width = "width", f"depth {settings.depth}", [(settings.depth, w) for w in settings.widths]
+    return [by_width, ("depth", f"width {settings.middle}", [(d, settings.middle) for d in settings.depths])]
 
 
 def _mean(values: list[float]) -> float | None:
@@ -281,91 +319,91 @@ def _mean(values: list[float]) -> float | None:
     return float(np.mean(finite)) if finite else None
 
 
-def at_corner(s: RegimeSettings, found: list[Cell], lazy: bool) -> list[Cell]:
+def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[Cell]:
     """Selects every seed's cell at one corner of the map of widths.
 
     With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest width
     and the smallest scale.
     """
     place = -1 if lazy else 0
-    return [c for c in found if (c.depth, c.width, c.scale) == (s.depth, s.widths[place], s.scales[place])]
+    return [
+        c
+        for c in cells
+        if (c.depth, c.width, c.scale) == (settings.depth, settings.widths[place], settings.scales[place])
+    ]
 
 
-def slope(s: RegimeSettings, found: list[Cell], name: str) -> MeanInterval:
+def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> MeanInterval:
     """Computes the slope of ln ``moved`` or ln ``apart`` against ln width at the largest scale, over seeds."""
-    own = {(c.seed, c.width): getattr(c, name) for c in found if (c.depth, c.scale) == (s.depth, s.scales[-1])}
-    seeds = sorted({c.seed for c in found})
-    return interval([log_slope(s.widths, [own[seed, width] for width in s.widths]) for seed in seeds])
+    values = {
+        (c.seed, c.width): getattr(c, name)
+        for c in cells
+        if (c.depth, c.scale) == (settings.depth, settings.scales[-1])
+    }
+    seeds = sorted({c.seed for c in cells})
+    return interval(log_slope(settings.widths, [values[seed, width] for width in settings.widths]) for seed in seeds)
 
 
-def _claims(s: RegimeSettings, found: list[Cell]) -> tuple[Claim, ...]:
-    lazy, rich = ([c for c in at_corner(s, found, which) if not c.diverged] for which in (True, False))
-    where = f"m = {s.widths[-1]}, s = {s.scales[-1]:g}"
-    there = f"m = {s.widths[0]}, s = {s.scales[0]:g}"
-
-    def of(cells: list[Cell], name: str) -> MeanInterval:
-        return interval([c.numbers()[name] for c in cells])
-
-    off_flow, off_own = (interval([abs(c.numbers()[name] - 1) for c in lazy]) for name in ("to_flow", "to_own"))
-    times, ratio = of(lazy, "to_bound"), interval([c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy])
-    above = sorted({(c.depth, c.width, c.scale) for c in found if not c.over(c.rho) <= 1})
+def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[Claim, ...]:
+    lazy, rich = ([c for c in _at_corner(settings, cells, which) if not c.diverged] for which in (True, False))
+    large = f"m = {settings.widths[-1]}, s = {settings.scales[-1]:g}"
+    small = f"m = {settings.widths[0]}, s = {settings.scales[0]:g}"
+    off_flow, off_own = (interval(abs(c.numbers()[name] - 1) for c in lazy) for name in ("to_flow", "to_own"))
+    times = interval(c.numbers()["to_bound"] for c in lazy)
+    ratio = interval(c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy)
+    above = sorted({(c.depth, c.width, c.scale) for c in cells if not c.over(c.rho) <= 1})
+    places = (
+        "at " + ", ".join(f"L {d} m {w} s {v:g}" for d, w, v in above) if above else f"in 0 of {len(cells)} networks"
+    )
     claims = [
-        Claim(f"{where}: the decay is that of P(0) to 5 %", f"off by {off_own:.3f}", off_own.below(0.05)),
-        Claim(f"{where}: that of infinite width to 20 %", f"off by {off_flow:.3f}", off_flow.below(0.2)),
-        Claim(f"{where}: (18) has a third of it or less", f"{times:.2f} times", times.above(3)),
-        Claim(f"{where}: curves of equal K/N are as near as the flow's", f"{ratio:+.4f}", ratio.below(0.01)),
-        Claim("the loss is nowhere above (18)", f"above in {len(above)} of {len(found)} networks"
-              if not above else "above at " + ", ".join(f"L {d} m {w} s {v:g}" for d, w, v in above),
-              NOT_SEEN if above else SEEN),
-    ]  # fmt: skip
+        off_own.claim_below(f"{large}: the decay is that of P(0) to 5 %", "off by {:.3f}", 0.05),
+        off_flow.claim_below(f"{large}: that of infinite width to 20 %", "off by {:.3f}", 0.2),
+        times.claim_above(f"{large}: (18) has a third of it or less", "{:.2f} times", 3),
+        ratio.claim_below(f"{large}: curves of equal K/N are as near as the flow's", level=0.01),
+        Claim("the loss is nowhere above (18)", f"above {places}", NOT_SEEN if above else SEEN),
+    ]
     if len(rich) > 1:
-        moved, far = of(rich, "moved"), interval([c.numbers()["ratio"] for c in rich])
-        beside = interval([abs(np.log(c.numbers()["to_own"])) for c in rich])
+        moved, far = (interval(c.numbers()[name] for c in rich) for name in ("moved", "ratio"))
+        beside = interval(abs(np.log(c.numbers()["to_own"])) for c in rich)
         claims += [
-            Claim(f"{there}: the kernel moves by more than half", f"{moved:.2f}", moved.above(0.5)),
-            Claim(f"{there}: P(0) does not tell the decay to 20 %", f"|ln ratio| {beside:.2f}", beside.above(0.2)),
-            Claim(f"{there}: equal K/N still means equal curves to 10 %", f"{far:.3f}", far.below(0.1)),
+            moved.claim_above(f"{small}: the kernel moves by more than half", "{:.2f}", 0.5),
+            beside.claim_above(f"{small}: P(0) does not tell the decay to 20 %", "|ln ratio| {:.2f}", 0.2),
+            far.claim_below(f"{small}: equal K/N still means equal curves to 10 %", "{:.3f}", 0.1),
         ]
     return tuple(claims)
 
 
-def _verdicts(s: RegimeSettings, found: list[Cell]) -> tuple[Verdict, ...]:
-    lazy = at_corner(s, found, lazy=True)
-    sizes = f"m {s.widths[-1]}, s {s.scales[-1]:g}, {len(lazy)} networks"
-    bound = bounded_verdict(
-        SUBJECT, "loss / bound (18) at the lazy corner", sizes, max(c.over(c.rho) for c in lazy),
-        "1 - 2 eta K lambda_min: N forgotten", max(c.over(c.wrong) for c in lazy),
-    )  # fmt: skip
-    moved, away = slope(s, found, "moved"), slope(s, found, "apart")
-    motion = Verdict.of(
-        SUBJECT, f"the kernel's motion at s = {s.scales[-1]:g}: slope against width", f"L {s.depth}, {len(lazy)} seeds",
-        (f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)),
-        ("P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN),
-    )  # fmt: skip
-    return bound, motion
+def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...]:
+    lazy = _at_corner(settings, cells, lazy=True)
+    sizes = f"m {settings.widths[-1]}, s {settings.scales[-1]:g}, {len(lazy)} networks"
+    largest, control = max(c.over(c.rho) for c in lazy), max(c.over(c.wrong) for c in lazy)
+    forgotten, statement = "1 - 2 eta K lambda_min: N forgotten", "loss / bound (18) at the lazy corner"
+    bound = bounded_verdict(SUBJECT, statement, sizes, largest, forgotten, control)
+    moved, away = _slope(settings, cells, "moved"), _slope(settings, cells, "apart")
+    right = f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)
+    wrong = "P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN
+    statement = f"the kernel's motion at s = {settings.scales[-1]:g}: slope against width"
+    return bound, Verdict.of(SUBJECT, statement, f"L {settings.depth}, {len(lazy)} seeds", right, wrong)
 
 
-def _draw(study: Study, shown: list[dict[str, Any]]) -> None:
+def _draw(study: Study, entries: list[Row]) -> None:
     """Draws four of NUMBERS on both maps."""
-    s, grid = study.settings, []
-    kept = {(r["depth"], r["width"], r["scale"]): r for r in shown}
-    for down, title, places in maps(s):
-        ticks = [str(place[down == "width"]) for place in places]
-        axes = {down: ticks, "initial scale": [f"{v:g}" for v in s.scales]}
+    settings, grid = study.settings, []
+    by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}
+    for varied, title, places in _maps(settings):
+        axes = {varied: [str(place[varied == "width"]) for place in places]}
+        axes["initial scale"] = [f"{v:g}" for v in settings.scales]
         line = []
         for name in ("to_own", "to_bound", "moved", "ratio"):
-            values = [[kept[*place, scale][name] for scale in s.scales] for place in places]
+            values = [[by_place[*place, scale][name] for scale in settings.scales] for place in places]
             line.append(Shades(np.array(values, float), axes, "", f"{title}:\n{NUMBERS[name]}", ".2g", log=True))
         grid.append(line)
     heat_maps(grid, study.figures.path("regime_map"), "deep linear networks from rich to lazy, mean over seeds")
 
 
-DEFAULT = RegimeSettings(
-    scales=(0.4, 0.5, 0.6, 0.7, 0.85, 1.0), widths=(16, 64, 256), depths=(2, 3, 4, 6), num_rounds=100
+DEFAULT = with_changes(RegimeSettings(), "scales=0.4,0.5,0.6,0.7,0.85,1 widths=16,64,256 depths=2,3,4,6 num_rounds=100")
+PAPER = with_changes(
+    DEFAULT, "scales=0.3,0.4,0.5,0.6,0.7,0.85,1,1.2 widths=16,64,256,1024 depths=2,3,4,5,6 num_rounds=200"
 )
-PAPER = RegimeSettings(
-    scales=(0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2), widths=(16, 64, 256, 1024), depths=(2, 3, 4, 5, 6),
-    num_rounds=200,
-)  # fmt: skip
 SCALES = {"gaussian": by_scale(RegimeSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=check, least_seeds=2, exact=True),)

@@ -8,12 +8,12 @@ measured on the way, and how far the layers leave their balance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, work_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, FollowedNetwork, check_width, follow
@@ -24,18 +24,18 @@ from fedtangent._src.experiments.lab.results import (
     Claim,
     MeanInterval,
     Outcome,
+    Row,
     Sheet,
     assumption_sheet,
     disagreeing,
     interval,
     log_slope,
+    metric_rows,
     table,
     theorem_details,
 )
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory.deep_linear.rounds import FullBatchWork
 from fedtangent._src.theory.deep_linear.theorem import STEP
 
 SUBJECT = "DeepLin Theorem IV.2"
@@ -80,254 +80,280 @@ class TheoremSettings:
     control_factor: float = within(100.0, above=1)  # times the step, for a network outside the theorem
 
     def size(self, width: int, rounds: int | None = None) -> Size:
-        """Returns the size of a run, with as many dimensions as examples."""
-        examples = self.num_clients * self.held
-        return Size(self.num_clients, self.held, examples, self.outputs, width, self.local_steps,
-                    rounds or self.num_rounds, self.depth)  # fmt: skip
+        """Returns the size of a run, with as many dimensions as examples.
+
+        Args:
+            width: Width of the network.
+            rounds: Number of rounds; None for ``num_rounds``.
+        """
+        shape = self.num_clients, self.held, self.num_clients * self.held, self.outputs, width
+        return Size(*shape, self.local_steps, rounds or self.num_rounds, self.depth)
 
     def most_factor(self) -> float:
         """Computes the multiple of the theorem's step at which a client with all examples diverges."""
         return 2 * STEP * self.local_steps / self.spread**2
 
 
-def task(s: TheoremSettings, seed: int, factor: float) -> FullBatchWork:
-    """Builds the clients' work at ``factor`` times the theorem's step, which is the same for all seeds as |X| is 1."""
-    size = s.size(s.widths[0])
-    drawn = problem(size, seed, s.spread, s.truth)
-    return work_of(size, *drawn, factor * s.outputs * s.spread**2 / (STEP * s.depth * s.local_steps))
+def task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
+    """Builds the clients' work, whose step is the same for all seeds as |X| is 1.
+
+    Args:
+        settings: Settings.
+        seed: Seed of the examples.
+        factor: Step over the theorem's step.
+    """
+    size = settings.size(settings.widths[0])
+    x, y = problem(size, seed, settings.spread, settings.truth)
+    return work_of(
+        size, x, y, factor * settings.outputs * settings.spread**2 / (STEP * settings.depth * settings.local_steps)
+    )
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for networks whose kernel is singular, and steps at which local work diverges."""
-    s, most = study.settings, study.settings.most_factor()
-    for name, width in (("widths", s.widths[0]), ("control_width", s.control_width)):
-        check_width(name, width, s.outputs, s.num_clients * s.held)
-    for name, given in (("step_factor", s.step_factor), ("control_factor", s.step_factor * s.control_factor)):
-        if given >= most:
-            raise ValueError(f"{name}: got a step of {given:g} times the theorem's, must be below {most:g}, else local "
-                             "descent diverges")  # fmt: skip
+    settings, most = study.settings, study.settings.most_factor()
+    for name, width in (("widths", settings.widths[0]), ("control_width", settings.control_width)):
+        check_width(name, width, settings.outputs, settings.num_clients * settings.held)
+    for name, factor in (
+        ("step_factor", settings.step_factor),
+        ("control_factor", settings.step_factor * settings.control_factor),
+    ):
+        if factor >= most:
+            got = f"got a step of {factor:g} times the theorem's"
+            raise ValueError(f"{name}: {got}, must be below {most:g}, else local descent diverges")
 
 
 def run(study: Study) -> Outcome:
     """Follows every network, and for each seed the control: a narrow network at a step far too large."""
-    s, found, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
+    settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
-        work = task(s, seed, s.step_factor)
-        own = [
-            follow(s.size(width), work, (seed, draw), s.looks, s.delta)
-            for width in s.widths for draw in range(s.draws)
-        ]  # fmt: skip
-        found += own
-        far = task(s, seed, s.step_factor * s.control_factor)
-        wrong.append(follow(s.size(s.control_width, s.looks), far, (seed, 0), s.looks, s.delta))
-        study.keep([
-            Metric(t, f"deep_linear width={f.width} draw={f.draw}", seed, "train", "relative_loss", float(value), 0, 0)
-            for f in own for t, value in enumerate(f.loss)
-        ])  # fmt: skip
-    return conclude(study, found, wrong)
+        work = task(settings, seed, settings.step_factor)
+        for width, draw in itertools.product(settings.widths, range(settings.draws)):
+            networks.append(follow(settings.size(width), work, (seed, draw), settings.looks, settings.delta))
+            name, loss = f"deep_linear width={width} draw={draw}", networks[-1].loss
+            study.keep(metric_rows(name, seed, range(len(loss)), {"relative_loss": loss}))
+        far = task(settings, seed, settings.step_factor * settings.control_factor)
+        wrong.append(
+            follow(
+                settings.size(settings.control_width, settings.looks), far, (seed, 0), settings.looks, settings.delta
+            )
+        )
+    return conclude(study, networks, wrong)
 
 
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def slope(s: TheoremSettings, found: list[FollowedNetwork], name: str) -> MeanInterval:
-    """Computes the slope of ln error against ln width of the flow ``name``: its interval over seeds and draws."""
-    own = {(f.seed, f.draw, f.width): f.error(name) for f in found}
-    places = sorted({(f.seed, f.draw) for f in found})
-    return interval([log_slope(s.widths, [own[*place, width] for width in s.widths]) for place in places])
+def slope(settings: TheoremSettings, networks: list[FollowedNetwork], name: str) -> MeanInterval:
+    """Computes the slope of ln error against ln width of a flow: its interval over seeds and draws.
+
+    Args:
+        settings: Settings.
+        networks: Networks of all seeds, draws and widths.
+        name: Name of the flow, of FLOWS.
+    """
+    errors = {(f.seed, f.draw, f.width): f.error(name) for f in networks}
+    places = sorted({(f.seed, f.draw) for f in networks})
+    return interval(
+        log_slope(settings.widths, [errors[*place, width] for width in settings.widths]) for place in places
+    )
 
 
-def fallen(loss: np.ndarray) -> float:
+def _fallen(loss: np.ndarray) -> float:
     """Computes the fall of ln ``loss`` over the second half of the rounds."""
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
-def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> Outcome:
-    """Builds tables, figures, claims and verdicts."""
-    s = study.settings
-    widest = [f for f in found if f.width == s.widths[-1]]
+def conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> Outcome:
+    """Builds tables, figures, claims and verdicts.
+
+    Args:
+        study: The study.
+        networks: Networks of all seeds, draws and widths.
+        wrong: The control's network of each seed.
+    """
+    settings = study.settings
+    widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
-    rates = {name: slope(s, found, name) for name in FLOWS}
-    terms = worst_terms(looked_at, wrong)
-    theorems = [f.theorem for f in looked_at]
-    errors = _error_rows(s, found, rates)
+    rates = {name: slope(settings, networks, name) for name in FLOWS}
+    terms, theorems = _worst_terms(looked_at, wrong), [f.theorem for f in looked_at]
+    columns = " | ".join(["flow: {flow}", *(f"m = {w}: {{w{w}:.3g}}" for w in settings.widths), "slope: {slope:.2f}"])
+    title = "largest distance of residuals from the network's, over the start's"
     sheets = (
-        assumption_sheet(theorems, f"assumptions at width {s.widths[-1]}, first seed's"),
-        _rounds_sheet(looked_at[0]), _hypotheses_sheet(looked_at), _terms_sheet(terms),
-        table("largest distance of residuals from the network's, over the start's", errors,
-              {"flow": "{flow}"} | {f"m = {w}": f"{{w{w}:.3g}}" for w in s.widths} | {"slope": "{slope:.2f}"}),
+        assumption_sheet(theorems, f"assumptions at width {settings.widths[-1]}, first seed's"),
+        _rounds_sheet(looked_at[0]),
+        _hypotheses_sheet(looked_at),
+        _terms_sheet(terms),
+        table(title, _error_rows(settings, networks, rates), columns),
         _modes_sheet(looked_at[0]),
-    )  # fmt: skip
+    )
     _draw(study, looked_at[0])
-    verdicts = _verdicts(s, widest, terms, rates)
-    rows = [
-        {"seed": f.seed, "draw": f.draw, "width": f.width, "loss": f.loss[-1], "eigenvalues": f.eigenvalues,
-         "rho": f.theorem.constants.rate(), "linear_rate": f.theorem.linear_rate,
-         "errors": {name: f.error(name) for name in FLOWS}, "looks": f.looks}
-        for f in found
-    ]  # fmt: skip
-    diverged = () if all(np.isfinite(f.modes).all() for f in found) else ("a network diverged",)
+    verdicts = _verdicts(settings, widest, terms, rates)
+    diverged = () if all(np.isfinite(f.modes).all() for f in networks) else ("a network diverged",)
     failed = (*diverged, *disagreeing([v for v in verdicts if v.holds is not None]))
-    claims = _claims(looked_at, widest, terms)
+    claims, rows = _claims(looked_at, widest, terms), [_row(f) for f in networks]
     return Outcome(sheets, rows, claims, theorem_details(theorems), REMARKS, failed, verdicts)
 
 
-def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[dict[str, Any]]:
+def _row(f: FollowedNetwork) -> Row:
+    """Builds a row of result.json."""
+    return {
+        "seed": f.seed,
+        "draw": f.draw,
+        "width": f.width,
+        "loss": f.loss[-1],
+        "eigenvalues": f.eigenvalues,
+        "rho": f.theorem.constants.rate(),
+        "linear_rate": f.theorem.linear_rate,
+        "errors": {name: f.error(name) for name in FLOWS},
+        "looks": f.looks,
+    }
+
+
+def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[Row]:
     """Computes each term over its share, the largest over all looks and seeds, and the same for its control."""
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
-        seen = [look.terms[name] for look in f.looks]
-        return unit / min(seen) if name == "first" else max(seen) / SHARES[name]
+        terms = [look.terms[name] for look in f.looks]
+        return unit / min(terms) if name == "first" else max(terms) / SHARES[name]
 
     rows = []
     for name, label in TERMS.items():
         if name == "first":
-            spread = [over(f, name, f.theorem.constants.lambda_max / f.theorem.constants.lambda_min) for f in found]
-            control = "lambda_max for lambda_min", max(spread)
+            constants = [f.theorem.constants for f in networks]
+            units = [c.lambda_max / c.lambda_min for c in constants]
+            control = "lambda_max for lambda_min", max(map(over, networks, [name] * len(networks), units))
         else:
             control = "narrow, step too large", max(over(f, name) for f in wrong)
-        ratio = max(over(f, name) for f in found)
-        rows.append({"term": name, "what": label, "share": SHARES.get(name, 1.0), "ratio": ratio,
-                     "control": control[0], "wrong": control[1]})  # fmt: skip
+        row = {
+            "term": name,
+            "what": label,
+            "share": SHARES.get(name, 1.0),
+            "ratio": max(over(f, name) for f in networks),
+        }
+        rows.append({**row, "control": control[0], "wrong": control[1]})
     return rows
 
 
 def _error_rows(
-    s: TheoremSettings, found: list[FollowedNetwork], rates: dict[str, MeanInterval]
-) -> list[dict[str, Any]]:
+    settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, MeanInterval]
+) -> list[Row]:
     """Computes the mean error of every flow by width, and its slope."""
     rows = []
     for name, label in FLOWS.items():
-        means = {f"w{w}": float(np.mean([f.error(name) for f in found if f.width == w])) for w in s.widths}
+        means = {f"w{w}": float(np.mean([f.error(name) for f in networks if f.width == w])) for w in settings.widths}
         rows.append({"flow": label, **means, "slope": rates[name]})
     return rows
 
 
 def _rounds_sheet(f: FollowedNetwork) -> Sheet:
     """Builds the table of one network's loss by round, with its bounds and flows."""
-    squares = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
+    curves = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
+    curves |= {"loss": f.loss, "b18": f.bounds()["(18)"], "proof": f.bounds()["its proof"]}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
-    rows = [
-        {"round": t, "loss": f.loss[t], **{name: values[t] for name, values in squares.items()},
-         "b18": f.bounds()["(18)"][t], "proof": f.bounds()["its proof"][t]}
-        for t in at
-    ]  # fmt: skip
-    return table(f"loss over the start's, width {f.width}, first seed", rows, {
-        "round": "{round}", "network": "{loss:.4f}", FLOWS["own"]: "{own:.4f}", FLOWS["infinite"]: "{infinite:.4f}",
-        "its proof": "{proof:.4f}", "(18)": "{b18:.4f}",
-    })  # fmt: skip
+    rows = [{"round": t, **{name: values[t] for name, values in curves.items()}} for t in at]
+    columns = f"round: {{round}} | network: {{loss:.4f}} | {FLOWS['own']}: {{own:.4f}} | "
+    columns += f"{FLOWS['infinite']}: {{infinite:.4f}} | its proof: {{proof:.4f}} | (18): {{b18:.4f}}"
+    return table(f"loss over the start's, width {f.width}, first seed", rows, columns)
 
 
-def _hypotheses_sheet(found: list[FollowedNetwork]) -> Sheet:
+def _hypotheses_sheet(networks: list[FollowedNetwork]) -> Sheet:
     """Builds the table of hypotheses, each at the round where it is nearest to failing, or fails most."""
     rows = []
-    for i, first in enumerate(found[0].looks[0].hypotheses):
-        told = [look.hypotheses[i] for f in found for look in f.looks]
-        nearest = max(told, key=lambda a: a.required / a.measured if a.relation == ">" else a.measured / a.required)
-        rows.append({**nearest._asdict(), "name": first.name, "held": sum(a.holds for a in told), "looks": len(told)})
-    return table("hypotheses of the proof along the runs, where nearest to failing", rows, {
-        "hypothesis": "{name}", "what": "{statement}", "measured": "{measured:.4g}",
-        "required": "{relation} {required:.4g}", "holds": "{held} of {looks}",
-    })  # fmt: skip
+    for i, first in enumerate(networks[0].looks[0].hypotheses):
+        along = [look.hypotheses[i] for f in networks for look in f.looks]
+        nearest = max(along, key=lambda a: a.required / a.measured if a.relation == ">" else a.measured / a.required)
+        counts = {"held": sum(a.holds for a in along), "looks": len(along)}
+        rows.append({**nearest._asdict(), "name": first.name, **counts})
+    columns = "hypothesis: {name} | what: {statement} | measured: {measured:.4g} | "
+    columns += "required: {relation} {required:.4g} | holds: {held} of {looks}"
+    return table("hypotheses of the proof along the runs, where nearest to failing", rows, columns)
 
 
-def _terms_sheet(terms: list[dict[str, Any]]) -> Sheet:
+def _terms_sheet(terms: list[Row]) -> Sheet:
     title = "eq. (17), norms over the residual's in units of eta K lambda_min / N: worst over the proof's share"
-    return table(title, terms, {
-        "term": "{term}: {what}", "share": "{share:.3f}", "worst / share": "{ratio:.3g}", "control": "{wrong:.3g}",
-    })  # fmt: skip
+    columns = "term: {term}: {what} | share: {share:.3f} | worst / share: {ratio:.3g} | control: {wrong:.3g}"
+    return table(title, terms, columns)
 
 
 def _modes_sheet(f: FollowedNetwork) -> Sheet:
     """Builds the table of the share of every mode of one network that remains after the last round."""
-    left = {name: values[-1] / values[0] for name, values in (("network", f.modes), *f.flows.items())}
-    rows = [
-        {"value": value, **{name: np.abs(values[j]) for name, values in left.items()}}
-        for j, value in enumerate(f.eigenvalues)
-    ]
-    return table(f"modes of P(0): what {len(f.modes) - 1} rounds leave, width {f.width}, first seed", rows, {
-        "eigenvalue": "{value:.4f}", "network": "{network:.4f}", FLOWS["own"]: "{own:.4f}",
-        FLOWS["infinite"]: "{infinite:.4f}", FLOWS["one_step"]: "{one_step:.4f}",
-    })  # fmt: skip
+    shares = {name: np.abs(values[-1] / values[0]) for name, values in (("network", f.modes), *f.flows.items())}
+    rows = [{"value": value, **{name: v[j] for name, v in shares.items()}} for j, value in enumerate(f.eigenvalues)]
+    columns = f"eigenvalue: {{value:.4f}} | network: {{network:.4f}} | {FLOWS['own']}: {{own:.4f}} | "
+    columns += f"{FLOWS['infinite']}: {{infinite:.4f}} | {FLOWS['one_step']}: {{one_step:.4f}}"
+    title = f"modes of P(0): what {len(f.modes) - 1} rounds leave, width {f.width}, first seed"
+    return table(title, rows, columns)
 
 
-def _claims(
-    looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[dict[str, Any]]
-) -> tuple[Claim, ...]:
-    def ratio(of: Callable[[FollowedNetwork], float]) -> MeanInterval:
-        return interval([fallen(f.loss) / of(f) for f in looked_at])
-
-    over_18, over_proof = (ratio(lambda f, b=b: fallen(f.bounds()[b])) for b in ("(18)", "its proof"))  # type: ignore[misc]
-    to_flow = interval([abs(fallen(f.loss) / fallen(np.sum(f.flows["infinite"] ** 2, axis=1)) - 1) for f in widest])
-    told = [a for f in looked_at for look in f.looks for a in look.hypotheses]
-    held, balance = (
-        sum(a.holds for a in told),
-        interval([f.looks[-1].unbalanced / f.looks[-1].moved for f in looked_at]),
+def _claims(looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[Row]) -> tuple[Claim, ...]:
+    over_18, over_proof = (
+        interval(_fallen(f.loss) / _fallen(f.bounds()[bound]) for f in looked_at) for bound in ("(18)", "its proof")
     )
+    wide = [_fallen(np.sum(f.flows["infinite"] ** 2, axis=1)) for f in widest]
+    to_flow = interval(abs(_fallen(f.loss) / flow - 1) for f, flow in zip(widest, wide, strict=True))
+    hypotheses = [a.holds for f in looked_at for look in f.looks for a in look.hypotheses]
+    balance = interval(f.looks[-1].unbalanced / f.looks[-1].moved for f in looked_at)
     most = max((t for t in terms if t["term"] != "first"), key=lambda t: t["ratio"])
+    of_hypotheses = f"{sum(hypotheses)} of {len(hypotheses)}", SEEN if all(hypotheses) else NOT_SEEN
+    of_terms = f"most: {most['term']}, {most['ratio']:.2g} of it", SEEN if most["ratio"] <= 1 else NOT_SEEN
     return (
-        Claim("Theorem IV.2: the loss falls at least as (18)", f"{over_18:.2f} times its rate", over_18.above(1)),
-        Claim("its proof's rho^2, twice the rate of (18), holds", f"{over_proof:.2f} times", over_proof.above(1)),
-        Claim("ours: (18) has a quarter of the rate, or less", f"{over_18:.2f} times", over_18.above(4 * (1 - MARGIN))),
-        Claim("ours: the rate is that of infinite width to 5 %", f"off by {to_flow:.3f}", to_flow.below(0.05)),
-        Claim("A, B and C hold along the runs", f"{held} of {len(told)}", SEEN if held == len(told) else NOT_SEEN),
-        Claim("no term of (17) takes its share", f"most: {most['term']}, {most['ratio']:.2g} of it",
-              SEEN if most["ratio"] <= 1 else NOT_SEEN),
-        Claim("layers keep their balance to 1 % of their motion", f"{balance:.1e}", balance.below(0.01)),
-    )  # fmt: skip
+        over_18.claim_above("Theorem IV.2: the loss falls at least as (18)", "{:.2f} times its rate", 1),
+        over_proof.claim_above("its proof's rho^2, twice the rate of (18), holds", "{:.2f} times", 1),
+        over_18.claim_above("ours: (18) has a quarter of the rate, or less", "{:.2f} times", 4 * (1 - MARGIN)),
+        to_flow.claim_below("ours: the rate is that of infinite width to 5 %", "off by {:.3f}", 0.05),
+        Claim("A, B and C hold along the runs", *of_hypotheses),
+        Claim("no term of (17) takes its share", *of_terms),
+        balance.claim_below("layers keep their balance to 1 % of their motion", "{:.1e}", 0.01),
+    )
 
 
 def _verdicts(
-    s: TheoremSettings, widest: list[FollowedNetwork], terms: list[dict[str, Any]], rates: dict[str, MeanInterval]
+    settings: TheoremSettings, widest: list[FollowedNetwork], terms: list[Row], rates: dict[str, MeanInterval]
 ) -> tuple[Verdict, ...]:
-    sizes = f"width {s.widths[-1]}, {s.num_rounds} rounds, {len(widest)} networks"
-    found = []
+    sizes = f"width {settings.widths[-1]}, {settings.num_rounds} rounds, {len(widest)} networks"
+    verdicts = []
     for name in ("(18)", "its proof"):
-        over, control = ([float((f.loss / f.bounds()[b])[1:].max()) for f in widest] for b in (name, CONTROL))
-        found.append(bounded_verdict(SUBJECT, f"loss / bound, {name}", sizes, max(over), CONTROL, max(control)))
+        largest, above = (max(float((f.loss / f.bounds()[b])[1:].max()) for f in widest) for b in (name, CONTROL))
+        verdicts.append(bounded_verdict(SUBJECT, f"loss / bound, {name}", sizes, largest, CONTROL, above))
     for t in terms:
         statement = f"eq. (17), {t['term']} term / its share"
-        found.append(bounded_verdict(SUBJECT, statement, sizes, t["ratio"], t["control"], t["wrong"]))
+        verdicts.append(bounded_verdict(SUBJECT, statement, sizes, t["ratio"], t["control"], t["wrong"]))
     for name, (target, other) in SLOPES.items():
-        own, wrong = rates[name], rates[other]
-        fails = abs(wrong.mean - target) > MARGIN
-        found.append(Verdict.of(
-            SUBJECT, f"modes beside the {FLOWS[name]}: slope of the error against width", f"{len(widest)} networks",
-            (f"{own:.2f}", f"{target:g} +- {MARGIN:g}", own.within(target, MARGIN)),
-            (FLOWS[other], f"{wrong:.2f}", fails),
-        ))  # fmt: skip
-    return tuple(found)
+        rate, control = rates[name], rates[other]
+        right = f"{rate:.2f}", f"{target:g} +- {MARGIN:g}", rate.within(target, MARGIN)
+        wrong = FLOWS[other], f"{control:.2f}", abs(control.mean - target) > MARGIN
+        statement = f"modes beside the {FLOWS[name]}: slope of the error against width"
+        verdicts.append(Verdict.of(SUBJECT, statement, f"{len(widest)} networks", right, wrong))
+    return tuple(verdicts)
 
 
 def _draw(study: Study, f: FollowedNetwork) -> None:
     """Draws two figures of the first seed and largest width: decay, and the quantities of the proof."""
-    s = study.settings
+    settings = study.settings
     at = np.unique(np.linspace(0, len(f.modes) - 1, 21).round().astype(int))
     bounds = {name: values[at] for name, values in f.bounds().items()}
-    squares = {name: np.sum(f.flows[name][at] ** 2, axis=1) for name in ("own", "infinite")}
-    shown = np.unique(np.linspace(0, f.modes.shape[1] - 1, 4).round().astype(int))
-    title = f"DeepLin, depth {s.depth}, width {f.width}, N = {s.num_clients}, K = {s.local_steps}"
-    loss = BoundedPanel(
-        "loss / initial loss", at, {"network": f.loss[None, at]},
-        {"(18)": bounds["(18)"], "its proof": bounds["its proof"], FLOWS["infinite"]: squares["infinite"]},
-        {CONTROL: bounds[CONTROL]}, {FLOWS["own"]: squares["own"][None]},
-    )  # fmt: skip
-    modes = BoundedPanel(
-        "modes of P(0), over the initial residual", at,
-        {f"eigenvalue {f.eigenvalues[j]:.3f}": np.abs(f.modes[None, at, j]) for j in shown}, {},
-        {FLOWS["one_step"]: np.abs(f.flows["one_step"][at, shown[-1]])},
-        {FLOWS["own"]: np.abs(f.flows["own"][at][:, shown]).T},
-    )  # fmt: skip
+    flow, wide = (np.sum(f.flows[name][at] ** 2, axis=1) for name in ("own", "infinite"))
+    right = {"(18)": bounds["(18)"], "its proof": bounds["its proof"], FLOWS["infinite"]: wide}
+    network, wrong, predicted = {"network": f.loss[None, at]}, {CONTROL: bounds[CONTROL]}, {FLOWS["own"]: flow[None]}
+    loss = BoundedPanel("loss / initial loss", at, network, right, wrong, predicted)
+    places = np.unique(np.linspace(0, f.modes.shape[1] - 1, 4).round().astype(int))
+    measured = {f"eigenvalue {f.eigenvalues[j]:.3f}": np.abs(f.modes[None, at, j]) for j in places}
+    wrong = {FLOWS["one_step"]: np.abs(f.flows["one_step"][at, places[-1]])}
+    predicted = {FLOWS["own"]: np.abs(f.flows["own"][at][:, places]).T}
+    modes = BoundedPanel("modes of P(0), over the initial residual", at, measured, {}, wrong, predicted)
+    title = f"DeepLin, depth {settings.depth}, width {f.width}, N = {settings.num_clients}, K = {settings.local_steps}"
     bounded([loss, modes], title, ("round", "over that at the start"), None, study.figures.path("decay"))
     at = np.array([look.round for look in f.looks])
     shares = {f"proof grants {share:.3g}": np.full(len(at), share) for share in SHARES.values()}
     terms = {f"{name}: {TERMS[name]}": np.array([look.terms[name] for look in f.looks]) for name in SHARES}
-    both = {"W'W and WW'": [look.moved for look in f.looks], "their difference": [look.unbalanced for look in f.looks]}
-    kept = [
+    motion = {"W'W and WW'": np.array([look.moved for look in f.looks])}
+    motion["their difference"] = np.array([look.unbalanced for look in f.looks])
+    panels = [
         BoundedPanel("eq. (17): terms, in eta K lambda_min / N of the residual", at, terms, shares),
-        BoundedPanel("layers' balance: relative motion", at, {name: np.array(v) for name, v in both.items()}, {}),
+        BoundedPanel("layers' balance: relative motion", at, motion, {}),
     ]
-    bounded(kept, title, ("round", "ratio"), None, study.figures.path("proof"))
+    bounded(panels, title, ("round", "ratio"), None, study.figures.path("proof"))
 
 
 DEFAULT = TheoremSettings(num_rounds=150, draws=3, looks=10)

@@ -8,19 +8,18 @@ its schedule; the data stay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import fedtangent as ft
 from fedtangent._src.comparison.statistics import Slope
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import Outcome, disagreeing, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.kernels.gram import kernel_blocks
-from fedtangent._src.output.files import Metric
+from fedtangent._src.experiments.lab.results import Outcome, Row, disagreeing, metric_rows, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
-from fedtangent._src.theory.fed_ensemble.bias_variance import Corollary1, Decomposition, corollary_1
+from fedtangent._src.theory.fed_ensemble.bias_variance import Corollary1, Decomposition
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class Series(NamedTuple):
     both: dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and simulation
     runs: int  # independent runs of each K
 
-    def slope(self, seen: bool) -> Slope:
-        """Computes the slope of log variance in log K, simulated if ``seen``, else in closed form."""
-        return power_law({k: pair[seen].variance for k, pair in self.both.items()})
+    def slope(self, simulated: bool) -> Slope:
+        """Computes the slope of log variance in log K, in closed form or ``simulated``."""
+        return power_law({k: pair[simulated].variance for k, pair in self.both.items()})
 
     def limit_of(self, num_models: int) -> float | None:
         """Computes Corollary 1's k(x, x) / K, mean over x; None if Theta has no inverse."""
@@ -64,101 +63,110 @@ def check(study: Study) -> None:
     _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 
-def _network_problem(s: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
-    """Builds the problem of erf networks of one hidden layer; the kernel is that of infinite width."""
-    held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
+def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
+    """Builds the problem of erf networks of one hidden layer; the kernel has infinite width."""
+    data = sine.load(
+        seed, settings.network_clients, settings.points_per_client, True, settings.spacing, repeated_runs.TEST_POINTS
+    )
     model = sine.network(width)
     assert model.kernel is not None
-    blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    rate = sine.step_size(model, held)
-    return ToyProblem(held.x, held.y, held.clients, held.x_test, held.y_test, 0.0, lambda outputs: model, blocks, rate,
-                   s.local_steps)  # fmt: skip
+    blocks, rate = ft.kernels.kernel_blocks(model.kernel, data.x, data.x_test), sine.step_size(model, data)
+    return ToyProblem(*data, 0.0, lambda outputs: model, blocks, rate, settings.local_steps)
 
 
 def run(study: Study) -> Outcome:
     """Decomposes the variance of the linear toy and of networks of every width, on the first seed's data."""
-    s, seed = study.settings, study.seeds[0]
-    clients = {"num_clients": s.num_clients, "points_per_client": s.points_per_client}
-    linear = repeated_runs.sine_problem(seed, local_steps=s.local_steps, gap=True, **clients)
-    found = [_series(s, "linear toy", linear, s.num_rounds, s.schedules, s.draws)]
-    study.say(f"linear toy: every K, {s.schedules} schedules of {s.draws} initialisations, {s.num_rounds} rounds")
-    for width in s.widths:
-        problem = _network_problem(s, seed, width)
-        found.append(_series(s, f"erf, width {width}", problem, s.network_rounds, s.network_runs, 1))
-        study.say(f"networks of width {width}: every K, {s.network_runs} runs, {s.network_rounds} rounds")
-    study.keep([
-        Metric(one.num_rounds, f"{how} {one.name} K={k}", seed, "test", "variance", pair[i].variance.value, 0, 0)
-        for one in found for i, how in enumerate(("closed_form", "fed_ensemble")) for k, pair in one.both.items()
-    ])  # fmt: skip
-    _draw(study, found)
-    rows: list[dict[str, Any]] = [
-        {"model": one.name, "num_models": k, "num_rounds": one.num_rounds, "closed_form": exact,
-         "simulated": seen, "limit": one.limit_of(k)}
-        for one in found for k, (exact, seen) in one.both.items()
-    ]  # fmt: skip
-    shown = [{**r, "apart": sine.apart(r["simulated"].variance, r["closed_form"].variance),
-              "times": r["num_models"] * r["simulated"].variance.value} for r in rows]  # fmt: skip
-    sheet = table("variance of the average of K models", shown, {
-        "model": "{model}", "K": "{num_models}", "round": "{num_rounds}", "limit k/K": "{limit:.4f}",
-        "at this round": "{closed_form.variance.value:.4f}", "from schedules": "{closed_form.schedules.value:.5f}",
-        "simulated": "{simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f}",
-        "apart, SE": "{apart:+.1f}", "simulated x K": "{times:.4f}",
-    })  # fmt: skip
-    slopes = {one.name: {"closed_form": one.slope(False), "simulated": one.slope(True)} for one in found}
-    remarks = ["SE: standard errors over runs (of the linear toy: over schedules); variances are means over [-1, 1]"]
-    remarks += [
-        f"{one.name}: an assumption of corollary 1 fails in float64: {one.limit.assumptions[0].statement}"
-        for one in found if not one.limit.assumptions[0].holds
-    ]  # fmt: skip
-    remarks.append("networks: the closed form is that of infinite width; their own variance differs by O(1/width)")
-    verdicts = (_variances(found[0]), *(_slope(one, len(found)) for one in found))
-    return Outcome((sheet,), rows, (), {"slopes": slopes}, tuple(remarks), disagreeing(verdicts), verdicts)
+    settings, seed = study.settings, study.seeds[0]
+    clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
+    linear = repeated_runs.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)
+    series = [_series(settings, "linear toy", linear, settings.num_rounds, settings.schedules, settings.draws)]
+    study.say(
+        f"linear toy: every K, {settings.schedules} schedules of {settings.draws} initialisations, "
+        f"{settings.num_rounds} rounds"
+    )
+    for width in settings.widths:
+        problem = _network_problem(settings, seed, width)
+        series.append(
+            _series(settings, f"erf, width {width}", problem, settings.network_rounds, settings.network_runs, 1)
+        )
+        study.say(f"networks of width {width}: every K, {settings.network_runs} runs, {settings.network_rounds} rounds")
+    rows, entries = list[Row](), []
+    for one in series:
+        for i, kind in enumerate(("closed_form", "fed_ensemble")):
+            for k, pair in one.both.items():
+                variance = {"variance": pair[i].variance.value}
+                study.keep(metric_rows(f"{kind} {one.name} K={k}", seed, one.num_rounds, variance, "test"))
+        for k, (exact, simulated) in one.both.items():
+            row = {"model": one.name, "num_models": k, "num_rounds": one.num_rounds, "closed_form": exact}
+            rows.append({**row, "simulated": simulated, "limit": one.limit_of(k)})
+            apart, times = sine.apart(simulated.variance, exact.variance), k * simulated.variance.value
+            entries.append({**rows[-1], "apart": apart, "times": times})
+    _draw(study, series)
+    columns = "model: {model} | K: {num_models} | round: {num_rounds} | limit k/K: {limit:.4f} | "
+    columns += "at this round: {closed_form.variance.value:.4f} | from schedules: {closed_form.schedules.value:.5f} | "
+    columns += "simulated: {simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f} | "
+    columns += "apart, SE: {apart:+.1f} | simulated x K: {times:.4f}"
+    sheet = table("variance of the average of K models", entries, columns)
+    slopes = {one.name: {"closed_form": one.slope(False), "simulated": one.slope(True)} for one in series}
+    failing = [(one.name, one.limit.assumptions[0]) for one in series if not one.limit.assumptions[0].holds]
+    remarks = (
+        "SE: standard errors over runs (of the linear toy: over schedules); variances are means over [-1, 1]",
+        *(f"{name}: an assumption of corollary 1 fails in float64: {a.statement}" for name, a in failing),
+        "networks: the closed form is that of infinite width; their own variance differs by O(1/width)",
+    )
+    verdicts = (_variances(series[0]), *(_slope(one, len(series)) for one in series))
+    return Outcome((sheet,), rows, (), {"slopes": slopes}, remarks, disagreeing(verdicts), verdicts)
 
 
 def _series(
-    s: EnsembleSizeSettings, name: str, problem: ToyProblem, num_rounds: int, schedules: int, draws: int
+    settings: EnsembleSizeSettings, name: str, problem: ToyProblem, num_rounds: int, schedules: int, draws: int
 ) -> Series:
-    both = {k: sine.decomposed(problem, k, num_rounds, schedules, draws) for k in s.num_models}
-    return Series(name, num_rounds, corollary_1(problem.blocks, problem.y, 1), both, schedules)
+    both = {k: sine.decomposed(problem, k, num_rounds, schedules, draws) for k in settings.num_models}
+    return Series(name, num_rounds, ft.theory.corollary_1(problem.blocks, problem.y, 1), both, schedules)
 
 
 def _variances(linear: Series) -> Verdict:
     """Checks that the linear toy's variance is the closed form's at every K; control: variance not divided by K."""
     allowed, most = sine.allowed(linear.runs, len(linear.both)), max(linear.both)
-    worst = max(abs(sine.apart(seen.variance, exact.variance)) for exact, seen in linear.both.values())
-    exact, seen = (d.variance for d in linear.both[most])
-    wrong = abs(seen.value - most * exact.value) / seen.standard_error
-    found = f"{worst:.1f} SE at most", f"<= {allowed:.1f} SE", worst <= allowed
-    control = "not divided by K", f"{wrong:.0f} SE", wrong > allowed
-    return Verdict.of("FE-2024 Corollary 1", "variance of K models is the closed form's", linear.name, found, control)
+    largest = max(abs(sine.apart(simulated.variance, exact.variance)) for exact, simulated in linear.both.values())
+    exact, simulated = (d.variance for d in linear.both[most])
+    control = abs(simulated.value - most * exact.value) / simulated.standard_error
+    right = f"{largest:.1f} SE at most", f"<= {allowed:.1f} SE", largest <= allowed
+    wrong = "not divided by K", f"{control:.0f} SE", control > allowed
+    return Verdict.of("FE-2024 Corollary 1", "variance of K models is the closed form's", linear.name, right, wrong)
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
     """Checks that the slope is the closed form's, -1 for independent, equally trained models; control: slope 0."""
-    exact, seen, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
-    away, wrong = (abs(seen.slope - slope) / seen.standard_error for slope in (exact.slope, 0.0))
-    found = f"{seen.slope:.3f} +- {seen.standard_error:.3f}", f"{exact.slope:.3f} +- {allowed:.1f} SE", away <= allowed
-    control = "0: averaging does nothing", f"{wrong:.1f} SE away", wrong > allowed
-    return Verdict.of("FE-2024 Corollary 1", "slope of log variance in log K", one.name, found, control)
+    exact, fitted, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
+    away, control = (abs(fitted.slope - slope) / fitted.standard_error for slope in (exact.slope, 0.0))
+    measured = f"{fitted.slope:.3f} +- {fitted.standard_error:.3f}"
+    right = measured, f"{exact.slope:.3f} +- {allowed:.1f} SE", away <= allowed
+    wrong = "0: averaging does nothing", f"{control:.1f} SE away", control > allowed
+    return Verdict.of("FE-2024 Corollary 1", "slope of log variance in log K", one.name, right, wrong)
 
 
-def _draw(study: Study, found: list[Series]) -> None:
-    panels: dict[str, Any] = {}
-    for one in found:
-        lines = {"predicted at this round": {k: (exact.variance.value, 0.0) for k, (exact, _) in one.both.items()}}
+def _draw(study: Study, series: list[Series]) -> None:
+    panels = {}
+    for one in series:
+        exact = {k: (closed.variance.value, 0.0) for k, (closed, _) in one.both.items()}
+        lines = {"predicted at this round": Points(exact, True)}
         if one.limit.limit is not None:
-            lines["limit, k(x, x)/K"] = {k: (one.limit_of(k) or 0.0, 0.0) for k in one.both}
-        series = {name: Points(values, True) for name, values in lines.items()}
-        series["simulated"] = Points({k: (s.variance[0], s.variance[1]) for k, (_, s) in one.both.items()}, False)
+            lines["limit, k(x, x)/K"] = Points({k: (one.limit_of(k) or 0.0, 0.0) for k in one.both}, True)
+        simulated = {k: (both[1].variance[0], both[1].variance[1]) for k, both in one.both.items()}
         slope = one.slope(True)
-        panels[f"{one.name}, {one.num_rounds} rounds: slope {slope.slope:.2f} +- {slope.standard_error:.2f}"] = series
+        title = f"{one.name}, {one.num_rounds} rounds: slope {slope.slope:.2f} +- {slope.standard_error:.2f}"
+        panels[title] = lines | {"simulated": Points(simulated, False)}
     variance_against_models(panels, "variance of the ensemble average (corollary 1)", study.figures.path("corollary1"))
 
 
-DEFAULT = EnsembleSizeSettings(num_rounds=200, schedules=40, widths=(64, 256), network_rounds=100, network_runs=40)
-PAPER = EnsembleSizeSettings(
-    num_models=(1, 2, 4, 8, 16, 32), num_rounds=1000, schedules=100, widths=(128, 512), network_rounds=400,
-    network_runs=100,
-)  # fmt: skip
-SCALES = {"sine": by_scale(EnsembleSizeSettings(), DEFAULT, PAPER)}
+SMALL = EnsembleSizeSettings()
+
+
+DEFAULT = with_changes(SMALL, "num_rounds=200 schedules=40 widths=64,256 network_rounds=100 network_runs=40")
+PAPER = with_changes(
+    SMALL,
+    "num_models=1,2,4,8,16,32 num_rounds=1000 schedules=100 widths=128,512 network_rounds=400 network_runs=100",
+)
+SCALES = {"sine": by_scale(SMALL, DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, exact=True),)

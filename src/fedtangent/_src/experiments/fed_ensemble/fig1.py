@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import chi2
 
+import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, table
+from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Row, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.federated import schedule
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
-from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.types import Algorithm, Gaussian, Model
 
 MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
@@ -75,11 +73,11 @@ class PosteriorCase(NamedTuple):
     """Results of one model family under one seed."""
 
     seed: int
-    held: sine.SineData
+    data: sine.SineData
     law: Law
     trained: sine.TrainedOutputs
     distances: dict[str, Distance]  # by BEFORE, AFTER
-    left: float  # relative distance of the finite round's mean from the limit's, the largest over models
+    to_limit: float  # relative distance of the finite round's mean from the limit's, the largest over models
 
 
 def law_of(process: Gaussian) -> Law:
@@ -88,12 +86,16 @@ def law_of(process: Gaussian) -> Law:
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
     rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))
     sd = np.sqrt(np.maximum(np.diag(process.cov), 0))
-    kept = sd >= LEAST_SD * np.max(sd)
-    return Law(np.asarray(process.mean)[:, 0], sd, kept, vectors[:, :rank], values[:rank])
+    return Law(np.asarray(process.mean)[:, 0], sd, sd >= LEAST_SD * np.max(sd), vectors[:, :rank], values[:rank])
 
 
 def distance(law: Law, functions: np.ndarray) -> Distance:
-    """Computes the distances of ``functions`` [K, m] from the process."""
+    """Computes the distances of functions from the process.
+
+    Args:
+        law: The process.
+        functions: Values at the process's points, [K, m].
+    """
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
@@ -101,121 +103,135 @@ def distance(law: Law, functions: np.ndarray) -> Distance:
 
 
 def draws(law: Law, count: int, seed: int) -> np.ndarray:
-    """Samples ``count`` functions [count, m] from the process, with variation in its leading directions only."""
+    """Samples functions [count, m] from the process, with variation in its leading directions only.
+
+    Args:
+        law: The process.
+        count: Number of functions.
+        seed: Seed of the draw.
+    """
     normal = np.random.default_rng(seed).standard_normal((count, law.rank))
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
 def run(study: Study) -> Outcome:
     """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
-    s, cases = study.settings, dict[str, list[PosteriorCase]]()
-    plan = schedule.per_client_permutations(s.num_clients, s.num_models)
-    for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
-        algorithm = sine.algorithm(model, sine.of_study(study, study.seeds[0], gap=False), plan, s.local_steps)
+    settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[Row]()
+    schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
+    for name, model in (("linear", sine.linear_model()), ("network", sine.network(settings.width))):
+        algorithm = sine.algorithm(
+            model, sine.of_study(study, study.seeds[0], gap=False), schedule, settings.local_steps
+        )
         cases[name] = []
         study.say(MODELS[name])
         for seed in study.each_seed():
             case = _case(study, model, algorithm, seed)
             cases[name].append(case)
-            study.keep([
-                Metric(r, f"{name} model={k}", seed, "test", metric, float(values[k]), 0, 0)
-                for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
-                for metric, values in case.distances[when]._asdict().items() for k in range(s.num_models)
-            ])  # fmt: skip
-    pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
-    _draw(study, {name: found[0] for name, found in cases.items()})
-    each = [
-        {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
-         **{metric: float(values[k]) for metric, values in d._asdict().items()}}
-        for name, found in cases.items() for case in found for when, d in case.distances.items()
-        for k in range(len(d.squared))
-    ]  # fmt: skip
+            for when, d in case.distances.items():
+                round_ = 0 if when == BEFORE else settings.num_rounds
+                for metric, values in d._asdict().items():
+                    for k, value in enumerate(values):
+                        study.keep(metric_rows(f"{name} model={k}", seed, round_, {metric: value}, "test"))
+                for k in range(settings.num_models):
+                    row = {"model": name, "seed": seed, "member": k, "when": when, "rank": case.law.rank}
+                    models.append(row | {metric: float(values[k]) for metric, values in d._asdict().items()})
+    pools = [_pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
+    _draw(study, {name: of_seeds[0] for name, of_seeds in cases.items()})
     title = f"Are they samples of the posterior? {len(study.seeds)} seeds, ranges of draws at three standard errors"
-    sheet = table(title, [{**p, "label": MODELS[p["model"]]} for p in pools], {
-        "all seeds": "{label}, {when}", "models": "{models}", "squared distance / rank": "{ratio:.3f}",
-        "of draws": "[{ratio_low:.3f}, {ratio_high:.3f}]", "in the band": "{inside:.1%}",
-        "in it, of draws": "[{inside_low:.1%}, {inside_high:.1%}]", "largest |f - m| / sd": "{largest:.2f}",
-        "at most, of draws": "{largest_high:.2f}", "the models are": "{verdict}",
-    })  # fmt: skip
+    columns = "all seeds: {label}, {when} | models: {models} | squared distance / rank: {ratio:.3f} | "
+    columns += "of draws: [{ratio_low:.3f}, {ratio_high:.3f}] | in the band: {inside:.1%} | "
+    columns += "in it, of draws: [{inside_low:.1%}, {inside_high:.1%}] | largest |f - m| / sd: {largest:.2f} | "
+    columns += "at most, of draws: {largest_high:.2f} | the models are: {verdict}"
+    sheet = table(title, [{**pool, "label": MODELS[pool["model"]]} for pool in pools], columns)
+    farthest = {name: max(case.to_limit for case in of_seeds) for name, of_seeds in cases.items()}
     remarks = tuple(
-        f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within {max(c.left for c in found):.1e} of the "
-        f"limit's; distances at points with a standard deviation of at least {LEAST_SD:g} of the largest"
-        for name, found in cases.items()
+        f"{MODELS[name]}: after {settings.num_rounds} rounds the exact mean is within {to_limit:.1e} of the limit's; "
+        f"distances at points with a standard deviation of at least {LEAST_SD:g} of the largest"
+        for name, to_limit in farthest.items()
     )
-    verdicts = verdicts_of(pools)
-    claims = tuple(
-        Claim(f"all models are samples of the same posterior process: {v.sizes}", v.measured,
-              SEEN if v.passed else NOT_SEEN) for v in verdicts
-    )  # fmt: skip
-    return Outcome((sheet,), pools, claims, {"models": each}, remarks, verdicts=verdicts)
+    verdicts, claim = _verdicts_of(pools), "all models are samples of the same posterior process"
+    claims = tuple(Claim(f"{claim}: {v.sizes}", v.measured, SEEN if v.passed else NOT_SEEN) for v in verdicts)
+    return Outcome((sheet,), pools, claims, {"models": models}, remarks, verdicts=verdicts)
 
 
 def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
-    s, held = study.settings, sine.of_study(study, seed, gap=False)
-    trained = sine.train(held, algorithm, s.num_rounds, seed)
-    flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
-    limit = gp_limit(blocks, held.y)
+    settings, data = study.settings, sine.of_study(study, seed, gap=False)
+    trained = sine.train(data, algorithm, settings.num_rounds, seed)
+    flow, blocks = sine.flow(data, model, algorithm.schedule, settings.local_steps, settings.num_rounds, seed)
+    limit = ft.theory.gp_limit(blocks, data.y)
     law = law_of(limit)
-    left = max(flow.limit_distance(s.num_rounds, k, limit).mean for k in range(s.num_models))
-    found = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
-    return PosteriorCase(seed, held, law, trained, found, left)
+    to_limit = max(flow.limit_distance(settings.num_rounds, k, limit).mean for k in range(settings.num_models))
+    distances = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
+    return PosteriorCase(seed, data, law, trained, distances, to_limit)
 
 
-def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:
+def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> Row:
     """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
 
-    The ratio is expected to be 1. Its range is that of a chi-square variable at the level of three standard errors. The
+    The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
     ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
     """
-    of = [case.distances[when] for case in cases]
-    freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
-    ratio = float(sum(np.sum(d.squared) for d in of)) / freedom
+    distances = [case.distances[when] for case in cases]
+    freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, distances, strict=True))
+    ratio = float(sum(np.sum(d.squared) for d in distances)) / freedom
     low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (OUTSIDE / 2, 1 - OUTSIDE / 2))
-    shares, largest = _reference(cases, len(of[0].squared))
+    shares, largest = _reference(cases, len(distances[0].squared))
     return {
-        "model": name, "when": when, "models": sum(len(d.squared) for d in of), "degrees": freedom,
-        "ratio": ratio, "ratio_low": low, "ratio_high": high,
-        "inside": float(np.mean([d.inside for d in of])), "inside_low": shares[0], "inside_high": shares[1],
-        "largest": float(np.max([d.largest for d in of])), "largest_high": largest,
+        "model": name,
+        "when": when,
+        "models": sum(len(d.squared) for d in distances),
+        "degrees": freedom,
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "inside": float(np.mean([d.inside for d in distances])),
+        "inside_low": shares[0],
+        "inside_high": shares[1],
+        "largest": float(np.max([d.largest for d in distances])),
+        "largest_high": largest,
         "verdict": DRAWS if low <= ratio <= high else "no draws of it",
-    }  # fmt: skip
+    }
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
     """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
-    inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
+    inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
-        found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
-        inside += found.inside.reshape(REFERENCE_DRAWS, num_models).mean(axis=1) / len(cases)
-        largest = np.maximum(largest, found.largest.reshape(REFERENCE_DRAWS, num_models).max(axis=1))
+        d = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
+        inside += d.inside.reshape(shape).mean(axis=1) / len(cases)
+        largest = np.maximum(largest, d.largest.reshape(shape).max(axis=1))
     low, high = np.quantile(inside, [OUTSIDE / 2, 1 - OUTSIDE / 2])
     return (float(low), float(high)), float(np.quantile(largest, 1 - OUTSIDE))
 
 
-def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:
+def _verdicts_of(pools: list[Row]) -> tuple[Verdict, ...]:
     """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
-    found = []
+    verdicts = []
     for name, label in MODELS.items():
-        of = {p["when"]: p for p in pools if p["model"] == name}
-        expected = "[{ratio_low:.3f}, {ratio_high:.3f}]".format(**of[AFTER])
-        right = f"{of[AFTER]['ratio']:.3f}", expected, of[AFTER]["verdict"] == DRAWS
-        wrong = "untrained", f"{of[BEFORE]['ratio']:.3f}", of[BEFORE]["verdict"] != DRAWS
-        found.append(Verdict.of("FE-2024 Remark 4", "squared distance from the process / rank", label, right, wrong))
-    return tuple(found)
+        before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))
+        expected = f"[{after['ratio_low']:.3f}, {after['ratio_high']:.3f}]"
+        right = f"{after['ratio']:.3f}", expected, after["verdict"] == DRAWS
+        wrong = "untrained", f"{before['ratio']:.3f}", before["verdict"] != DRAWS
+        verdicts.append(Verdict.of("FE-2024 Remark 4", "squared distance from the process / rank", label, right, wrong))
+    return tuple(verdicts)
 
 
 def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
-    s, rows = study.settings, []
+    settings, rows = study.settings, []
     for name, case in cases.items():
-        label = MODELS[name] + (f", width {s.width}" if name == "network" else "")
-        samples = draws(case.law, s.num_models, case.seed)
-        rows.append(
-            PosteriorRow(label, case.held.x[:, 0], case.held.y[:, 0], case.held.x_test[:, 0], case.law.mean,
-                         case.law.sd, samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0])
-        )  # fmt: skip
-    posterior_samples(rows, s.num_rounds, study.figures.path("posterior_samples"))
+        label, (x, y, _, x_test, _) = (
+            MODELS[name] + (f", width {settings.width}" if name == "network" else ""),
+            case.data,
+        )
+        samples = draws(case.law, settings.num_models, case.seed)
+        functions = samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0]
+        rows.append(PosteriorRow(label, x[:, 0], y[:, 0], x_test[:, 0], case.law.mean, case.law.sd, *functions))
+    posterior_samples(rows, settings.num_rounds, study.figures.path("posterior_samples"))
+
+
+CHECK = partial(sine.check, gap=False)
 
 
 DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)
 SCALES = {"sine": by_scale(PosteriorSettings(), DEFAULT, PAPER)}
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=partial(sine.check, gap=False), exact=True),)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=CHECK, exact=True),)

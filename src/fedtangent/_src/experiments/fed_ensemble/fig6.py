@@ -5,34 +5,28 @@ The paper's is CIFAR-10, i.i.d. A round is a step of each walk, in which K model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from fedtangent._src.experiments.fed_ensemble import classifiers
+from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, Scores
 from fedtangent._src.experiments.fed_ensemble.table2 import image_scales
-from fedtangent._src.experiments.lab import league, league_report
-from fedtangent._src.experiments.lab.league import LeagueSettings, Scores
 from fedtangent._src.experiments.lab.results import Claim, Outcome
-from fedtangent._src.experiments.lab.runner import Study, experiment
-from fedtangent._src.experiments.lab.trials import IID
+from fedtangent._src.experiments.lab.runner import Study, experiment, with_changes
 
 
 def run(study: Study) -> Outcome:
     """Trains a single walk, and K walks whose predictions are averaged."""
-    return league_report.outcome(study, "Fig. 6", {}, claims)
+    return classifiers.outcome(study, "Fig. 6", {}, claims)
 
 
-def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
+def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
     """Judges whether the mean of several walks is more accurate than one."""
-    said = []
-    for several in (f for f in found if f.entrant.num_models > 1):
-        one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)
-        d = league_report.difference(several, one)
-        said.append(Claim(f"the mean of {several.entrant.num_models} walks is more accurate than one", f"{d:+.4f}",
-                          d.above()))  # fmt: skip
-    return tuple(said)
+    for walks in (f for f in scores if f.entrant.num_models > 1):
+        one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)
+        statement = f"the mean of {walks.entrant.num_models} walks is more accurate than one"
+        yield classifiers.difference(walks, one).claim_above(statement)
 
 
-PAPER = LeagueSettings(
-    methods=("random_walk",), num_models=(1, 5), classes_per_client=(IID,), num_clients=10, num_rounds=200
-)
-SCALES = image_scales(PAPER, default={"num_clients": 10, "num_rounds": 100})
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=league.check, least_seeds=2),)
+PAPER = "methods=random_walk num_models=1,5 classes_per_client=0 num_clients=10 num_rounds=200"
+SCALES = image_scales(with_changes(ClassifierSettings(), PAPER), default="num_clients=10 num_rounds=100")
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=classifiers.check, least_seeds=2),)

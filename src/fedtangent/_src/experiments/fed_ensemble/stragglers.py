@@ -7,28 +7,28 @@ labels, the same clients are always late and what they know is lost: the control
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src import streams
+from fedtangent._src.experiments.fed_ensemble import classifiers
+from fedtangent._src.experiments.fed_ensemble.classifiers import LAST, ClassifierSettings, Entrant
 from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
-from fedtangent._src.experiments.lab import league
-from fedtangent._src.experiments.lab.league import LAST, Entrant, LeagueSettings
-from fedtangent._src.experiments.lab.results import Claim, Outcome, grouped, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, grouped, interval, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import scheme_name
-from fedtangent._src.federated.faults import round_times
 from fedtangent._src.output.run_plots import curves
 
 LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 
 @dataclass(frozen=True)
-class StragglerSettings(LeagueSettings):
-    """The settings of the league; ``slow`` holds the values of ``slowness`` that are compared."""
+class StragglerSettings(ClassifierSettings):
+    """The settings of the comparison; ``slow`` holds the values of ``slowness`` that are compared."""
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
@@ -38,147 +38,144 @@ class Waited(NamedTuple):
 
     classes: int
     slowness: float
-    way: str  # of ``ways``
+    way: str  # of ``_ways``
     entrant: Entrant
     rate: float
     seconds: np.ndarray  # [seeds, R] of each round, in units of a client's mean time
     accuracy: np.ndarray  # [seeds, R + 1] on the test set, after each round
 
 
-def ways(s: LeagueSettings) -> dict[str, tuple[int, int]]:
-    """Returns the ways to close a round, as (asked, kept): after the first answers, after all, and with fewer asked."""
-    asked, kept = s.clients_per_round, s.keep_first
+def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
+    """Returns the ways to close a round, as (invited, kept): after the first answers, after all, and with fewer."""
+    invited, first = settings.clients_per_round, settings.keep_first
     return {
-        f"the first {kept} of {asked}": (asked, kept),
-        f"all of {asked}": (asked, asked),
-        f"all of {kept}": (kept, kept),
+        f"the first {first} of {invited}": (invited, first),
+        f"all of {invited}": (invited, invited),
+        f"all of {first}": (first, first),
     }
 
 
 def studies(study: Study) -> dict[tuple[float, str], Study]:
     """Returns a study for each slowness and each way to close a round."""
-    s = study.settings
-    return {
-        (slowness, name): replace(
-            study, settings=replace(s, clients_per_round=asked, keep_first=kept, slowness=slowness)
-        )
-        for slowness in s.slow
-        for name, (asked, kept) in ways(s).items()
-    }
+    settings, by_way = study.settings, {}
+    for slowness in settings.slow:
+        for name, (invited, first) in _ways(settings).items():
+            changes = {"clients_per_round": invited, "keep_first": first, "slowness": slowness}
+            by_way[slowness, name] = replace(study, settings=replace(settings, **changes))
+    return by_way
 
 
 def check(study: Study) -> None:
     """Builds every method under every way; raises ``ValueError`` unless fewer answers are kept than are asked for."""
-    s = study.settings
-    if s.slowness != 0:
-        raise ValueError(f"slowness: got {s.slowness:g}, must be 0 here: slow has those that are compared")
-    if not 1 <= s.keep_first < s.clients_per_round:
-        raise ValueError(
-            f"keep_first: got {s.keep_first}, must be from 1 to {s.clients_per_round - 1}, fewer than asked"
-        )
+    settings = study.settings
+    if settings.slowness != 0:
+        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0 here: slow has those that are compared")
+    if not 1 <= settings.keep_first < settings.clients_per_round:
+        most = settings.clients_per_round - 1
+        raise ValueError(f"keep_first: got {settings.keep_first}, must be from 1 to {most}, fewer than asked")
     for one in studies(study).values():
-        league.check(one)
+        classifiers.check(one)
 
 
 def run(study: Study) -> Outcome:
     """Trains with every method under every way, with its rate chosen by validation under each."""
-    found = list[Waited]()
-    for (slowness, way), own in studies(study).items():
-        scores, runs = league.play_all(own, way if slowness == 0 else f"{way}, slowness {slowness:g}")
+    by_way = studies(study)
+    names = {(slowness, way): way if slowness == 0 else f"{way}, slowness {slowness:g}" for slowness, way in by_way}
+    played = classifiers.play_all({names[place]: one for place, one in by_way.items()})
+    results = []
+    for place, one in by_way.items():
+        scores, runs = played[names[place]]
         for f in scores:
-            records = runs[f.classes][f.entrant.key]
-            found.append(Waited(f.classes, slowness, way, f.entrant, f.chosen.config.rate,
-                                times(own, f.classes, f.entrant), np.stack([r.test for r in records])))  # fmt: skip
-    draw(study, found)
-    rows = rows_of(found)
-    columns = {"clients": "{clients}", "slowness": "{slowness:g}", "method": "{method}", "kept": "{way}",
-               "time of a round": "{seconds:.2f}", "accuracy %": "{percent:.2f}",
-               "at equal time %": "{percent_in_time:.2f}"}  # fmt: skip
+            accuracy = np.stack([record.test for record in runs[f.classes][f.entrant.key]])
+            times = _times(one, f.classes, f.entrant)
+            results.append(Waited(f.classes, *place, f.entrant, f.chosen.config.rate, times, accuracy))
+    _draw(study, results)
+    rows = _rows(results)
+    columns = "clients: {clients} | slowness: {slowness:g} | method: {method} | kept: {way} | time of a round: "
+    columns += "{seconds:.2f} | accuracy %: {percent:.2f} | at equal time %: {percent_in_time:.2f}"
     title = f"Stragglers on {study.dataset}: {len(study.seeds)} seeds, time in units of a client's mean"
-    return Outcome((table(title, rows, columns),), rows, claims(found))
+    return Outcome((table(title, rows, columns),), rows, tuple(claims(results)))
 
 
-def draw(study: Study, found: Sequence[Waited]) -> None:
+def _draw(study: Study, results: Sequence[Waited]) -> None:
     """Draws test accuracy by round under each way, a panel for each method and kind of clients."""
     panels = {
-        f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {
-            way: one.accuracy for way, one in of.items()
-        }
-        for (classes, slowness, entrant), of in alike(found).items()
+        f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {one.way: one.accuracy for one in group}
+        for (classes, slowness, entrant), group in _alike(results).items()
     }
-    rounds, title = range(found[0].accuracy.shape[1]), f"test accuracy on {study.dataset}, {len(study.seeds)} seeds"
+    rounds, title = range(results[0].accuracy.shape[1]), f"test accuracy on {study.dataset}, {len(study.seeds)} seeds"
     curves(panels, rounds, title, study.figures.path("by_round"), late=True)
 
 
-def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
+def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
     """Computes the server's waiting time in each round, [seeds, R], with the cohorts and times of the runs."""
-    s, found = study.settings, []
+    settings, times = study.settings, []
     for seed in study.seeds:
-        plan = league.schedule_of(s, league.divide(study, classes, seed), entrant)
-        found.append(np.asarray(round_times(plan, streams.keys(seed).schedule, s.num_rounds), np.float64))
-    return np.stack(found)
+        schedule = classifiers.schedule_of(settings, classifiers.divide(study, classes, seed), entrant)
+        times.append(
+            np.asarray(ft.faults.round_times(schedule, streams.keys(seed).schedule, settings.num_rounds), np.float64)
+        )
+    return np.stack(times)
 
 
 def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
     """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds].
 
     The state before training, round 0, counts as a round.
+
+    Args:
+        one: Results under one way to close a round.
+        budget: Time of each seed, [seeds].
     """
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
     return np.array([a[max(0, r + 1 - LAST) : r + 1].mean() for a, r in zip(one.accuracy, done, strict=True)])
 
 
-def alike(found: Sequence[Waited]) -> dict[tuple[Any, ...], dict[str, Waited]]:
+def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
     """Groups the results by classes, slowness and entrant: for each the runs by way, the paper's way first."""
-    groups = grouped(found, "classes", "slowness", "entrant")
-    return {at: {one.way: one for one in own} for at, own in groups.items()}
+    return grouped(results, "classes", "slowness", "entrant")
 
 
-def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:
+def _rows(results: Sequence[Waited]) -> list[Row]:
     """Builds the rows of result.json; "in time" means the time in which the quickest way ends its rounds."""
     rows = []
-    for of in alike(found).values():
-        budget = np.min([one.seconds.sum(axis=1) for one in of.values()], axis=0)
-        for one in of.values():
-            last, same = one.accuracy[:, -LAST:].mean(), in_time(one, budget).mean()
-            rows.append({
-                "clients": scheme_name(one.classes), "slowness": one.slowness, "method": one.entrant.label,
-                "way": one.way, "learning_rate": one.rate, "seconds": float(one.seconds.mean()),
-                "accuracy": float(last), "percent": 100 * float(last), "percent_in_time": 100 * float(same),
-            })  # fmt: skip
+    for group in _alike(results).values():
+        budget = np.min([one.seconds.sum(axis=1) for one in group], axis=0)
+        for one in group:
+            last = float(one.accuracy[:, -LAST:].mean())
+            place = {"clients": scheme_name(one.classes), "slowness": one.slowness, "method": one.entrant.label}
+            row = {**place, "way": one.way, "learning_rate": one.rate, "seconds": float(one.seconds.mean())}
+            percents = {"percent": 100 * last, "percent_in_time": 100 * float(in_time(one, budget).mean())}
+            rows.append({**row, "accuracy": last, **percents})
     return rows
 
 
-def claims(found: Sequence[Waited]) -> tuple[Claim, ...]:
+def claims(results: Sequence[Waited]) -> Iterator[Claim]:
     """Judges whether rounds get shorter at little loss of accuracy; control: not if the same clients are late."""
-    said = []
-    for (classes, slowness, entrant), of in alike(found).items():
-        first, every, few = of.values()
+    for (classes, slowness, entrant), (first, every, few) in _alike(results).items():
         name = f"{scheme_name(classes)}, slowness {slowness:g}, {entrant.label}"
         for other in (every, few):
             ratio = interval(first.seconds.mean(axis=1) / other.seconds.mean(axis=1))
-            said.append(Claim(f"{name}: a round of {first.way} is shorter than of {other.way} (ratio)", f"{ratio:.3f}",
-                              ratio.below(1)))  # fmt: skip
-        d = interval((first.accuracy - every.accuracy)[:, -LAST:].mean(axis=1))
+            shorter = f"{name}: a round of {first.way} is shorter than of {other.way} (ratio)"
+            yield ratio.claim_below(shorter, "{:.3f}", 1)
+        loss = interval((first.accuracy - every.accuracy)[:, -LAST:].mean(axis=1))
         if slowness == 0:
-            said.append(Claim(f"{name}: it costs less than {LITTLE:g} of accuracy at equal rounds", f"{d:+.4f}",
-                              d.above(-LITTLE)))  # fmt: skip
+            yield loss.claim_above(f"{name}: it costs less than {LITTLE:g} of accuracy at equal rounds", level=-LITTLE)
         else:
-            said.append(Claim(f"{name}: control, the same are always late: accuracy falls", f"{d:+.4f}", d.below()))
+            yield loss.claim_below(f"{name}: control, the same are always late: accuracy falls")
         budget = np.minimum(first.seconds.sum(axis=1), every.seconds.sum(axis=1))
         gain = interval(in_time(first, budget) - in_time(every, budget))
-        said.append(Claim(f"{name}: it is more accurate at equal time", f"{gain:+.4f}", gain.above()))
-    return tuple(said)
+        yield gain.claim_above(f"{name}: it is more accurate at equal time")
 
 
-BOTH: dict[str, Any] = {"methods": ("fed_avg", "fed_ensemble"), "classes_per_client": (2,)}
-AS_PRINTED: dict[str, Any] = {"num_clients": 200, "clients_per_round": 130, "keep_first": 100}
-FEW: dict[str, Any] = {"num_clients": 20, "clients_per_round": 10, "keep_first": 5}
-PAPER = StragglerSettings(**BOTH, **{**AS_PRINTED, "num_clients": 1000})
-SMALL = replace(PAPER, **{**SMOKE, **FEW})
+PRINTED = "num_clients=200 clients_per_round=130 keep_first=100"
+PAPER = with_changes(
+    StragglerSettings(), "methods=fed_avg,fed_ensemble classes_per_client=2", PRINTED, "num_clients=1000"
+)
+SMALL = with_changes(PAPER, SMOKE, "num_clients=20 clients_per_round=10 keep_first=5")
 SCALES = {
-    "digits": by_scale(SMALL, replace(PAPER, **{**DIGITS, **AS_PRINTED, "learning_rates": (0.1, 0.3)})),
-    "mnist": by_scale(SMALL, replace(PAPER, **{**IMAGES, **AS_PRINTED, "model": "mlp", "width": 64}), PAPER),
+    "digits": by_scale(SMALL, with_changes(PAPER, DIGITS, PRINTED, "learning_rates=0.1,0.3")),
+    "mnist": by_scale(SMALL, with_changes(PAPER, IMAGES, PRINTED, "model=mlp width=64"), PAPER),
 }
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)

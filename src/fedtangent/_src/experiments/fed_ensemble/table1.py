@@ -8,20 +8,43 @@ too, and what distance remains is reported. The published numbers are fitted, no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import Outcome, Sheet, disagreeing, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.output.files import Metric
+from fedtangent._src.experiments.lab.results import Outcome, Row, Sheet, disagreeing, metric_rows, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
-from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws
+from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
+
+
+def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
+    """Computes closed forms on the data of ``seed``, for all numbers of local steps and lengths of both budgets."""
+    curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
+    for steps in settings.local_steps:
+        problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()
+        for k in settings.num_models:
+            rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
+            plan = repeated_runs.permutations(settings.num_clients, k)
+            # With one model all clients train it in every round: the schedule is not random.
+            laws = repeated_runs.laws(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
+            for b, n in lengths:
+                at = rounds.index(n * (k if b == "ages" else 1))
+                d = ft.theory.decompose_laws([law[at] for law in laws], problem.expected, problem.noise)
+                terms.setdefault((b, n), []).append((d.bias.value, d.initialisation.value, d.schedules.value))
+        curves += [
+            ScanCurve(seed, steps, *of, settings.num_models, *np.array(values).T) for of, values in terms.items()
+        ]
+    return curves
+
 
 # Published (FE-2024, table I; FE-2021, table 1): K -> bias, variance.
 PUBLISHED = {1: (0.109, 0.0496), 2: (0.117, 0.0115), 10: (0.112, 0.0063), 20: (0.113, 0.0045), 40: (0.112, 0.0042)}
@@ -93,42 +116,31 @@ class Fit(NamedTuple):
         )
 
 
-def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes closed forms on the data of ``seed``, for all numbers of local steps and lengths of both budgets."""
-    found, ks = [], settings.num_models
-    lengths = [(b, n) for b in BUDGETS for n in getattr(settings, b)]
-    for steps in settings.local_steps:
-        problem = _problem(settings, seed, steps)
-        terms: dict[tuple[str, int], list[tuple[float, ...]]] = {of: [] for of in lengths}
-        for k in ks:
-            rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
-            plan = repeated_runs.permutations(settings.num_clients, k)
-            # With one model all clients train it in every round: the schedule is not random.
-            laws = repeated_runs.laws(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
-            for b, n in lengths:
-                at = rounds.index(n * (k if b == "ages" else 1))
-                d = decompose_laws([law[at] for law in laws], problem.expected, problem.noise)
-                terms[b, n].append((d.bias.value, d.initialisation.value, d.schedules.value))
-        found += [ScanCurve(seed, steps, b, n, tuple(ks), *np.array(terms[b, n]).T) for b, n in lengths]
-    return found
+def _problem(
+    settings: BiasVarianceSettings, seed: int, local_steps: int, sigma: float = 1.0
+) -> repeated_runs.ToyProblem:
+    draw = partial(repeated_runs.sine_problem, seed, local_steps=local_steps, sigma=sigma)
+    return draw(num_clients=settings.num_clients, points_per_client=settings.points_per_client)
 
 
-def _problem(s: BiasVarianceSettings, seed: int, local_steps: int, sigma: float = 1.0) -> repeated_runs.ToyProblem:
-    return repeated_runs.sine_problem(seed, local_steps=local_steps, sigma=sigma, num_clients=s.num_clients,
-                                      points_per_client=s.points_per_client)  # fmt: skip
-
-
-def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
+def _best_fits(curves: Iterable[ScanCurve]) -> list[Fit]:
     """Selects the nearest choice for each budget and each reading of the bias."""
-    each = [fit(curve, reading) for curve in found for reading in READINGS]
-    return [
-        min((f for f in each if (f.budget, f.reading) == (b, r)), key=lambda f: f.distance)
-        for b in BUDGETS for r in READINGS
-    ]  # fmt: skip
+    fits = [fit(curve, reading) for curve in curves for reading in READINGS]
+    places = itertools.product(BUDGETS, READINGS)
+    return [_nearest(f for f in fits if (f.budget, f.reading) == place) for place in places]
+
+
+def _nearest(fits: Iterable[Fit]) -> Fit:
+    return min(fits, key=lambda f: f.distance)
 
 
 def fit(curve: ScanCurve, reading: str) -> Fit:
-    """Finds the initial standard deviation at which a choice is nearest to the published variances."""
+    """Finds the initial standard deviation at which a choice is nearest to the published variances.
+
+    Args:
+        curve: Closed form against K, with initial weights of unit variance.
+        reading: Whether the paper's bias is squared, of READINGS.
+    """
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])
@@ -136,10 +148,8 @@ def fit(curve: ScanCurve, reading: str) -> Fit:
     bias = np.log(np.maximum(curve.bias, 1e-12) ** READINGS[reading] / published[:, 0])
     both = np.concatenate([misses[best], bias])
     sizes = [float(np.sqrt(np.mean(part**2))) for part in (misses[best], bias, both)]
-    return Fit(
-        curve.data_seed, curve.local_steps, curve.budget, curve.length, float(SIGMAS[best]), reading,
-        float(np.exp(sizes[0])), float(np.exp(sizes[1])), sizes[2],
-    )  # fmt: skip
+    factors = float(np.exp(sizes[0])), float(np.exp(sizes[1]))
+    return Fit(*curve[:4], float(SIGMAS[best]), reading, *factors, sizes[2])
 
 
 def check(study: Study) -> None:
@@ -150,124 +160,123 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Scans the settings, and simulates the nearest choice of each budget."""
-    s, scanned, found, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[dict[str, Any]]()
+    settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[Row]()
     for seed in study.each_seed():
-        scanned += curves(s, seed)
-    fits = best_fits(scanned)
-    nearest = {b: min((f for f in fits if f.budget == b), key=lambda f: f.distance) for b in BUDGETS}
-    for budget, of in nearest.items():
-        problem = _problem(s, of.data_seed, of.local_steps, of.sigma)
-        found[budget] = {k: sine.decomposed(problem, k, of.num_rounds(k), s.schedules, s.draws) for k in s.num_models}
-        rows += [
-            {"budget": budget, "num_models": k, "num_rounds": of.num_rounds(k), "published_bias": PUBLISHED[k][0],
-             "published_variance": PUBLISHED[k][1], "closed_form": exact, "simulated": seen}
-            for k, (exact, seen) in found[budget].items()
-        ]  # fmt: skip
-        study.keep([
-            Metric(of.num_rounds(k), f"{how} K={k}", of.data_seed, "test", name, getattr(d, name).value, 0, 0)
-            for k, pair in found[budget].items() for how, d in zip(("closed_form", "fed_ensemble"), pair, strict=True)
-            for name in ("bias", "variance", "initialisation", "schedules")
-        ])  # fmt: skip
-        study.say(f"simulated {s.schedules} schedules of {s.draws} initialisations: {of.text}")
-    checks = [_deviations(budget, pairs) for budget, pairs in found.items()]
-    verdicts = tuple(_verdict(s, c, len(checks)) for c in checks)
-    _draw(study, nearest, found)
-    sheets = [_comparison(of, [r for r in rows if r["budget"] == b]) for b, of in nearest.items()]
-    sheets += [_mechanism(s, nearest["rounds"], found["rounds"]), _scan_sheet(fits)]
+        scanned += _curves(settings, seed)
+    fits = _best_fits(scanned)
+    nearest = {b: _nearest(f for f in fits if f.budget == b) for b in BUDGETS}
+    for budget, choice in nearest.items():
+        problem, pairs = _problem(settings, choice.data_seed, choice.local_steps, choice.sigma), Pairs()
+        for k in settings.num_models:
+            pairs[k] = sine.decomposed(problem, k, choice.num_rounds(k), settings.schedules, settings.draws)
+            row = {"budget": budget, "num_models": k, "num_rounds": choice.num_rounds(k)}
+            row |= dict(zip(("published_bias", "published_variance"), PUBLISHED[k], strict=True))
+            rows.append(row | dict(zip(("closed_form", "simulated"), pairs[k], strict=True)))
+            for kind, d in zip(("closed_form", "fed_ensemble"), pairs[k], strict=True):
+                values = {n: getattr(d, n).value for n in ("bias", "variance", "initialisation", "schedules")}
+                study.keep(metric_rows(f"{kind} K={k}", choice.data_seed, choice.num_rounds(k), values, "test"))
+        by_budget[budget] = pairs
+        study.say(f"simulated {settings.schedules} schedules of {settings.draws} initialisations: {choice.text}")
+    checks = [_deviations(budget, pairs) for budget, pairs in by_budget.items()]
+    verdicts = tuple(_verdict(settings, c, len(checks)) for c in checks)
+    _draw(study, nearest, by_budget)
+    sheets = [_comparison(choice, [r for r in rows if r["budget"] == b]) for b, choice in nearest.items()]
+    sheets += [_mechanism(settings, nearest["rounds"], by_budget["rounds"]), _scan_sheet(fits)]
     details = {"published": PUBLISHED, "fits": [f._asdict() for f in fits], "checks": checks}
     return Outcome(tuple(sheets), rows, (), details, _remarks(fits, checks), disagreeing(verdicts), verdicts)
 
 
-def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
+def _deviations(budget: str, pairs: Pairs) -> Row:
     """Computes the largest deviations in standard errors: of the closed form, and of wrong ones at the largest K."""
-    largest = max(found)
-    exact, seen = found[largest]
-    wrong = abs(seen.variance.value - largest * exact.variance.value) / seen.variance.standard_error
+    largest = max(pairs)
+    exact, simulated = pairs[largest]
+    wrong = abs(simulated.variance.value - largest * exact.variance.value) / simulated.variance.standard_error
     return {
         "budget": budget,
-        "variance": max(abs(sine.apart(b.variance, a.variance)) for a, b in found.values()),
-        "bias": max(abs(sine.apart(b.bias, a.bias)) for a, b in found.values()),
+        "variance": max(abs(sine.apart(b.variance, a.variance)) for a, b in pairs.values()),
+        "bias": max(abs(sine.apart(b.bias, a.bias)) for a, b in pairs.values()),
         NOT_DIVIDED: wrong,
-        "control, schedules left out": seen.schedules.value / seen.schedules.standard_error,
+        "control, schedules left out": simulated.schedules.value / simulated.schedules.standard_error,
     }
 
 
-def _verdict(s: BiasVarianceSettings, c: dict[str, Any], budgets: int) -> Verdict:
+def _verdict(settings: BiasVarianceSettings, c: Row, budgets: int) -> Verdict:
     """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
-    allowed = sine.allowed(s.schedules, budgets * 2 * len(s.num_models))
-    found = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", f"<= {allowed:.1f} SE"
-    holds, control = max(c["variance"], c["bias"]) <= allowed, ("variance not divided by K", f"{c[NOT_DIVIDED]:.0f} SE")
-    return Verdict.of("FE-2021 eq. (3)", "simulation is the closed form", BUDGETS[c["budget"]], (*found, holds),
-                      (*control, c[NOT_DIVIDED] > allowed))  # fmt: skip
+    allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
+    measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
+    right = measured, f"<= {allowed:.1f} SE", holds <= allowed
+    wrong = "variance not divided by K", f"{control:.0f} SE", control > allowed
+    statement, sizes = "simulation is the closed form", BUDGETS[c["budget"]]
+    return Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
 
 
-def _comparison(fit: Fit, rows: list[dict[str, Any]]) -> Sheet:
-    shown = [
-        {**r, "root": r["closed_form"].bias.value ** 0.5, "seen_root": max(r["simulated"].bias.value, 0) ** 0.5,
-         "apart": sine.apart(r["simulated"].variance, r["closed_form"].variance)}
-        for r in rows
-    ]  # fmt: skip
-    return table(f"table I, {BUDGETS[fit.budget]}: {fit.text}", shown, {
-        "K": "{num_models}", "rounds": "{num_rounds}", "paper bias": "{published_bias:.3f}", "bias^.5": "{root:.3f}",
-        "simulated": "{seen_root:.3f}", "bias": "{closed_form.bias.value:.4f}",
-        "paper variance": "{published_variance:.4f}", "closed form": "{closed_form.variance.value:.4f}",
-        "from schedules": "{closed_form.schedules.value:.5f}",
-        "simulated variance": "{simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f}",
-        "apart, SE": "{apart:+.1f}",
-    })  # fmt: skip
+def _comparison(choice: Fit, rows: list[Row]) -> Sheet:
+    entries = []
+    for row in rows:
+        exact, simulated = row["closed_form"], row["simulated"]
+        roots = {"root": exact.bias.value**0.5, "simulated_root": max(simulated.bias.value, 0) ** 0.5}
+        entries.append({**row, **roots, "apart": sine.apart(simulated.variance, exact.variance)})
+    columns = "K: {num_models} | rounds: {num_rounds} | paper bias: {published_bias:.3f} | bias^.5: {root:.3f} | "
+    columns += "simulated: {simulated_root:.3f} | bias: {closed_form.bias.value:.4f} | "
+    columns += "paper variance: {published_variance:.4f} | closed form: {closed_form.variance.value:.4f} | "
+    columns += "from schedules: {closed_form.schedules.value:.5f} | simulated variance: "
+    columns += "{simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f} | apart, SE: {apart:+.1f}"
+    return table(f"table I, {BUDGETS[choice.budget]}: {choice.text}", entries, columns)
 
 
-def _mechanism(s: BiasVarianceSettings, fit: Fit, found: Pairs) -> Sheet:
+def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> Sheet:
     """Builds the table that explains why the variance does not fall as 1/K: training of each model, and schedules."""
-    rows = [
-        {"k": k, "paper": k * PUBLISHED[k][1], "initial": k * exact.initialisation.value,
-         "schedules": k * exact.schedules.value, "pull": 1 - (1 - 1 / k) ** s.num_clients,
-         "seen": min(fit.num_rounds(k) / k, 1)}
-        for k, (exact, _) in found.items()
-    ]  # fmt: skip
-    return table("what breaks 1/K: variance of one model, K times the ensemble's", rows, {
-        "K": "{k}", "paper: K variance": "{paper:.3f}", "initialisation": "{initial:.3f}",
-        "schedules": "{schedules:.3f}", "expected pull": "{pull:.3f}", "clients seen": "{seen:.2f}",
-    })  # fmt: skip
+    rows = []
+    for k, (exact, _) in pairs.items():
+        parts = {"initial": k * exact.initialisation.value, "schedules": k * exact.schedules.value}
+        shares = {"pull": 1 - (1 - 1 / k) ** settings.num_clients, "share": min(choice.num_rounds(k) / k, 1)}
+        rows.append({"k": k, "paper": k * PUBLISHED[k][1], **parts, **shares})
+    columns = "K: {k} | paper: K variance: {paper:.3f} | initialisation: {initial:.3f} | "
+    columns += "schedules: {schedules:.3f} | expected pull: {pull:.3f} | clients seen: {share:.2f}"
+    return table("what breaks 1/K: variance of one model, K times the ensemble's", rows, columns)
 
 
 def _scan_sheet(fits: list[Fit]) -> Sheet:
-    rows = [{**f._asdict(), "of": BUDGETS[f.budget], "rounds": f.rounds_text} for f in fits]
-    return table("the setting nearest to the paper's ten numbers (root mean square factor)", rows, {
-        "budget, reading of the bias": "{of}, {reading}", "data": "{data_seed}", "local steps": "{local_steps}",
-        "rounds": "{rounds}", "sigma": "{sigma:.2f}", "variance off by": "x {variance_factor:.2f}",
-        "bias off by": "x {bias_factor:.2f}",
-    })  # fmt: skip
+    rows = [{**f._asdict(), "label": BUDGETS[f.budget], "rounds": f.rounds_text} for f in fits]
+    columns = "budget, reading of the bias: {label}, {reading} | data: {data_seed} | local steps: {local_steps} | "
+    columns += "rounds: {rounds} | sigma: {sigma:.2f} | variance off by: x {variance_factor:.2f} | "
+    columns += "bias off by: x {bias_factor:.2f}"
+    return table("the setting nearest to the paper's ten numbers (root mean square factor)", rows, columns)
 
 
-def _remarks(fits: list[Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
+def _remarks(fits: list[Fit], checks: list[Row]) -> tuple[str, ...]:
     reading, out = min(fits, key=lambda f: f.distance).reading, "control, schedules left out"
     return (
         "SE: standard errors over schedules. bias^.5: root of the squared bias, the reading nearer to the paper's bias"
-        if reading == "root" else "The squared bias is the reading nearer to the paper's bias",
+        if reading == "root"
+        else "The squared bias is the reading nearer to the paper's bias",
         "expected pull: a client's mean weight per round relative to K = 1, 1 - (1 - 1/K)^N: a model with no client in "
         "a round does not move. clients seen: share of clients that have trained a model by the end.",
         f"step size 1 / max Theta(x, x); the schedules' part is {', '.join(f'{c[out]:.1f}' for c in checks)} SE from 0",
-    )  # fmt: skip
+    )
 
 
-def _draw(study: Study, nearest: dict[str, Fit], found: dict[str, Pairs]) -> None:
+def _draw(study: Study, nearest: dict[str, Fit], by_budget: dict[str, Pairs]) -> None:
     panels = {}
-    for budget, fit in nearest.items():
-        of = found[budget].items()
-        panels[f"{BUDGETS[budget]}\n{fit.text}"] = {
-            "predicted": Points({k: (a.variance.value, 0.0) for k, (a, _) in of}, True),
-            "predicted, schedules' part": Points({k: (a.schedules.value, 0.0) for k, (a, _) in of if k > 1}, True),
-            "simulated": Points({k: (b.variance[0], b.variance[1]) for k, (_, b) in of}, False),
-            "published": Points({k: (PUBLISHED[k][1], 0.0) for k, _ in of}, False),
+    for budget, choice in nearest.items():
+        pairs = by_budget[budget].items()
+        panels[f"{BUDGETS[budget]}\n{choice.text}"] = {
+            "predicted": Points({k: (a.variance.value, 0.0) for k, (a, _) in pairs}, True),
+            "predicted, schedules' part": Points({k: (a.schedules.value, 0.0) for k, (a, _) in pairs if k > 1}, True),
+            "simulated": Points({k: (b.variance[0], b.variance[1]) for k, (_, b) in pairs}, False),
+            "published": Points({k: (PUBLISHED[k][1], 0.0) for k, _ in pairs}, False),
         }
     variance_against_models(panels, "variance of the ensemble average (table I)", study.figures.path("table1"))
 
 
-PAPER = BiasVarianceSettings(
-    local_steps=(1, 10, 100, 1000), rounds=(5, 8, 10, 12, 15, 20, 25, 35, 50, 100, 200), ages=(1, 2, 3, 5, 10),
-    scanned_schedules=10, schedules=100,
-)  # fmt: skip
-DEFAULT = BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50)
-SCALES = {"sine": by_scale(BiasVarianceSettings(), DEFAULT, PAPER)}
+SMALL = BiasVarianceSettings()
+
+
+PAPER = with_changes(
+    SMALL,
+    "local_steps=1,10,100,1000 rounds=5,8,10,12,15,20,25,35,50,100,200 ages=1,2,3,5,10",
+    "scanned_schedules=10 schedules=100",
+)
+DEFAULT = with_changes(SMALL, "local_steps=1,10,100 schedules=50")
+SCALES = {"sine": by_scale(SMALL, DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, exact=True),)

@@ -12,20 +12,20 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data, models
-from fedtangent._src.data import partition
+import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import NAMES, both_methods
-from fedtangent._src.experiments.lab.results import Claim, Outcome, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, build_all, repeat, tune
+from fedtangent._src.experiments.lab import harness
+from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method
+from fedtangent._src.experiments.lab.results import Outcome, interval, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import EvaluationSet, Trial
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, PyTree
 
 PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
 LAST = 3  # rounds over which an error is averaged
-DECISIVE = ("num_models", "local_epochs", "batch_size", "width", "hidden_layers", "decay")
+DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"
 
 
 @dataclass(frozen=True)
@@ -49,100 +49,104 @@ def divide(study: Study, seed: int) -> Trial:
 
     It is one of eleven blocks in order of the first input; for the printers a block is one speed. For every seed, the
     validation examples are these blocks of all users.
+
+    Args:
+        study: The study.
+        seed: A measured seed, or the tuning seed.
     """
-    loaded = data.load(study.dataset, data_dir=study.data_dir)
+    loaded = ft.data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
     x, y = (np.asarray(a, np.float32) for a in (loaded.x_train, loaded.y_train))
-    kept = np.ones(len(x), bool)
     held_out = _left_out(x, loaded.user_train)
-    if seed == study.settings.tuning_seed:
-        kept = ~held_out
-    clients = partition.by_user(loaded.user_train[kept])
-    held = data.federated_data(x[kept], y[kept], clients, jnp.float32)
+    rows = ~held_out if seed == study.settings.tuning_seed else np.ones(len(x), bool)
+    clients = ft.partition.by_user(loaded.user_train[rows])
+    data = ft.data.federated_data(x[rows], y[rows], clients, jnp.float32)
     sets = {"validation": (x[held_out], y[held_out]), "test": (loaded.x_test, loaded.y_test)}
     splits = {name: EvaluationSet(*(jnp.asarray(a, jnp.float32) for a in pair)) for name, pair in sets.items()}
-    return Trial(seed, held, splits, 0)
+    return Trial(seed, data, splits, 0)
 
 
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
     """Marks the examples that are left out [n]: of each user the fifth of eleven blocks in order of the first input."""
-    found = np.zeros(len(x), bool)
-    for own in (np.flatnonzero(user == u) for u in np.unique(user)):
-        blocks = np.array_split(own[np.argsort(x[own, 0], kind="stable")], min(11, len(own)))
-        found[blocks[len(blocks) // 2 - 1]] = True
-    return found
+    is_left_out = np.zeros(len(x), bool)
+    for rows in (np.flatnonzero(user == u) for u in np.unique(user)):
+        blocks = np.array_split(rows[np.argsort(x[rows, 0], kind="stable")], min(11, len(rows)))
+        is_left_out[blocks[len(blocks) // 2 - 1]] = True
+    return is_left_out
 
 
-def methods(s: PrinterSettings, trial: Trial) -> dict[str, Method]:
+def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
     """Returns both methods on one seed's data."""
-    model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=(s.width,) * s.hidden_layers,
-                         parameterization="standard")  # fmt: skip
-    return both_methods(s, trial, model, loss="squared_error")
+    sizes, widths = (trial.data.x.shape[1:], trial.data.y.shape[1]), (settings.width,) * settings.hidden_layers
+    model = ft.models.build("mlp", *sizes, widths=widths, parameterization="standard")
+    return both_methods(settings, trial, model, "squared_error")
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean squared error on each split, and its negative, by which rates are chosen."""
-    found = dict[str, Array]()
+    """Computes the mean squared error on each split, and its negative, by which rates are chosen.
+
+    Args:
+        algorithm: The algorithm.
+        state: Its state.
+        splits: Inputs and targets of each split.
+    """
+    metrics = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
-        found |= {f"{name}.mse": error, f"{name}.fit": -error}
-    return found
+        metrics |= {f"{name}.mse": error, f"{name}.fit": -error}
+    return metrics
 
 
 def check(study: Study) -> None:
     """Builds both methods with every rate; raises ``ValueError``."""
-    s = study.settings
-    if s.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
-    build_all(methods(s, divide(study, study.seeds[0])))
+    settings = study.settings
+    if settings.tuning_seed in study.seeds:
+        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
+    harness.build_all(methods(settings, divide(study, study.seeds[0])))
 
 
 def bench_of(study: Study) -> Bench:
     """Builds the bench on which both methods run."""
-    s = study.settings
-    largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, s.tuning_seed))
-    return Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
-                 1, largest, "validation.fit")  # fmt: skip
-
-
-def chosen_rates(bench: Bench) -> dict[str, Tuned]:
-    """Chooses for each method the rate that is best on the validation examples."""
-    s = bench.study.settings
-    return {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
+    settings = study.settings
+    largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
+    depends_on = harness.decisive(settings, DECISIVE)
+    of_seed, of_trial = partial(divide, study), partial(methods, settings)
+    return Bench(study, of_seed, of_trial, depends_on, measure, 1, largest, "validation.fit")
 
 
 def run(study: Study) -> Outcome:
     """Tunes both methods and runs them on every seed."""
-    s, bench = study.settings, bench_of(study)
-    chosen = chosen_rates(bench)
-    configs = {name: tuned.config for name, tuned in chosen.items()}
-    runs = repeat(bench, configs, dict.fromkeys(configs, s.num_rounds))
+    bench, is_published = bench_of(study), study.dataset == "printers"
+    harness.plan(bench)
+    tuned = harness.tune_all(bench)
+    runs = harness.repeat_all(bench, tuned)
     errors = {
         name: np.array([r.metrics["test.mse"][-LAST:].mean(dtype=np.float64) for r in runs[name]]) for name in NAMES
     }
     rows = [
-        {"method": NAMES[name], "learning_rate": configs[name].rate, "mse": float(v.mean()),
-         "deviation": float(v.std(ddof=1)), "by_seed": [float(one) for one in v],
-         "published": PUBLISHED[name] if study.dataset == "printers" else None}
+        {
+            "method": NAMES[name],
+            "learning_rate": tuned[name].config.rate,
+            "mse": float(v.mean()),
+            "deviation": float(v.std(ddof=1)),
+            "by_seed": [float(error) for error in v],
+            "published": PUBLISHED[name] if is_published else None,
+        }
         for name, v in errors.items()
-    ]  # fmt: skip
-    columns = {"method": "{method}", "rate": "{learning_rate:g}", "test MSE": "{mse:.2e}",
-               "deviation": "{deviation:.1e}"}  # fmt: skip
-    if study.dataset == "printers":
-        columns["published"] = "{published}"
-    d = interval(errors["fed_ensemble"] - errors["fed_avg"])
-    lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in own]) for name, own in runs.items()}
-    rounds = [int(r) for r in runs["fed_avg"][0].rounds]
-    curves({"test error": lines}, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures.path("by_round"))
-    edges = [NAMES[name] for name, tuned in chosen.items() if tuned.at_edge]
-    return Outcome(
-        (table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns),),
-        rows,
-        (Claim("Fed-ensemble's test error is below FedAvg's", f"{d:+.2e}", d.below()),),
-        remarks=(f"rates at an edge of the grid: {', '.join(edges)}",) if edges else (),
-    )
+    ]
+    columns = "method: {method} | rate: {learning_rate:g} | test MSE: {mse:.2e} | deviation: {deviation:.1e}"
+    columns += " | published: {published}" if is_published else ""
+    sheet = table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns)
+    lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in records]) for name, records in runs.items()}
+    title = f"{study.dataset}, {len(study.seeds)} seeds"
+    curves({"test error": lines}, harness.evaluated_rounds(runs), title, study.figures.path("by_round"))
+    difference = interval(errors["fed_ensemble"] - errors["fed_avg"])
+    claim = difference.claim_below("Fed-ensemble's test error is below FedAvg's", "{:+.2e}")
+    return Outcome((sheet,), rows, (claim,), remarks=harness.edges({NAMES[name]: t for name, t in tuned.items()}))
 
 
-SMOKE = PrinterSettings(num_rounds=20, tuning_rounds=10, local_epochs=2, width=32, learning_rates=(0.03, 0.1))
+SMOKE = with_changes(
+    PrinterSettings(), "num_rounds=20 tuning_rounds=10 local_epochs=2 width=32 learning_rates=0.03,0.1"
+)
 SCALES = {"sine": by_scale(SMOKE, PrinterSettings()), "printers": by_scale(SMOKE, PrinterSettings())}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)

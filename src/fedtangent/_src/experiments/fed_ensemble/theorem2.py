@@ -16,10 +16,9 @@ from fedtangent._src.comparison.theorems.fed_ensemble import limit
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
 from fedtangent._src.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab.results import Outcome, Row, metric_rows
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.comparison_plots import theorem2_figure
-from fedtangent._src.output.files import Metric
 
 BOTH = "digits_and_sine"
 NUMBERS = ("measured", "predicted", "standard_error", "farthest")
@@ -35,37 +34,42 @@ class EnsembleLawSettings:
     sine_rounds: int = 800
 
 
-def settings_of(study: Study) -> list[Any]:
+def _settings_of(study: Study) -> list[Any]:
     """Returns the setting that is compared on each data set."""
-    s = study.settings
+    settings = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
-    return [limit.SETTINGS[n](study.seeds[0], s.num_models, s.widths, getattr(s, f"{n}_rounds")) for n in names]
+    return [
+        limit.SETTINGS[n](study.seeds[0], settings.num_models, settings.widths, getattr(settings, f"{n}_rounds"))
+        for n in names
+    ]
 
 
 def run(study: Study) -> Outcome:
     """Trains the networks of each data set, and compares them with their law."""
-    seed, rows, verdicts = study.seeds[0], list[dict[str, Any]](), list[Verdict]()
-    remarks = ["measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
-               "entry; farthest: that of any entry, in its own SE",
-               f"data, schedule and initialisations are those of seed {seed} alone: the {study.settings.num_models} "
-               "models, independent draws of one law, are the repetitions"]  # fmt: skip
-    for setting in settings_of(study):
+    seed, rows, verdicts = study.seeds[0], list[Row](), list[Verdict]()
+    remarks = [
+        "measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
+        "entry; farthest: that of any entry, in its own SE",
+        f"data, schedule and initialisations are those of seed {seed} alone: the {study.settings.num_models} "
+        "models, independent draws of one law, are the repetitions",
+    ]
+    for setting in _settings_of(study):
         result = compare(setting, study.say)
-        found = table(result)
         sent = {t.width: (t.uplink_bytes, t.downlink_bytes) for t in result.trained}
-        study.keep([
-            Metric(setting.size.num_rounds, f"fed_ensemble width {r['width']} [{r['dataset']}]", seed, "test",
-                   f"{r['statistic']}: {name}", float(r[name]), *sent[r["width"]])
-            for r in found for name in ("measured", "predicted")
-        ])  # fmt: skip
-        rows += found
+        for row in _rows(result):
+            name, width = f"fed_ensemble width {row['width']} [{row['dataset']}]", row["width"]
+            values = {f"{row['statistic']}: {kind}": row[kind] for kind in ("measured", "predicted")}
+            metrics = metric_rows(name, seed, setting.size.num_rounds, values, "test")
+            up, down = sent[width]
+            study.keep([metric._replace(uplink_bytes=up, downlink_bytes=down) for metric in metrics])
+            rows.append(row)
         verdicts += limit.sampled_rows(result)
         remarks += _remarks(result)
         theorem2_figure(result, study.figures.path(f"theorem2_{setting.name}"))
     return Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
 
 
-def table(result: Theorem2) -> list[dict[str, Any]]:
+def _rows(result: Theorem2) -> list[Row]:
     """Builds a row for each statistic and width."""
     rows = []
 
@@ -75,9 +79,9 @@ def table(result: Theorem2) -> list[dict[str, Any]]:
 
     for t in result.trained:
         for part, name in limit.NAMES.items():
-            found = entries(t.samples, result.law)[part]
-            sizes = _size(found.measured, part), _size(found.predicted, part), float(np.mean(found.standard_error))
-            add(name, t.width, *sizes, found.farthest)
+            e = entries(t.samples, result.law)[part]
+            sizes = _size(e.measured, part), _size(e.predicted, part), float(np.mean(e.standard_error))
+            add(name, t.width, *sizes, e.farthest)
         inside = covered(t.samples, result.law)
         error = float(inside.std(ddof=1) / np.sqrt(len(inside)))
         add("coverage of 95 % intervals", t.width, float(inside.mean()), COVERED, error, None)
@@ -112,4 +116,4 @@ SCALES = dict.fromkeys(
         EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
     ),
 )
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=settings_of),)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=_settings_of),)

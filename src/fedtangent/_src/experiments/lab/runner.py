@@ -1,6 +1,6 @@
-"""The one runner of experiments.
+"""The runner of experiments: settings as data, checked requests, and one way to perform any experiment.
 
-An ``Experiment`` is an entry: settings as data, and a function. A ``Study`` is one checked request to run it, and an
+An ``Experiment`` is an entry: settings, and a function. A ``Study`` is one checked request to run it, and an
 ``Outcome`` (``results``) what it returns. A new experiment is one file: its settings, a frozen dataclass with values
 for the three scales, the function from a ``Study`` to an ``Outcome``, and ``ENTRIES``.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,24 +21,31 @@ from fedtangent._src.comparison.settings import exact_arithmetic
 from fedtangent._src.comparison.verdicts import as_rows
 from fedtangent._src.engine.sweeps import check_seeds
 from fedtangent._src.entries import Entry, check_limits
-from fedtangent._src.experiments.lab.results import Claim, Outcome, table
+from fedtangent._src.experiments.lab.results import Outcome, table
 from fedtangent._src.output.files import Figures, Metric
 
 PACKAGE = "fedtangent._src.experiments."
+SCALES = ("smoke", "default", "paper")
+AnySettings = Any
+"""The settings of any experiment: a frozen dataclass of numbers, names, and tuples of either."""
+Settings = TypeVar("Settings")
 
 # ---- settings as data ---------------------------------------------------------------------------------------------
 
-Settings = TypeVar("Settings")
-SCALES = ("smoke", "default", "paper")
-
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """Returns the settings of each of ``SCALES``; a missing scale takes the settings of the scale before."""
+    """Returns the settings of each of ``SCALES``; a missing scale takes the settings of the scale before.
+
+    Args:
+        smoke: Settings for a minute or few on two cores.
+        default: Settings for up to an hour.
+        paper: The paper's settings.
+    """
     default = default or smoke
     return dict(zip(SCALES, (smoke, default, paper or default), strict=True))
 
 
-def within(default: Any, **limits: Any) -> Any:
+def within(default: Any, **limits: object) -> Any:
     """Builds the dataclass field of a setting with limits, which ``check_settings`` applies to each of its values.
 
     Args:
@@ -50,7 +56,7 @@ def within(default: Any, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata=limits)
 
 
-def check_settings(settings: Any) -> None:
+def check_settings(settings: AnySettings) -> None:
     """Raises ``ValueError`` for a setting out of its limits.
 
     By default, whole numbers must be from 1 on and fit 32 bits, other numbers must be finite, and several values must
@@ -60,14 +66,14 @@ def check_settings(settings: Any) -> None:
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
         names, count, increasing = limits.pop("of", None), limits.pop("count", 1), limits.pop("increasing", False)
         default: Any = field.default
-        values, like = (value, default[0]) if isinstance(value, tuple) else ((value,), default)
+        values, example = (value, default[0]) if isinstance(value, tuple) else ((value,), default)
         if len(values) < count or len(set(values)) < len(values) or (increasing and list(values) != sorted(values)):
             how = "increasing" if increasing else "different"
             raise ValueError(f"{name}: got {','.join(map(str, values))}, must be {count} or more {how} values")
         for one in values:
-            if isinstance(like, str):
+            if isinstance(example, str):
                 checks.choice(name, one, names or (one,))
-            elif isinstance(like, int):
+            elif isinstance(example, int):
                 checks.whole(name, one, **limits)
             else:
                 checks.number(name, one, **limits)
@@ -77,31 +83,42 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
     """Returns ``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
 
     Raises ``ValueError`` for text that is not ``name=value``, an unknown name, a repeated name, or an invalid value.
+
+    Args:
+        settings: A frozen dataclass.
+        changes: Changes, ``name=value`` each.
     """
-    known, given = vars(settings), dict[str, Any]()
+    current, replaced = vars(settings), dict[str, Any]()
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise ValueError(f"set: got {change!r}, must be name=value")
-        if name in given:
+        if name in replaced:
             raise ValueError(f"set: got {name} more than once, must be one value for each setting")
-        given[name] = _read(name, text, known[checks.choice("set", name, known)])
-    return dataclasses.replace(settings, **given)  # type: ignore[type-var]
+        replaced[name] = _parse(name, text, current[checks.choice("set", name, current)])
+    return dataclasses.replace(settings, **replaced)  # type: ignore[type-var]
 
 
-def written(settings: Any) -> list[str]:
+def with_changes(settings: Settings, *texts: str) -> Settings:
+    """Returns ``settings`` with the changes of every text, such as ``num_rounds=20 rates=0.1,0.3``; later texts win."""
+    for text in texts:
+        settings = changed(settings, text.split())
+    return settings
+
+
+def written(settings: AnySettings) -> list[str]:
     """Returns each of ``settings``, a dataclass, as ``name=value``, the form that ``changed`` reads."""
     pairs = vars(settings).items()
     return [f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in pairs]
 
 
-def _read(name: str, text: str, like: Any) -> Any:
-    """Converts ``text`` to the type of ``like``."""
-    several = isinstance(like, tuple)
+def _parse(name: str, text: str, example: Any) -> object:
+    """Converts ``text`` to the type of ``example``."""
+    is_list = isinstance(example, tuple)
     try:
-        return tuple(type(like[0])(part) for part in text.split(",")) if several else type(like)(text)
+        return tuple(type(example[0])(part) for part in text.split(",")) if is_list else type(example)(text)
     except ValueError as error:
-        kind = f"numbers like {','.join(map(str, like))}" if several else f"a number like {like}"
+        kind = f"numbers like {','.join(map(str, example))}" if is_list else f"a number like {example}"
         raise ValueError(f"{name}: got {text!r}, must be {kind}") from error
 
 
@@ -118,49 +135,66 @@ class Request(NamedTuple):
     changes: tuple[str, ...] = ()  # changed settings, such as "num_rounds=20"
 
 
+@dataclass
+class TimeLeft:
+    """The time left of a study, by its finished cells: the mean time of one of their rounds, times the rounds left.
+
+    Attributes:
+        planned: Rounds of all cells that are computed, finished or not; cells that are read again do not count.
+        finished: Rounds of the finished cells.
+        seconds: Time of the finished cells.
+    """
+
+    planned: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+
+    def finish(self, rounds: int, seconds: float) -> None:
+        """Counts a cell of so many rounds, which took so many seconds, as finished."""
+        self.finished, self.seconds = self.finished + rounds, self.seconds + seconds
+
+    def __str__(self) -> str:
+        remaining = max(self.planned - self.finished, 0) * self.seconds / max(self.finished, 1)
+        return f"{remaining:.0f} s left" if remaining < 100 else f"{remaining / 60:.0f} min left"
+
+
 NOWHERE = Figures(Path())
 
 
-def _silent(_: Any) -> None:
+def _ignore(_: object) -> None:
     """Ignores its argument."""
-
-
-@dataclass
-class Clock:
-    """Sum of the expected times of a study's runs, which are timed instead of run (``runs.play``)."""
-
-    seconds: float = 0.0
-    by_run: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by kind of run: seconds a round, and a record
 
 
 @dataclass(frozen=True)
 class Study:
     """A checked request, with the destinations of its progress, metrics and figures."""
 
-    settings: Any
+    settings: AnySettings
     dataset: str
     seeds: tuple[int, ...]
     data_dir: Path | None = None
-    say: Callable[[str], None] = _silent  # reports a line of progress
-    keep: Callable[[Sequence[Metric]], None] = _silent  # writes metrics
+    say: Callable[[str], None] = _ignore  # reports a line of progress
+    keep: Callable[[Sequence[Metric]], None] = _ignore  # writes metrics
     figures: Figures = NOWHERE
-    clock: Clock | None = None  # if given, runs are only timed
+    time_left: TimeLeft = dataclasses.field(default_factory=TimeLeft)
 
     def each_seed(self) -> Iterator[int]:
-        """Yields the seeds, and reports the time spent on each of them."""
+        """Yields the seeds, and reports the time of each and the time left, in which a seed counts as a round."""
+        time_left = TimeLeft(len(self.seeds))
         for seed in self.seeds:
             start = time.perf_counter()
             yield seed
-            self.say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
+            time_left.finish(1, time.perf_counter() - start)
+            self.say(f"seed {seed}: {time.perf_counter() - start:.0f} s; {time_left}")
 
 
 @dataclass(frozen=True)
 class Experiment(Entry):
     """A table, figure or claim; ``build`` takes a ``Study`` and returns its ``Outcome``."""
 
-    scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    scales: Mapping[str, Mapping[str, AnySettings]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""
-    check: Callable[[Study], Any] = _silent
+    check: Callable[[Study], object] = _ignore
     """Raises ``ValueError`` for settings that are wrong beyond their own limits; writes nothing."""
     least_seeds: int = 1
     exact: bool = False
@@ -174,9 +208,13 @@ class Experiment(Entry):
 def experiment(
     module: str,
     run: Callable[[Study], Outcome],
-    scales: Mapping[str, Mapping[str, Any]],
+    scales: Mapping[str, Mapping[str, AnySettings]],
     papers: tuple[str, ...],
-    **more: Any,
+    *,
+    check: Callable[[Study], object] = _ignore,
+    least_seeds: int = 1,
+    exact: bool = False,
+    part: tuple[str, str] | None = None,
 ) -> Experiment:
     """Builds the entry of an experiment; its summary is the first paragraph of the module's docstring.
 
@@ -185,15 +223,24 @@ def experiment(
         run: Function that runs the experiment.
         scales: Settings by data set and scale.
         papers: Keys of the papers.
-        **more: Further fields; ``name`` and ``summary`` if a module has several experiments.
+        check: Function that raises ``ValueError`` for wrong settings.
+        least_seeds: The fewest seeds.
+        exact: Whether it computes in float64.
+        part: Name and summary, if a module has several experiments.
     """
-    room, _, own = module.removeprefix(PACKAGE).rpartition(".")
-    name, said = more.pop("name", own), more.pop("summary", (sys.modules[module].__doc__ or "").split("\n\n")[0])
-    return Experiment(f"{room}.{name}", " ".join(said.split()), run, papers=papers, scales=scales, **more)
+    folder, _, file = module.removeprefix(PACKAGE).rpartition(".")
+    name, summary = part or (file, (sys.modules[module].__doc__ or "").split("\n\n")[0])
+    more = {"papers": papers, "scales": scales, "check": check, "least_seeds": least_seeds, "exact": exact}
+    return Experiment(f"{folder}.{name}", " ".join(summary.split()), run, **more)  # type: ignore[arg-type]
 
 
 def prepare_study(entry: Experiment, request: Request) -> Study:
-    """Checks a request and builds the study; raises ``ValueError`` and writes nothing."""
+    """Checks a request and builds the study; raises ``ValueError`` and writes nothing.
+
+    Args:
+        entry: The experiment.
+        request: The user's request.
+    """
     checks.choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
     checks.choice("dataset", dataset, entry.scales)
@@ -214,75 +261,26 @@ def perform(entry: Experiment, study: Study) -> Outcome:
     """Performs the experiment, and adds settings, claims and verdicts to the outcome's details, sheets and remarks.
 
     The experiment has failed if the control of a verdict passes too.
+
+    Args:
+        entry: The experiment.
+        study: The checked request.
     """
     with entry.arithmetic():
-        found: Outcome = entry.build(study)
-    details = {"settings": study.settings, "dataset": study.dataset, "claims": found.claims, "remarks": found.remarks}
-    details |= found.details
-    if found.verdicts:
-        details["verdicts"] = as_rows(found.verdicts)
-    form = dict(zip(Claim._fields, ("{claim}", "{measured}", "{verdict}"), strict=True))
-    said = (
-        [table("claims, the paper's and ours, and whether they are seen", [c._asdict() for c in found.claims], form)]
-        if found.claims
-        else []
-    )
-    passing = (f"{v.statement} {v.sizes}: passes for {v.control} too" for v in found.verdicts if not v.control_fails)
-    return found._replace(
-        sheets=(*found.sheets, *said),
+        outcome: Outcome = entry.build(study)
+    details = {"settings": study.settings, "dataset": study.dataset, "claims": outcome.claims}
+    details |= {"remarks": outcome.remarks, **outcome.details}
+    if outcome.verdicts:
+        details["verdicts"] = as_rows(outcome.verdicts)
+    sheets = outcome.sheets
+    if outcome.claims:
+        title = "claims, the paper's and ours, and whether they are seen"
+        form = "claim: {claim} | measured: {measured} | verdict: {verdict}"
+        sheets += (table(title, [claim._asdict() for claim in outcome.claims], form),)
+    passing = (f"{v.statement} {v.sizes}: passes for {v.control} too" for v in outcome.verdicts if not v.control_fails)
+    return outcome._replace(
+        sheets=sheets,
         details=details,
-        remarks=(*found.remarks, f"settings: {' '.join(written(study.settings))}"),
-        failed=(*found.failed, *passing),
+        remarks=(*outcome.remarks, f"settings: {' '.join(written(study.settings))}"),
+        failed=(*outcome.failed, *passing),
     )
-
-
-# ---- how long it will take ----------------------------------------------------------------------------------------
-
-SHARE = 40  # an experiment without ``lab.runs`` is timed with one in so many of its rounds
-
-
-def expected_seconds(entry: Experiment, study: Study) -> float:
-    """Estimates the time of the study on this device by a short measurement; nothing is written.
-
-    For a comparison of runs (``lab.runs``) one round of each method is timed and counted as often as it occurs. Any
-    other experiment is run twice, with as few seeds as it needs and with few and twice as few rounds; the difference
-    gives the time of a round. An experiment without rounds in its settings is run once.
-    """
-    one = dataclasses.replace(study, seeds=study.seeds[: entry.least_seeds])
-    most = max(_rounds(study.settings).values(), default=1)
-    few = min(most, -(-most // SHARE))
-    first, used = _timed(entry, one, few / most)
-    if used:
-        clock = Clock(by_run=used.by_run)
-        _rehearse(entry, study, clock)
-        return clock.seconds
-    if few < most:
-        more = min(most, 2 * few)
-        second, _ = _timed(entry, one, more / most)
-        first = second + max(second - first, 0.0) / (more - few) * (most - more)
-    return first * len(study.seeds) / len(one.seeds)
-
-
-def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock | None]:
-    """Measures the seconds of a study with a share of its rounds; returns its clock too if that has timed a run."""
-    start, clock = time.perf_counter(), Clock()
-    settings = dataclasses.replace(study.settings, **_rounds(study.settings, share))
-    _rehearse(entry, dataclasses.replace(study, settings=settings), clock)
-    return time.perf_counter() - start, clock if clock.by_run else None
-
-
-def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
-    """Performs the experiment with ``clock`` and discards the outcome and its files."""
-    with tempfile.TemporaryDirectory() as folder:
-        perform(entry, dataclasses.replace(study, clock=clock, figures=Figures(Path(folder) / "figures")))
-
-
-def _rounds(settings: Any, share: float = 1.0) -> dict[str, int]:
-    """Returns ``share`` of each setting that is a number of rounds, within its limits."""
-    found = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if "rounds" in field.name and isinstance(value, int):
-            least = field.metadata.get("least", 1)
-            found[field.name] = min(value, max(least, round(share * value)))
-    return found

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from scipy.stats import t as student
 
-from fedtangent._src import data
+import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
-from fedtangent._src.data import partition
-from fedtangent._src.engine import Devices, Evaluation
-from fedtangent._src.engine.run import predict, simulate
+from fedtangent._src.engine.run import predict
 from fedtangent._src.experiments.lab.runner import Study
-from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import drawn_cohorts
-from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent._src.models.dense import mlp
-from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate, decompose_laws, decompose_runs
-from fedtangent._src.theory.flow import Flow, Rule, federated_flow
+from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate
 from fedtangent._src.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
@@ -76,30 +68,35 @@ def load(
             f"spacing: got {spacing:g}, at which {int(2 / spacing) + 1} inputs fit into [-1, 1], must be smaller for "
             f"{num_clients} clients of {points_per_client}"
         )
-    drawn = num_clients * (CANDIDATES if spacing > 0 else 1)
-    toy = data.load("sine", seed=seed, num_users=drawn, points_per_user=points_per_client, gap=gap,
-                    test_points=test_points)  # fmt: skip
-    kept = list(range(num_clients)) if spacing == 0 else []
-    x = np.asarray(toy.x_train, np.float64).reshape(drawn, points_per_client)
-    for i in range(drawn):
-        if len(kept) == num_clients:
+    candidates = num_clients * (CANDIDATES if spacing > 0 else 1)
+    draw = partial(ft.data.load, "sine", seed=seed, gap=gap, test_points=test_points)
+    toy = draw(num_users=candidates, points_per_user=points_per_client)
+    users, fitting = np.asarray(toy.user_train), list(range(num_clients)) if spacing == 0 else []
+    x = np.asarray(toy.x_train, np.float64).reshape(candidates, points_per_client)
+    for i in range(candidates):
+        if len(fitting) == num_clients:
             break
-        inputs = np.sort(np.concatenate([x[kept].ravel(), x[i]]))
+        inputs = np.sort(np.concatenate([x[fitting].ravel(), x[i]]))
         if np.all(np.diff(inputs) >= spacing):
-            kept.append(i)
-    if len(kept) < num_clients:
-        raise ValueError(
-            f"spacing: got {spacing:g}, at which {len(kept)} of {drawn} clients fit, must be smaller for {num_clients}"
-        )
-    rows = np.isin(np.asarray(toy.user_train), kept)
-    clients = partition.by_user(np.asarray(toy.user_train)[rows])
+            fitting.append(i)
+    if len(fitting) < num_clients:
+        fit = f"{len(fitting)} of {candidates} clients fit"
+        raise ValueError(f"spacing: got {spacing:g}, at which {fit}, must be smaller for {num_clients}")
+    rows = np.isin(users, fitting)
+    clients = ft.partition.by_user(users[rows])
     return SineData(np.asarray(toy.x_train)[rows], np.asarray(toy.y_train)[rows], clients, toy.x_test, toy.y_test)
 
 
 def of_study(study: Study, seed: int, gap: bool) -> SineData:
-    """Draws the data of one of the study's seeds."""
-    s = study.settings
-    return load(seed, s.num_clients, s.points_per_client, gap, s.spacing)
+    """Draws the data of one of the study's seeds.
+
+    Args:
+        study: The study.
+        seed: The seed.
+        gap: Whether inputs between -0.5 and 0.5 are left out.
+    """
+    settings = study.settings
+    return load(seed, settings.num_clients, settings.points_per_client, gap, settings.spacing)
 
 
 def check(study: Study, gap: bool) -> None:
@@ -110,55 +107,78 @@ def check(study: Study, gap: bool) -> None:
 
 def linear_model() -> Model:
     """Builds the paper's 100 radial basis functions (FE-2024, section V-A), in float64."""
-    return rbf_linear(100, 0.08, 1.0, seed=0, dtype=jnp.float64)
+    return ft.models.rbf_linear(100, 0.08, 1.0, seed=0, dtype=jnp.float64)
 
 
 def network(width: int) -> Model:
     """Builds an erf network of one hidden layer, in float64, with weights so large that units vary over [-1, 1]."""
-    return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64)
+    return ft.models.mlp(
+        1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64
+    )
 
 
-def step_size(model: Model, held: SineData) -> float:
+def step_size(model: Model, data: SineData) -> float:
     """Computes half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
 
     ``lambda_max(Theta_ii) / n_i`` is at most the largest entry of Theta's diagonal. The bound does not depend on the
     training data, so that one compiled program serves every seed.
     """
     assert model.kernel is not None
-    theta = np.asarray(model.kernel(jnp.asarray(held.x_test), None, get="ntk"))
+    theta = np.asarray(model.kernel(jnp.asarray(data.x_test), None, get="ntk"))
     return 1.0 / float(np.max(np.diag(theta)))
 
 
-def algorithm(model: Model, held: SineData, plan: Schedule, local_steps: int) -> Algorithm:
-    """Builds Fed-ensemble with full-batch gradient descent; it is FedAvg if ``plan`` has one model."""
-    return algorithms.fed_ensemble(
-        model, plan, client_learning_rate=step_size(model, held), work=Work(steps=local_steps, batch_size=None)
-    )
+def algorithm(model: Model, data: SineData, schedule: Schedule, local_steps: int) -> Algorithm:
+    """Builds Fed-ensemble with full-batch gradient descent; it is FedAvg if the schedule has one model.
+
+    Args:
+        model: The model.
+        data: Data of one seed, on whose domain the step is stable.
+        schedule: Which client trains which model.
+        local_steps: Local steps in a round.
+    """
+    work = ft.Work(steps=local_steps, batch_size=None)
+    return ft.fed_ensemble(model, schedule, client_learning_rate=step_size(model, data), work=work)
 
 
-def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedOutputs:
-    """Trains for ``num_rounds`` rounds; initial models, schedule and training depend only on ``seed``."""
-    x, split = jnp.asarray(np.concatenate([held.x, held.x_test])), len(held.x)
-    seen = simulate(
-        of,
-        data.federated_data(held.x, held.y, held.clients, dtype=jnp.float64),
-        num_rounds=num_rounds,
-        seed=seed,
-        evaluation=Evaluation(measure=lambda of, state: {"members": np.asarray(predict(of, state, x).members)}),
-        devices=Devices("scan"),
-    ).history.evaluations
-    first, last = seen[0].metrics["members"], seen[-1].metrics["members"]
+def train(data: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedOutputs:
+    """Trains; initial models, schedule and training depend only on ``seed``.
+
+    Args:
+        data: Data of one seed.
+        of: The algorithm.
+        num_rounds: Number of rounds.
+        seed: Seed of the run.
+    """
+    x, split = jnp.asarray(np.concatenate([data.x, data.x_test])), len(data.x)
+    federated = ft.data.federated_data(data.x, data.y, data.clients, dtype=jnp.float64)
+    measure = ft.Evaluation(measure=lambda of, state: {"members": np.asarray(predict(of, state, x).members)})
+    devices = ft.Devices("scan")
+    run = ft.simulate(of, federated, num_rounds=num_rounds, seed=seed, evaluation=measure, devices=devices)
+    first, last = (run.history.evaluations[e].metrics["members"] for e in (0, -1))
     return TrainedOutputs(first[:, :split], first[:, split:], last[:, :split], last[:, split:])
 
 
 def flow(
-    held: SineData, model: Model, plan: Schedule, local_steps: int, num_rounds: int, seed: int
-) -> tuple[Flow, KernelBlocks]:
-    """Computes the exact law of the run of ``train``, with the same cohorts, and the kernel blocks."""
+    data: SineData, model: Model, schedule: Schedule, local_steps: int, num_rounds: int, seed: int
+) -> tuple[ft.theory.Flow, ft.kernels.KernelBlocks]:
+    """Computes the exact law of the run of ``train``, with the same cohorts, and the kernel blocks.
+
+    Args:
+        data: Data of one seed.
+        model: The model.
+        schedule: Which client trains which model.
+        local_steps: Local steps in a round.
+        num_rounds: Number of rounds.
+        seed: Seed of the run.
+    """
     assert model.kernel is not None
-    blocks, rule = kernel_blocks(model.kernel, held.x, held.x_test), Rule(local_steps, step_size(model, held))
-    cohorts = drawn_cohorts(plan, held.clients, num_rounds, seed)
-    return federated_flow(blocks, held.y, held.clients, cohorts, rule, num_models=plan.num_models), blocks
+    blocks, rule = (
+        ft.kernels.kernel_blocks(model.kernel, data.x, data.x_test),
+        ft.theory.Rule(local_steps, step_size(model, data)),
+    )
+    cohorts = ft.schedules.drawn_cohorts(schedule, data.clients, num_rounds, seed)
+    return ft.theory.federated_flow(blocks, data.y, data.clients, cohorts, rule, num_models=schedule.num_models), blocks
 
 
 def decomposed(
@@ -179,8 +199,8 @@ def decomposed(
     laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
     runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
     return (
-        decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
-        decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise),
+        ft.theory.decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
+        ft.theory.decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise),
     )
 
 
@@ -194,6 +214,6 @@ def allowed(runs: int, comparisons: int) -> float:
     return float(student.ppf(1 - LEVEL / comparisons / 2, runs - 1))
 
 
-def apart(seen: Estimate, exact: Estimate) -> float:
+def apart(simulated: Estimate, exact: Estimate) -> float:
     """Computes simulation minus closed form, in standard errors."""
-    return (seen.value - exact.value) / seen.standard_error
+    return (simulated.value - exact.value) / simulated.standard_error

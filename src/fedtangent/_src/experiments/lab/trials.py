@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src import data
 from fedtangent._src.data import partition, sharing
 from fedtangent._src.data.dataset import TOKENS
 from fedtangent._src.data.partition.drawn import assemble
-from fedtangent._src.data.projection import projection_matrix
 from fedtangent._src.storage import sha256
 from fedtangent._src.types import Array, FederatedData, Partition
 
@@ -40,8 +40,8 @@ class Trial(NamedTuple):
     by_client: dict[str, FederatedData] | None = None  # the same with their clients, if those are tested apart
 
 
-class Drawn(NamedTuple):
-    """Examples of each of PARTS; those of validation are drawn from the training set."""
+class Examples(NamedTuple):
+    """Examples of each of PARTS; validation examples come from the training set."""
 
     x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32
@@ -49,7 +49,7 @@ class Drawn(NamedTuple):
     rng: np.random.Generator
 
 
-def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Drawn:
+def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Examples:
     """Draws examples of every part.
 
     Args:
@@ -65,20 +65,20 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
     rng = np.random.default_rng(seed)
     order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
     num_train, num_test = num_train or len(order) - num_validation, num_test or len(others)
-    for option, wanted, most in (
+    for option, size, most in (
         ("num_validation", num_validation, len(order) - 1),
         ("num_train", num_train, len(order) - num_validation),
         ("num_test", num_test, len(others)),
     ):
-        if not 1 <= wanted <= most:
-            raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
+        if not 1 <= size <= most:
+            raise ValueError(f"{option}: got {size}, must be from 1 to {most}")
     train, held_out = order[num_validation : num_validation + num_train], order[:num_validation]
     sources = ((loaded.x_train, loaded.y_train),) * 2 + ((loaded.x_test, loaded.y_test),)
     rows = dict(zip(PARTS, (train, held_out, others[:num_test]), strict=True))
     dtype = np.int32 if loaded.kind == TOKENS else np.float32
-    x = {p: np.asarray(of[0][rows[p]], dtype) for p, of in zip(PARTS, sources, strict=True)}
-    y = {p: np.asarray(of[1][rows[p]], np.int32) for p, of in zip(PARTS, sources, strict=True)}
-    return Drawn(x, y, rows, rng)
+    x = {p: np.asarray(source[0][rows[p]], dtype) for p, source in zip(PARTS, sources, strict=True)}
+    y = {p: np.asarray(source[1][rows[p]], np.int32) for p, source in zip(PARTS, sources, strict=True)}
+    return Examples(x, y, rows, rng)
 
 
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
@@ -86,6 +86,10 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
     Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
     users, and for more users than it has.
+
+    Args:
+        loaded: The data set.
+        number: Number of users.
     """
     if loaded.user_train is None:
         raise ValueError(
@@ -95,13 +99,13 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if not 0 <= number <= len(users):
         raise ValueError(f"num_clients: got {number}, must be from 1 to {len(users)}, the users of {loaded.name}")
-    kept = np.flatnonzero(owner < (number or len(users)))
-    found = loaded._replace(x_train=loaded.x_train[kept], y_train=loaded.y_train[kept], user_train=owner[kept])
+    rows = np.flatnonzero(owner < (number or len(users)))
+    selected = loaded._replace(x_train=loaded.x_train[rows], y_train=loaded.y_train[rows], user_train=owner[rows])
     if loaded.user_test is None:
-        return found
-    tested = np.searchsorted(users, loaded.user_test)
-    kept = np.flatnonzero(tested < (number or len(users)))
-    return found._replace(x_test=loaded.x_test[kept], y_test=loaded.y_test[kept], user_test=tested[kept])
+        return selected
+    test_owner = np.searchsorted(users, loaded.user_test)
+    rows = np.flatnonzero(test_owner < (number or len(users)))
+    return selected._replace(x_test=loaded.x_test[rows], y_test=loaded.y_test[rows], user_test=test_owner[rows])
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
@@ -111,27 +115,38 @@ def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
 
 def owners(clients: Partition) -> np.ndarray:
     """Computes the client of each example, [n], if every example has exactly one: the inverse of ``of_owners``."""
-    found = np.empty(len(clients.indices), np.int64)
-    found[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
-    return found
+    owner = np.empty(len(clients.indices), np.int64)
+    owner[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
+    return owner
 
 
-def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:
-    """Builds one client for each user that ``first_users`` numbered; by part, if test examples have users too."""
+def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, Partition]:
+    """Builds one client for each user that ``first_users`` numbered; by part, if test examples have users too.
+
+    Args:
+        loaded: The data set.
+        examples: Examples of every part.
+    """
     users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
     assert loaded.user_train is not None
     number = int(loaded.user_train.max()) + 1
     if loaded.user_test is None:
-        return of_owners(loaded.user_train[drawn.rows["train"]], number)
-    return {part: of_owners(np.asarray(users[part])[rows], number) for part, rows in drawn.rows.items()}
+        return of_owners(loaded.user_train[examples.rows["train"]], number)
+    return {part: of_owners(np.asarray(users[part])[rows], number) for part, rows in examples.rows.items()}
 
 
-def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict[str, Partition]]:
-    """Deals examples to the clients at random and distorts each by its client; also returns each part's clients."""
-    owner = {"train": owners(partition.iid(len(drawn.y["train"]), num_clients, seed))}
-    owner |= {part: drawn.rng.integers(num_clients, size=len(drawn.y[part])) for part in PARTS[1:]}
-    x = {part: distorted(drawn.x[part], of, num_clients, seed) for part, of in owner.items()}
-    return drawn._replace(x=x), {part: of_owners(of, num_clients) for part, of in owner.items()}
+def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examples, dict[str, Partition]]:
+    """Deals examples to the clients at random and distorts each by its client; also returns each part's clients.
+
+    Args:
+        examples: Examples of every part, images in [0, 1].
+        num_clients: Number of clients.
+        seed: Seed of clients and distortions.
+    """
+    owner = {"train": owners(partition.iid(len(examples.y["train"]), num_clients, seed))}
+    owner |= {part: examples.rng.integers(num_clients, size=len(examples.y[part])) for part in PARTS[1:]}
+    x = {part: distorted(examples.x[part], of_part, num_clients, seed) for part, of_part in owner.items()}
+    return examples._replace(x=x), {part: of_owners(of_part, num_clients) for part, of_part in owner.items()}
 
 
 def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
@@ -150,18 +165,24 @@ def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> 
     contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
     down, right = rng.integers(-1, 2, (2, num_clients))
     side = int(np.sqrt(x[0].size))
-    found = np.empty_like(x)
+    result = np.empty_like(x)
     for i in np.unique(owner):
-        own = x[owner == i].reshape(-1, side, side)
-        moved = np.roll(own, (down[i], right[i]), axis=(1, 2))
-        found[owner == i] = (contrast[i] * moved + brightness[i]).reshape(len(own), *x.shape[1:])
-    return found.astype(x.dtype)
+        images = x[owner == i].reshape(-1, side, side)
+        moved = np.roll(images, (down[i], right[i]), axis=(1, 2))
+        result[owner == i] = (contrast[i] * moved + brightness[i]).reshape(len(images), *x.shape[1:])
+    return result.astype(x.dtype)
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
     """Divides examples with ``labels`` [n] among N clients of ``classes`` classes each, or at random (``IID``).
 
     Raises ``ValueError`` for more clients than examples.
+
+    Args:
+        labels: Label of each example, [n].
+        num_clients: Number N of clients.
+        classes: Classes of a client, or ``IID``.
+        seed: Seed of the division.
     """
     if classes == IID:
         return partition.iid(len(labels), num_clients, seed)
@@ -174,22 +195,24 @@ def scheme_name(classes: int) -> str:
     return names.get(classes, f"{classes} classes")
 
 
-def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
+def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
     """Moves a trial to the device.
 
     Args:
-        drawn: Examples of every part.
+        examples: Examples of every part.
         clients: Partition of the training examples, or one for each part.
         seed: Seed of the trial.
         num_classes: Number of classes.
     """
     if isinstance(clients, Mapping):
-        x, y = drawn.x, drawn.y
-        own = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
-        return Trial(seed, own.pop("train"), {p: EvaluationSet(of.x, of.y) for p, of in own.items()}, num_classes, own)
-    held = data.federated_data(drawn.x["train"], drawn.y["train"], clients, drawn.x["train"].dtype)
-    splits = {part: EvaluationSet(jnp.asarray(drawn.x[part]), jnp.asarray(drawn.y[part])) for part in PARTS[1:]}
-    return Trial(seed, held, splits, num_classes)
+        x, y = examples.x, examples.y
+        by_part = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
+        train = by_part.pop("train")
+        splits = {part: EvaluationSet(of_part.x, of_part.y) for part, of_part in by_part.items()}
+        return Trial(seed, train, splits, num_classes, by_part)
+    federated = data.federated_data(examples.x["train"], examples.y["train"], clients, examples.x["train"].dtype)
+    splits = {part: EvaluationSet(jnp.asarray(examples.x[part]), jnp.asarray(examples.y[part])) for part in PARTS[1:]}
+    return Trial(seed, federated, splits, num_classes)
 
 
 def one_hot(trial: Trial) -> FederatedData:
@@ -206,20 +229,20 @@ def projected(trial: Trial, dimension: int) -> Trial:
     size = trial.data.x.shape[1]
     if dimension > size:
         raise ValueError(f"projected: got {dimension}, larger than the {size} inputs, must be at most that")
-    matrix = projection_matrix(size, dimension, trial.seed, dtype=np.float32)
-    splits = {part: s._replace(x=jnp.asarray(np.asarray(s.x) @ matrix)) for part, s in trial.splits.items()}
-    held = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))
-    return trial._replace(data=held, splits=splits)
+    matrix = ft.data.projection_matrix(size, dimension, trial.seed, dtype=np.float32)
+    splits = {part: split._replace(x=jnp.asarray(np.asarray(split.x) @ matrix)) for part, split in trial.splits.items()}
+    projected_data = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))
+    return trial._replace(data=projected_data, splits=splits)
 
 
-def partition_of(held: FederatedData) -> Partition:
+def partition_of(federated: FederatedData) -> Partition:
     """Returns the partition of the clients' examples, on the host."""
-    return Partition(np.asarray(held.indices), np.asarray(held.offsets))
+    return Partition(np.asarray(federated.indices), np.asarray(federated.offsets))
 
 
-def with_partition(held: FederatedData, clients: Partition) -> FederatedData:
+def with_partition(federated: FederatedData, clients: Partition) -> FederatedData:
     """Returns the same examples, held by other clients."""
-    return held._replace(
+    return federated._replace(
         indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
     )
 
@@ -229,6 +252,11 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
 
     The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
     of the ``labels`` [n].
+
+    Args:
+        trial: Data of one seed.
+        share: Size of the set, over the number of all clients' examples.
+        labels: Label of each example, [n].
     """
     chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
     return with_partition(trial.data, sharing.with_shared(partition_of(trial.data), chosen)), chosen

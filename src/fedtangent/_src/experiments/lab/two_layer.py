@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data as datasets
+import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.engine import Evaluation, simulate
-from fedtangent._src.experiments.lab.results import NOT_OWED, grouped
+from fedtangent._src.experiments.lab.results import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.ntk_fl import Evolution
-from fedtangent._src.models.two_layer import two_layer_relu
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
-from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
+from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
 from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, PyTree
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
@@ -35,7 +32,7 @@ class TwoLayerProblem(NamedTuple):
 
     def federated(self) -> FederatedData:
         """Returns the data on the device, float64."""
-        return datasets.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
+        return ft.data.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
 
 
 def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
@@ -59,11 +56,11 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
     if name == "sphere":
         x, classes = rng.standard_normal((num_examples, SPHERE_DIMENSION)), rng.integers(0, 2, num_examples)
     else:
-        loaded = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True)
+        loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
         if num_examples > len(loaded.x_train):
             raise ValueError(f"num_examples: got {num_examples}, must be at most {len(loaded.x_train)}")
-        kept = rng.choice(len(loaded.x_train), num_examples, replace=False)
-        x, classes = np.asarray(loaded.x_train[kept], np.float64).reshape(num_examples, -1), loaded.y_train[kept]
+        rows = rng.choice(len(loaded.x_train), num_examples, replace=False)
+        x, classes = np.asarray(loaded.x_train[rows], np.float64).reshape(num_examples, -1), loaded.y_train[rows]
         x = x - min(float(x.min()), 0.0)  # pixels from 0: images differ least that way, which is the harder case
     order = np.argsort(classes, kind="stable").astype(np.int32)
     offsets = np.arange(0, num_examples + 1, num_examples // num_clients, dtype=np.int32)
@@ -73,8 +70,8 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
     """Draws the problem of one seed."""
-    s = study.settings
-    return problem(study.dataset, study.data_dir, s.num_examples, s.num_clients, seed)
+    settings = study.settings
+    return problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 
 
 def check(study: Study) -> None:
@@ -88,22 +85,35 @@ def times(last: int) -> tuple[int, ...]:
 
 
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
-    """Computes the largest ratio of a squared residual to its bound after the start, for residuals above ``floor``."""
+    """Computes the largest ratio of a squared residual to its bound after the start, for residuals above ``floor``.
+
+    Args:
+        measured: Squared residuals by step.
+        bound: Their bound by step.
+        floor: Residual below which a measured one is rounding.
+    """
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
     return float(np.max(np.where(measured[1:] > floor, ratio, 0.0)))
 
 
-def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
-    """Checks for each value of ``keys`` that all runs stay below the bound; control: no run does with lambda_max."""
-    found = []
-    for at, own in grouped(rows, *keys).items():
-        ratio, wrong = max(row[worst] for row in own), min(row["control_worst"] for row in own)
+def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
+    """Checks for each value of ``keys`` that all runs stay below the bound; control: no run does with lambda_max.
+
+    Args:
+        theorem: Name of the theorem.
+        rows: Rows of all runs.
+        *keys: Entries of a row that name its sizes.
+        worst: Entry of a row with the largest ratio of a residual to its bound.
+    """
+    results = []
+    for at, group in grouped(rows, *keys).items():
+        ratio, wrong = max(row[worst] for row in group), min(row["control_worst"] for row in group)
         sizes = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in zip(keys, at, strict=True))
-        right = f"{ratio:.3g}", f"<= 1 with each of {len(own)} seeds", ratio <= 1
+        right = f"{ratio:.3g}", f"<= 1 with each of {len(group)} seeds", ratio <= 1
         control = "lambda_max for lambda", f"{wrong:.2g}", wrong > 1
-        found.append(Verdict.of(theorem, "squared residual / bound, largest after the start", sizes, right, control))
-    return tuple(found)
+        results.append(Verdict.of(theorem, "squared residual / bound, largest after the start", sizes, right, control))
+    return tuple(results)
 
 
 def remarks(c: NtkConstants) -> tuple[str, ...]:
@@ -116,7 +126,13 @@ def remarks(c: NtkConstants) -> tuple[str, ...]:
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
-    """Finds the first index after the start at which the bound is broken; None if it holds throughout."""
+    """Finds the first index after the start at which the bound is broken; None if it holds throughout.
+
+    Args:
+        measured: Squared residuals by step.
+        bound: Their bound by step.
+        floor: Residual below which a measured one is rounding.
+    """
     above = (measured > bound) & (measured > floor)
     above[0] = False
     return int(np.argmax(above)) if above.any() else None
@@ -138,8 +154,14 @@ class Start(NamedTuple):
 
 
 def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
-    """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
-    model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
+    """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types.
+
+    Args:
+        task: The examples.
+        width: Width n.
+        seed: Seed of the weights.
+    """
+    model = ft.models.two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     key = jax.random.fold_in(jax.random.key(seed + 1), width)
     params = start(model, key)
     residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
@@ -147,8 +169,13 @@ def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
 
 
 def step_size(task: TwoLayerProblem, factor: float) -> float:
-    """Computes ``factor`` times the largest stable step of the limiting kernel, 2 N / lambda_max."""
-    return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
+    """Computes ``factor`` times the largest stable step of the limiting kernel, 2 N / lambda_max.
+
+    Args:
+        task: The examples.
+        factor: Fraction of the largest stable step.
+    """
+    return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(ft.theory.expected_kernel(task.x))[-1])
 
 
 class NtkRounds(NamedTuple):
@@ -166,24 +193,30 @@ class NtkRounds(NamedTuple):
 def several_rounds(
     task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int, seed: int
 ) -> NtkRounds:
-    """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
-    plan = schedule.all_clients(task.partition.num_clients)
-    algorithm = algorithms.ntk_fl(
-        start.model, plan, learning_rate=learning_rate, evolution=Evolution(times=times, kernel="averaged")
-    )
+    """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types.
+
+    Args:
+        task: The examples and clients.
+        start: The network at its start.
+        learning_rate: Step eta.
+        times: Candidate times of a round.
+        num: Number R of rounds.
+        seed: Seed of the run.
+    """
+    schedule, evolution = ft.schedules.all_clients(task.partition.num_clients), ft.Evolution(times, kernel="averaged")
+    algorithm = ft.ntk_fl(start.model, schedule, learning_rate=learning_rate, evolution=evolution)
     read, size = algorithm.params, len(task.x)
 
     def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
 
-    seen = simulate(
-        algorithm, task.federated(), num_rounds=num, seed=seed, start=start.key, evaluation=Evaluation(1, look)
-    ).history
-    starts = [e.metrics["v"] for e in seen.evaluations[:num]]
+    run = partial(ft.simulate, algorithm, task.federated(), num_rounds=num, seed=seed)
+    history = run(start=start.key, evaluation=ft.Evaluation(1, look)).history
+    starts = [e.metrics["v"] for e in history.evaluations[:num]]
     least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
-    chosen = tuple(int(t) for t in np.asarray(seen.rounds["time"]).reshape(num))
-    candidates = 2 * size * np.asarray(seen.rounds["losses"]).reshape(num, -1)
+    chosen = tuple(int(t) for t in np.asarray(history.rounds["time"]).reshape(num))
+    candidates = 2 * size * np.asarray(history.rounds["losses"]).reshape(num, -1)
     bound = tuple(max(1 - learning_rate * v / (2 * size), 0.0) ** t for v, t in zip(least, chosen, strict=True))
     after = tuple(float(v) for v in candidates.min(axis=1))
-    before = tuple(float(2 * size * v) for v in np.asarray(seen.rounds["loss_before"]).reshape(num))
-    return NtkRounds(chosen, before, after, candidates, least, bound, seen.evaluations[-1].uplink_bytes)
+    before = tuple(float(2 * size * v) for v in np.asarray(history.rounds["loss_before"]).reshape(num))
+    return NtkRounds(chosen, before, after, candidates, least, bound, history.evaluations[-1].uplink_bytes)

@@ -9,16 +9,15 @@ to equal. The paper shows 0 for G-Closed in every round, and C reached by the en
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
-from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, disagreeing, interval, metric_rows, table
+from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.problems import Problem, off, regression, simulated
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.local_gd.regression import LOSSES
 
@@ -34,7 +33,7 @@ READING = (
 
 @dataclass(frozen=True)
 class RegressionSettings:
-    """The paper's settings; ``loss`` is that of the nodes and of the centralised model."""
+    """The paper's settings; ``loss`` is the nodes' and the centralised model's."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -71,92 +70,114 @@ class RegressionRun(NamedTuple):
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 
-def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
-    """Trains both models on one seed's problem, or computes them by their closed forms without ``simulate``.
+def regression_run(settings: AnySettings, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
+    """Trains both models on one seed's problem, or computes them by their closed forms. Needs 64-bit types.
 
-    Needs 64-bit types.
+    Args:
+        settings: Settings.
+        dimension: Dimension d of the inputs.
+        seed: Seed of the problem.
+        simulate: Whether the models are trained.
     """
-    problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
+    problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
     x, y, nodes, pooled = problem.x, problem.y, problem.partition, problem.pooled
-    local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps, "loss": s.loss}
-    central = {**local, "local_steps": s.centralised_steps}
+    local = {"learning_rate": settings.learning_rate, "local_steps": settings.local_steps, "loss": settings.loss}
+    central = {**local, "local_steps": settings.centralised_steps}
     finite = theory.local_regression(x, y, nodes, **local)
     centralised = theory.local_regression(x, y, pooled.partition, **central)
     if simulate:
-        path = simulated(problem, "fed_avg", s.num_rounds, **local)
+        path = simulated(problem, "fed_avg", settings.num_rounds, **local)
         trained = simulated(pooled, "fed_avg", 1, **central)[-1]
     else:
-        path, trained = finite.models(s.num_rounds), centralised.models(1)[-1]
+        path, trained = finite.models(settings.num_rounds), centralised.models(1)[-1]
     return RegressionRun(problem, path, trained, finite, theory.local_regression(x, y, nodes), centralised)
 
 
-def one_step(problem: Problem, s: Any) -> theory.LocalRegression:
+def _one_step(problem: Problem, settings: AnySettings) -> theory.LocalRegression:
     """Computes the closed form of one local step per round."""
-    given: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": 1, "loss": s.loss}
-    return theory.local_regression(problem.x, problem.y, problem.partition, **given)
+    x, y, nodes = problem.x, problem.y, problem.partition
+    return theory.local_regression(x, y, nodes, learning_rate=settings.learning_rate, local_steps=1, loss=settings.loss)
 
 
-def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
-    """Checks that trained models equal the closed form in every round; control: the closed form of one local step."""
-    worst, wrong = 0.0, np.inf
+def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
+    """Checks that trained models equal the closed form in every round; control: the closed form of one local step.
+
+    Args:
+        runs: Trained models.
+        settings: Settings.
+    """
+    largest, control = 0.0, np.inf
     for run in runs:
         rounds = len(run.path) - 1
-        own = off(run.path, run.finite.models(rounds)), off(run.trained[None], run.centralised.models(1)[1:])
-        worst, wrong = max(worst, *own), min(wrong, off(run.path, one_step(run.problem, s).models(rounds)))
+        central = off(run.trained[None], run.centralised.models(1)[1:])
+        largest = max(largest, off(run.path, run.finite.models(rounds)), central)
+        control = min(control, off(run.path, _one_step(run.problem, settings).models(rounds)))
     sizes = f"d = {', '.join(map(str, sorted({run.problem.dimension for run in runs})))}"
-    found = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT
-    return Verdict.of("Local-GD Lemma 1", "simulation is the closed form of as many steps", sizes,
-                      found, ("L = 1", f"{wrong:.1e} apart", wrong > MARGIN * EXACT))  # fmt: skip
+    right = f"{largest:.1e} apart at most", f"<= {EXACT:g}", largest <= EXACT
+    wrong = "L = 1", f"{control:.1e} apart", control > MARGIN * EXACT
+    return Verdict.of("Local-GD Lemma 1", "simulation is the closed form of as many steps", sizes, right, wrong)
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless a node has fewer examples than dimensions, as eq. (6) needs, and descent works."""
-    s = study.settings
-    if s.dimension <= s.examples_per_node:
-        raise ValueError(f"dimension: got {s.dimension}, must be above examples_per_node, {s.examples_per_node}")
-    check_descent(study, s.dimension)
+    settings = study.settings
+    if settings.dimension <= settings.examples_per_node:
+        raise ValueError(
+            f"dimension: got {settings.dimension}, must be above examples_per_node, {settings.examples_per_node}"
+        )
+    check_descent(study, settings.dimension)
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Raises ``ValueError`` for a rate at which descent, on a node's or on all examples, diverges or does not move."""
-    s = study.settings
+    """Raises ``ValueError`` for a rate at which descent, on a node's or on all examples, diverges or does not move.
+
+    Args:
+        study: The study.
+        dimension: Dimension d of the inputs.
+    """
+    settings = study.settings
     for seed in study.seeds:
-        problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
+        problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
         for p in (problem, problem.pooled):
-            if not (left := one_step(p, s).unfinished) < 1:
-                what, must = ("diverges", "less") if left > 1 else ("does not move", "more")
-                raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent {what}, must be {must}")
+            if not (unfinished := _one_step(p, settings).unfinished) < 1:
+                fault, must = ("diverges", "less") if unfinished > 1 else ("does not move", "more")
+                raise ValueError(
+                    f"learning_rate: got {settings.learning_rate:g}, at which descent {fault}, must be {must}"
+                )
 
 
 def run(study: Study) -> Outcome:
     """Trains on every seed's problem and measures how far the models are from closed forms, by round."""
-    s, runs, rows, lines = study.settings, list[RegressionRun](), list[dict[str, Any]](), list[dict[str, np.ndarray]]()
+    settings, runs, rows, lines = study.settings, list[RegressionRun](), list[Row](), list[dict[str, np.ndarray]]()
+    rounds = np.arange(settings.num_rounds + 1)
     for seed in study.each_seed():
-        one = regression_run(s, s.dimension, seed)
-        own = {"G to C": one.apart(one.path, one.trained), "G to G-Closed (eq. 6)": one.apart(one.path, one.eq_6),
-               "G to the closed form of L steps": one.apart(one.path, one.finite.models(s.num_rounds))}  # fmt: skip
+        one = regression_run(settings, settings.dimension, seed)
+        distances = {
+            "G to C": one.apart(one.path, one.trained),
+            "G to G-Closed (eq. 6)": one.apart(one.path, one.eq_6),
+            "G to the closed form of L steps": one.apart(one.path, one.finite.models(settings.num_rounds)),
+        }
         runs.append(one)
-        lines.append(own)
-        rows.append(row(seed, one, own))
-        study.keep([Metric(r, "fed_avg", seed, "train", name, float(values[r]), 0, 0)
-                    for name, values in own.items() for r in range(s.num_rounds + 1)])  # fmt: skip
-    panel = BoundedPanel(f"d = {s.dimension}, L = {s.local_steps}", np.arange(s.num_rounds + 1), lines[0], {})
-    bounded([panel], "Fig. 1(a): regression, distance / d", ("round", "|w - w'| / d"), 1e-17,
-            study.figures.path("fig1a"))  # fmt: skip
-    sheet = table(f"Fig. 1(a): |w - w'| / d, d = {s.dimension}", rows, {
-        "seed": "{seed}", "G to C, round 0": "{g_c_start:.3g}", "half": "{g_c_half:.3g}", "end": "{g_c_end:.3g}",
-        "G to G-Closed, largest": "{g_closed_largest:.2g}", "to that of L steps": "{g_finite_largest:.2g}",
-        "C to C-Closed": "{c_closed:.2g}", "local residual left": "{unfinished:.2g}",
-        "contraction": "{contraction:.4f}",
-    })  # fmt: skip
-    verdict = exact_verdict(runs, s)
+        lines.append(distances)
+        rows.append(_row(seed, one, distances))
+        study.keep(metric_rows("fed_avg", seed, rounds, distances))
+    panel = BoundedPanel(f"d = {settings.dimension}, L = {settings.local_steps}", rounds, lines[0], {})
+    names, path = ("round", "|w - w'| / d"), study.figures.path("fig1a")
+    bounded([panel], "Fig. 1(a): regression, distance / d", names, 1e-17, path)
+    columns = "seed: {seed} | G to C, round 0: {g_c_start:.3g} | half: {g_c_half:.3g} | end: {g_c_end:.3g} | "
+    columns += "G to G-Closed, largest: {g_closed_largest:.2g} | to that of L steps: {g_finite_largest:.2g} | "
+    columns += "C to C-Closed: {c_closed:.2g} | local residual left: {unfinished:.2g} | contraction: {contraction:.4f}"
+    sheet, verdict = (
+        table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns),
+        exact_verdict(runs, settings),
+    )
     remarks = (READING, "contraction: what a round leaves of the slowest part of the distance to C-Closed, in theory")
     return Outcome((sheet,), rows, claims(rows), {}, remarks, disagreeing([verdict]), (verdict,))
 
 
-def row(seed: int, one: RegressionRun, own: dict[str, np.ndarray]) -> dict[str, Any]:
+def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> Row:
     """Builds the row of one seed."""
-    to_c, to_closed, to_finite = own.values()
+    to_c, to_closed, to_finite = distances.values()
     return {
         "seed": seed,
         "g_c_start": float(to_c[0]),
@@ -170,15 +191,15 @@ def row(seed: int, one: RegressionRun, own: dict[str, np.ndarray]) -> dict[str, 
     }
 
 
-def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def claims(rows: list[Row]) -> tuple[Claim, ...]:
     """Judges whether G is G-Closed in every round and C at the end, relative to the length of C."""
-    closed = interval([r["g_closed_largest"] / r["g_c_start"] for r in rows])
-    end = interval([r["g_c_end"] / r["g_c_start"] for r in rows])
-    late = interval([r["g_c_end"] - r["g_c_half"] for r in rows])
+    closed = interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
+    end = interval(r["g_c_end"] / r["g_c_start"] for r in rows)
+    late = interval(r["g_c_end"] - r["g_c_half"] for r in rows)
     return (
-        Claim(f"G is its closed form (eq. 6) in every round (to {SAME:g} of C)", f"{closed:.2g}", closed.below(SAME)),
-        Claim(f"G goes to C (to {REACHED:g} of C)", f"{end:.2g}", end.below(REACHED)),
-        Claim("G comes nearer to C to the last", f"{late:.2g}", late.below()),
+        closed.claim_below(f"G is its closed form (eq. 6) in every round (to {SAME:g} of C)", "{:.2g}", SAME),
+        end.claim_below(f"G goes to C (to {REACHED:g} of C)", "{:.2g}", REACHED),
+        late.claim_below("G comes nearer to C to the last", "{:.2g}"),
     )
 
 

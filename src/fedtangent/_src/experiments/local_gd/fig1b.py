@@ -10,11 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, disagreeing, grouped, interval, means, table
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    Outcome,
+    Row,
+    Sheet,
+    disagreeing,
+    grouped,
+    interval,
+    means,
+    metric_rows,
+    table,
+)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.fig1a import (
     READING,
@@ -24,7 +34,6 @@ from fedtangent._src.experiments.local_gd.fig1a import (
     exact_verdict,
     regression_run,
 )
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.local_gd.regression import LOSSES
 
@@ -59,10 +68,10 @@ class DimensionSettings:
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless eq. (6) applies at every d, and the dimensions lie around the number of examples."""
-    s = study.settings
-    total, d = s.num_nodes * s.examples_per_node, s.dimensions
-    if min(d) <= s.examples_per_node:
-        raise ValueError(f"dimensions: got {min(d)}, must be above examples_per_node, {s.examples_per_node}")
+    settings = study.settings
+    total, d = settings.num_nodes * settings.examples_per_node, settings.dimensions
+    if min(d) <= settings.examples_per_node:
+        raise ValueError(f"dimensions: got {min(d)}, must be above examples_per_node, {settings.examples_per_node}")
     if total not in d or not min(d) < total < max(d):
         raise ValueError(
             f"dimensions: got {','.join(map(str, d))}, must have {total}, the examples, and some around it"
@@ -71,28 +80,33 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Trains in every dimension on every seed; ``part`` is "b" or "c"."""
-    s, runs, rows = study.settings, list[RegressionRun](), list[dict[str, Any]]()
+    """Trains in every dimension on every seed.
+
+    Args:
+        part: Part of the figure, "b" or "c".
+        study: The study.
+    """
+    settings, runs, rows = study.settings, list[RegressionRun](), list[Row]()
     for seed in study.each_seed():
-        for d in sorted(s.dimensions):
-            simulate = len(runs) < s.simulated_seeds * len(s.dimensions)
-            one = regression_run(s, d, seed, simulate=simulate)
+        for d in sorted(settings.dimensions):
+            simulate = len(runs) < settings.simulated_seeds * len(settings.dimensions)
+            one = regression_run(settings, d, seed, simulate=simulate)
             runs += [one] if simulate else []
-            rows.append(row(seed, one))
-        own = [r for r in rows if r["seed"] == seed]
-        study.keep([Metric(s.num_rounds, f"fed_avg d={r['dimension']}", seed, "train" if part == "b" else "test", name,
-                           r[key], 0, 0) for r in own for name, key in LINES[part].items()])  # fmt: skip
+            row = _row(seed, one)
+            rows.append(row)
+            values, split = {name: row[key] for name, key in LINES[part].items()}, "train" if part == "b" else "test"
+            study.keep(metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
     mean_rows = means(rows, "dimension")
     _draw(study, part, mean_rows)
-    total = s.num_nodes * s.examples_per_node
-    verdict = exact_verdict(runs, s)
-    said = claims_b(rows, total) if part == "b" else claims_c(rows, total)
-    return Outcome(
-        (_sheet(part, mean_rows, len(study.seeds)),), rows, said, {}, REMARKS, disagreeing([verdict]), (verdict,)
+    judge, verdict = claims_b if part == "b" else claims_c, exact_verdict(runs, settings)
+    claims, sheet = (
+        judge(rows, settings.num_nodes * settings.examples_per_node),
+        _sheet(part, mean_rows, len(study.seeds)),
     )
+    return Outcome((sheet,), rows, claims, {}, REMARKS, disagreeing([verdict]), (verdict,))
 
 
-def row(seed: int, one: RegressionRun) -> dict[str, Any]:
+def _row(seed: int, one: RegressionRun) -> Row:
     """Computes the distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
@@ -114,64 +128,77 @@ def row(seed: int, one: RegressionRun) -> dict[str, Any]:
     }
 
 
-def _sheet(part: str, mean_rows: list[dict[str, Any]], seeds: int) -> Sheet:
+def _sheet(part: str, mean_rows: list[Row], seeds: int) -> Sheet:
+    titles = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
+    columns = "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
     if part == "b":
-        return table(f"Fig. 1(b): |w - w'| / d at the end, means of {seeds} seeds", mean_rows, {
-            "d": "{dimension}", "G to C": "{g_c:.3g}", "G to G-Closed": "{g_closed:.2g}",
-            "C to C-Closed": "{c_closed:.2g}", "G-Closed to C-Closed": "{closed_closed:.3g}",
-            "limit to C-Closed": "{limit_closed:.2g}", "|C| / d": "{size:.3g}", "contraction": "{contraction:.5f}",
-            "left of C's way": "{contraction_c:.2g}", "of a local residual": "{unfinished:.2g}",
-        })  # fmt: skip
-    return table(f"Fig. 1(c): generalisation error / d, means of {seeds} seeds", mean_rows, {
-        "d": "{dimension}", "G": "{error_g:.4g}", "C": "{error_c:.4g}", "contraction": "{contraction:.5f}",
-        "left of C's way": "{contraction_c:.2g}",
-    })  # fmt: skip
+        columns = (
+            "d: {dimension} | G to C: {g_c:.3g} | G to G-Closed: {g_closed:.2g} | C to C-Closed: {c_closed:.2g} | "
+        )
+        columns += "G-Closed to C-Closed: {closed_closed:.3g} | limit to C-Closed: {limit_closed:.2g} | "
+        columns += "|C| / d: {size:.3g} | contraction: {contraction:.5f} | "
+    columns += "left of C's way: {contraction_c:.2g}"
+    columns += " | of a local residual: {unfinished:.2g}" if part == "b" else ""
+    return table(f"{titles[part]}, means of {seeds} seeds", mean_rows, columns)
 
 
-def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
     d = np.array([m["dimension"] for m in mean_rows])
     lines = {name: np.array([m[key] for m in mean_rows]) for name, key in LINES[part].items()}
-    what = "|w - w'| / d" if part == "b" else "error / d"
+    quantity = "|w - w'| / d" if part == "b" else "error / d"
     panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
-    bounded([panel], f"Fig. 1({part}): regression", ("dimension d", what), None, study.figures.path(f"fig1{part}"))
+    bounded([panel], f"Fig. 1({part}): regression", ("dimension d", quantity), None, study.figures.path(f"fig1{part}"))
 
 
-def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
-    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed."""
-    found = []
-    for own in grouped(rows, "seed").values():
-        here = [r[key] for r in own if r["dimension"] == at]
-        found.append(float(np.log10(here[0] / max(r[key] for r in own if r["dimension"] != at))))
-    return found
+def peak(rows: list[Row], key: str, at: int) -> list[float]:
+    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed.
+
+    Args:
+        rows: Rows of all seeds and dimensions.
+        key: Entry of a row.
+        at: The dimension.
+    """
+    peaks = []
+    for group in grouped(rows, "seed").values():
+        value = next(r[key] for r in group if r["dimension"] == at)
+        peaks.append(float(np.log10(value / max(r[key] for r in group if r["dimension"] != at))))
+    return peaks
 
 
-def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
+def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
+    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d.
+
+    Args:
+        rows: Rows of all seeds and dimensions.
+        total: Number of examples of all nodes.
+    """
     most = max(r["dimension"] for r in rows)
-    seeds = grouped(rows, "seed").values()
-    closed = interval([max(r["g_closed"] / r["size"] for r in own) for own in seeds])
+    closed = interval(max(r["g_closed"] / r["size"] for r in group) for group in grouped(rows, "seed").values())
     high = interval(peak(rows, "g_c", total))
-    end = interval([r["g_c"] / r["size"] for r in rows if r["dimension"] == most])
+    end = interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
     return (
-        Claim(f"G is its closed form (eq. 6) at every d (to {SAME:g} of C)", f"{closed:.2g}", closed.below(SAME)),
-        Claim(f"G to C has its peak at d = {total} (log10 of it over the next)", f"{high:.2f}", high.above()),
-        Claim(f"G is C at d = {most} (to {EQUAL:g} of C)", f"{end:.2g}", end.below(EQUAL)),
+        closed.claim_below(f"G is its closed form (eq. 6) at every d (to {SAME:g} of C)", "{:.2g}", SAME),
+        high.claim_above(f"G to C has its peak at d = {total} (log10 of it over the next)", "{:.2f}"),
+        end.claim_below(f"G is C at d = {most} (to {EQUAL:g} of C)", "{:.2g}", EQUAL),
     )
 
 
-def claims_c(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
+def claims_c(rows: list[Row], total: int) -> tuple[Claim, ...]:
+    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only.
+
+    Args:
+        rows: Rows of all seeds and dimensions.
+        total: Number of examples of all nodes.
+    """
     most = max(r["dimension"] for r in rows)
-    away = interval([abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most])
+    away = interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
     centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))
-    worse = interval([np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total])
+    worse = interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
     return (
-        Claim(f"G and C have the same error at d = {most} (to {EQUAL:g})", f"{away:.2g}", away.below(EQUAL)),
-        Claim(
-            f"C's error has its peak at d = {total} (log10 over the next)", f"{centralised:.2f}", centralised.above()
-        ),
-        Claim(f"G's error has its peak at d = {total} (log10 over the next)", f"{whole:.2f}", whole.above()),
-        Claim(f"at d = {total} C's error is above G's (log10 of the ratio)", f"{worse:.2f}", worse.above()),
+        away.claim_below(f"G and C have the same error at d = {most} (to {EQUAL:g})", "{:.2g}", EQUAL),
+        centralised.claim_above(f"C's error has its peak at d = {total} (log10 over the next)", "{:.2f}"),
+        whole.claim_above(f"G's error has its peak at d = {total} (log10 over the next)", "{:.2f}"),
+        worse.claim_above(f"at d = {total} C's error is above G's (log10 of the ratio)", "{:.2f}"),
     )
 
 
@@ -181,13 +208,12 @@ SCALES = {"gaussian": by_scale(SMOKE, DEFAULT, DimensionSettings())}
 
 
 SUMMARIES = {
-    "b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
-    "c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
+    "fig1b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
+    "fig1c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part), SCALES, ("localgd",), check=check, exact=True, least_seeds=2,
-        name=f"fig1{part}", summary=summary,
+        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
-    for part, summary in SUMMARIES.items()
-)  # fmt: skip
+    for part in SUMMARIES.items()
+)

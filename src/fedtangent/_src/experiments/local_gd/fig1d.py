@@ -10,16 +10,27 @@ what they stand for in theory: the same local problems solved exactly (eq. 12) a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
-from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, interval, log_slope, table
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    Row,
+    Sheet,
+    disagreeing,
+    interval,
+    log_slope,
+    metric_rows,
+    table,
+)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.problems import Problem, classification, off, simulated
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.local_gd.max_margin import DivergenceError
 
@@ -77,51 +88,67 @@ class Classified(NamedTuple):
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
-def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes all models of a problem; METHODS by the engine, or without ``simulate`` by the descent in the dual.
+def classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
+    """Computes all models of a problem. Needs 64-bit types.
 
-    Needs 64-bit types. Raises ``ValueError`` if the examples are not separable.
+    Args:
+        settings: Settings.
+        problem: The problem, in the span of its examples.
+        simulate: Whether the engine trains METHODS; otherwise they descend in the dual.
+
+    Raises:
+        ValueError: The examples are not separable.
     """
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
-    local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps,
-                             "loss": "exponential_sum", "mu": s.pull}  # fmt: skip
+    train = partial(simulated, problem, num_rounds=settings.num_rounds, learning_rate=settings.learning_rate)
+    train = partial(train, local_steps=settings.local_steps, loss="exponential_sum", mu=settings.pull)
     paths = {
-        name: simulated(problem, recipe, s.num_rounds, **local) if simulate else in_dual(s, sets, name, s.local_steps)
+        name: train(recipe=recipe) if simulate else _in_dual(settings, sets, name, settings.local_steps)
         for name, recipe in zip(METHODS, ("fed_prox", "modified_local_gd"), strict=True)
     }
-    central = descended(s, sets, 1 / s.num_nodes)
+    central = _descended(settings, sets, 1 / settings.num_nodes)
     if central is None:
-        raise DivergenceError(
-            f"learning_rate: got {s.learning_rate:g}, at which the centralised model diverges, must be less"
-        )
-    return Classified(problem, sets, paths, central, support_vector_machine(x, y))
+        fault = "at which the centralised model diverges, must be less"
+        raise DivergenceError(f"learning_rate: got {settings.learning_rate:g}, {fault}")
+    return Classified(problem, sets, paths, central, _support_vector_machine(x, y))
 
 
-def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Returns ``classified`` of a problem whose labels some model fits; None if descent diverges at this rate."""
+def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
+    """Returns ``classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
+
+    Args:
+        settings: Settings.
+        problem: The problem.
+        simulate: Whether the engine trains METHODS.
+    """
     try:
-        one = classified(s, problem, simulate=simulate)
+        one = classified(settings, problem, simulate=simulate)
     except DivergenceError:
         return None
     return one if all(np.isfinite(path).all() for path in one.paths.values()) else None
 
 
 def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
-    """Returns a remark on the runs that diverged, if any."""
+    """Returns a remark on the runs that diverged, if any.
+
+    Args:
+        missing: Names of the runs that diverged.
+        runs: Number of all runs.
+    """
     return (f"{len(missing)} of {runs} runs diverged and are left out: {'; '.join(missing)}",) if missing else ()
 
 
-def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
+def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
     """Trains a model on ``factor`` times the sum of all examples' losses, [r]; None if it diverges."""
-    rate, steps = s.learning_rate * factor, s.centralised_steps
+    rate, steps = settings.learning_rate * factor, settings.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
     except DivergenceError:
         return None
 
 
-def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Computes scikit-learn's hard-margin machine [r]; mirrored examples make its intercept 0, as eq. (15) has none."""
     from sklearn.svm import SVC
 
@@ -130,94 +157,111 @@ def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(machine.coef_[0])
 
 
-def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
+def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
     """Computes the model of one of METHODS after every round of ``steps`` local steps, [R + 1, r], in the dual."""
-    alpha = theory.halpern(s.num_rounds, 0) if name == "G-Mod" else None
-    return theory.exponential_models(
-        sets, s.num_rounds, np.log(1 / s.pull), learning_rate=s.learning_rate, local_steps=steps, alpha=alpha
-    )
+    alpha = theory.halpern(settings.num_rounds, 0) if name == "G-Mod" else None
+    solve = partial(theory.exponential_models, sets, settings.num_rounds, np.log(1 / settings.pull))
+    return solve(learning_rate=settings.learning_rate, local_steps=steps, alpha=alpha)
 
 
-def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """Computes the distance of ``path`` from ``in_dual`` with that number of local steps; infinite if this diverges."""
+def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
+    """Computes the distance of ``path`` from ``_in_dual`` with so many local steps; infinite if this diverges."""
     try:
-        return off(path, in_dual(s, one.sets, name, steps))
+        return off(path, _in_dual(settings, one.sets, name, steps))
     except DivergenceError:
         return np.inf
 
 
-def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -> Verdict:
-    """Checks that the engine's models equal descent in the dual in every round; control: with one local step."""
-    worst, wrong = 0.0, np.inf
-    for one in found:
+def exact_verdict(settings: ExponentialSettings, results: list[Classified], sizes: str) -> Verdict:
+    """Checks that the engine's models equal descent in the dual in every round; control: with one local step.
+
+    Args:
+        settings: Settings.
+        results: Trained models.
+        sizes: Sizes of the problems, as text.
+    """
+    largest, control = 0.0, np.inf
+    for one in results:
         for name, path in one.paths.items():
-            away = [_to_dual(s, one, name, path, count) for count in (s.local_steps, 1)]
-            worst, wrong = max(worst, away[0]), min(wrong, away[1])
-    said = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT if found else None
-    return Verdict.of("Local-GD eq. (12)", "simulation is descent in the dual, every round of G and G-Mod", sizes, said,
-                      ("L = 1", f"{wrong:.1e} apart", wrong > MARGIN * EXACT if found else None))  # fmt: skip
+            largest = max(largest, _to_dual(settings, one, name, path, settings.local_steps))
+            control = min(control, _to_dual(settings, one, name, path, 1))
+    right = f"{largest:.1e} apart at most", f"<= {EXACT:g}", largest <= EXACT if results else None
+    wrong = "L = 1", f"{control:.1e} apart", control > MARGIN * EXACT if results else None
+    statement = "simulation is descent in the dual, every round of G and G-Mod"
+    return Verdict.of("Local-GD eq. (12)", statement, sizes, right, wrong)
 
 
 def run(study: Study) -> Outcome:
     """Trains on every seed's problem and measures the distances by round."""
-    s, found, rows, lines = study.settings, list[Classified](), list[dict[str, Any]](), list[dict[str, Any]]()
+    settings, results, rows, lines = study.settings, list[Classified](), list[Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()
     for seed in study.each_seed():
-        problem = classification(seed, s.num_nodes, s.examples_per_node, s.dimension, s.spread)
-        one = tried(s, problem.in_span(), simulate=True)
+        problem = classification(
+            seed, settings.num_nodes, settings.examples_per_node, settings.dimension, settings.spread
+        )
+        one = tried(settings, problem.in_span(), simulate=True)
         if one is None:
             missing.append(f"seed {seed}")
             continue
-        ideal = in_theory(s, one)
-        found.append(one)
-        rows.append({"seed": seed, **row(s, one), **theory_row(s, one, ideal)})
+        ideal = _in_theory(settings, one)
+        results.append(one)
+        rows.append({"seed": seed, **row(settings, one), **_theory_row(settings, one, ideal)})
         lines.append(ideal)
-        study.keep([
-            Metric(r + 2, name, seed, "train", f"distance to {to}", float(values[r]), 0, 0)
-            for to, model in (("C", one.centralised), ("S", one.machine)) for name, values in one.to(model).items()
-            for r in range(s.num_rounds - 1)
-        ])  # fmt: skip
+        for to, model in (("C", one.centralised), ("S", one.machine)):
+            for name, values in one.to(model).items():
+                rounds = range(2, settings.num_rounds + 1)
+                study.keep(metric_rows(name, seed, rounds, {f"distance to {to}": values}))
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
-    _draw(study, found[0], lines[0])
-    verdicts = (exact_verdict(s, found, f"d = {s.dimension}"), *verdicts_of(rows, f"d = {s.dimension}"))
+    _draw(study, results[0], lines[0])
+    verdicts = (
+        exact_verdict(settings, results, f"d = {settings.dimension}"),
+        *verdicts_of(rows, f"d = {settings.dimension}"),
+    )
     remarks = (*REMARKS, *left_out(missing, len(rows) + len(missing)))
-    said = claims(rows) if len(rows) > 1 else ()
-    return Outcome(_sheets(s, rows), rows, said, {}, remarks, disagreeing(verdicts), verdicts)
+    judged = claims(rows) if len(rows) > 1 else ()
+    return Outcome(_sheets(settings, rows), rows, judged, {}, remarks, disagreeing(verdicts), verdicts)
 
 
-def row(s: ExponentialSettings, one: Classified) -> dict[str, Any]:
-    """Computes distances to C at round 2, half of the rounds and the end, and to S, the SVM, at the end."""
+def row(settings: ExponentialSettings, one: Classified) -> Row:
+    """Computes distances to C at round 2, half of the rounds and the end, and to S, the SVM, at the end.
+
+    Args:
+        settings: Settings.
+        one: Trained models.
+    """
     to_c, to_s = one.to(one.centralised), one.to(one.machine)
-    g, mod = METHODS
+    times = {"start": 0, "half": settings.num_rounds // 2 - 2, "end": -1}
+    (g, mod), distance = METHODS, theory.direction_distance
     return {
-        **{f"{name} to C, {when}": float(to_c[name][at]) for name in METHODS
-           for when, at in (("start", 0), ("half", s.num_rounds // 2 - 2), ("end", -1))},
+        **{f"{name} to C, {when}": float(to_c[name][at]) for name in METHODS for when, at in times.items()},
         **{f"{name} to S": float(to_s[name][-1]) for name in METHODS},
-        "C to S": float(theory.direction_distance(one.centralised, one.machine)),
-        "G to G-Mod": float(theory.direction_distance(one.paths[g][-1], one.paths[mod][-1])),
-    }  # fmt: skip
+        "C to S": float(distance(one.centralised, one.machine)),
+        "G to G-Mod": float(distance(one.paths[g][-1], one.paths[mod][-1])),
+    }
 
 
-def in_theory(s: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
+def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
     """Computes the models of exact local solutions, [R + 1, r], of K rounds of projections, [K + 1, r], and S, [r]."""
-    rounds = s.projection_rounds
+    rounds = settings.projection_rounds
     return {
-        "exact": theory.exponential_models(one.sets, s.num_rounds, np.log(1 / s.pull)),
+        "exact": theory.exponential_models(one.sets, settings.num_rounds, np.log(1 / settings.pull)),
         "projected": theory.parallel_projections(one.sets, rounds),
         "drawn back": theory.parallel_projections(one.sets, rounds, alpha=theory.halpern(rounds, 0)),
         "ideal": theory.hard_margin(one.sets),
     }
 
 
-def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> dict[str, Any]:
+def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> Row:
     """Computes distances of theory's models to S, and of G to these models."""
-    best, r = ideal["ideal"], s.num_rounds
+    best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
-    whole, last = descended(s, one.sets, 1.0), one.paths["G"][-1]
+    whole, last = _descended(settings, one.sets, 1.0), one.paths["G"][-1]
     return {
         "G to exact": float(theory.direction_distance(last, ideal["exact"][-1])),
-        "G to projected": float(theory.direction_distance(last, ideal["projected"][min(r, s.projection_rounds)])),
+        "G to projected": float(
+            theory.direction_distance(last, ideal["projected"][min(r, settings.projection_rounds)])
+        ),
         "exact to S": float(theory.direction_distance(ideal["exact"][-1], best)),
         "S to ideal": float(theory.direction_distance(one.machine, best)),
         "first round to ideal": float(theory.direction_distance(ideal["projected"][1], best)),
@@ -236,90 +280,90 @@ def slope(values: np.ndarray) -> float:
     return log_slope(rounds[late], values[late])
 
 
-def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:
-    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k."""
+def verdicts_of(rows: list[Row], sizes: str) -> tuple[Verdict, ...]:
+    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k.
+
+    Args:
+        rows: Rows of all seeds.
+        sizes: Sizes of the problems, as text.
+    """
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])
 
     machine, first = over("S to ideal").max(), over("first round to ideal").min()
+    least = "scikit-learn's machine is the point of least norm"
+    right = f"{machine:.1e} apart at most", "<= 1e-4", machine <= 1e-4
+    wrong = "the mean of the nodes' own machines", f"{first:.2g} apart", first > 1e-2
+    verdicts = [Verdict.of("Local-GD eq. (15)", least, sizes, right, wrong)]
     lacking, at_first = 1 - over("least margin").min(), 1 - over("least margin of round 1").max()
-    falling, steady = (
-        np.abs(over("drawn back slope") - HARMONIC).max(),
-        np.abs(over("projected slope") - HARMONIC).min(),
-    )
-    return (
-        Verdict.of("Local-GD eq. (15)", "scikit-learn's machine is the point of least norm", sizes,
-                   (f"{machine:.1e} apart at most", "<= 1e-4", machine <= 1e-4),
-                   ("the mean of the nodes' own machines", f"{first:.2g} apart", first > 1e-2)),
-        Verdict.of("Local-GD Lemma 3", "projections end in all sets, constraint by constraint", sizes,
-                   (f"{lacking:.1e} of a margin lacks", f"<= {INSIDE:g}", lacking <= INSIDE),
-                   ("after one round", f"{at_first:.2g} lacks", at_first > INSIDE)),
-        Verdict.of("Local-GD Lemma 4", "drawn back, the distance to S falls as 1/k: its slope", sizes,
-                   (f"{over('drawn back slope').mean():.2f}, off by {falling:.2f} at most",
-                    f"{HARMONIC:g} +- {HARMONIC_MARGIN:g}", falling <= HARMONIC_MARGIN),
-                   ("not drawn back", f"{over('projected slope').mean():.2f}", steady > HARMONIC_MARGIN)),
-    )  # fmt: skip
+    inside = "projections end in all sets, constraint by constraint"
+    right = f"{lacking:.1e} of a margin lacks", f"<= {INSIDE:g}", lacking <= INSIDE
+    wrong = "after one round", f"{at_first:.2g} lacks", at_first > INSIDE
+    verdicts.append(Verdict.of("Local-GD Lemma 3", inside, sizes, right, wrong))
+    back, projected = over("drawn back slope"), over("projected slope")
+    falling, steady = np.abs(back - HARMONIC).max(), np.abs(projected - HARMONIC).min()
+    harmonic, measured = "drawn back, the distance to S falls as 1/k: its slope", f"off by {falling:.2f} at most"
+    expected = f"{HARMONIC:g} +- {HARMONIC_MARGIN:g}"
+    right = f"{back.mean():.2f}, {measured}", expected, falling <= HARMONIC_MARGIN
+    wrong = "not drawn back", f"{projected.mean():.2f}", steady > HARMONIC_MARGIN
+    return (*verdicts, Verdict.of("Local-GD Lemma 4", harmonic, sizes, right, wrong))
 
 
-def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Judges the claims of fig. 1(d), on one row of ``row`` and ``theory_row`` for each seed."""
+def claims(rows: list[Row]) -> tuple[Claim, ...]:
+    """Judges the claims of fig. 1(d), on one row of ``row`` and ``_theory_row`` for each seed."""
 
-    def over(key: str) -> Any:
-        return interval([r[key] for r in rows])
+    def over(key: str, less: str = "") -> MeanInterval:
+        return interval(r[key] - r[less] if less else r[key] for r in rows)
 
-    later = [interval([r[f"{name} to C, end"] - r[f"{name} to C, half"] for r in rows]) for name in METHODS]
-    slower = [interval([r[f"G-Mod to C, {when}"] - r[f"G to C, {when}"] for r in rows]) for when in ("half", "end")]
-    found = [
-        Claim(f"{name} comes near C (to {NEAR:g})", f"{over(f'{name} to C, end'):.3f}",
-              over(f"{name} to C, end").below(NEAR)) for name in METHODS
-    ]  # fmt: skip
-    found += [
-        Claim(f"{name} comes nearer to the last (end less half)", f"{change:.4f}", change.below())
-        for name, change in zip(METHODS, later, strict=True)
-    ]
-    found += [
-        Claim(f"G-Mod is behind G at {when} (distance to C)", f"{change:.4f}", change.above())
-        for when, change in zip(("half the rounds", "the end"), slower, strict=True)
-    ]
-    found.append(Claim(f"C is near S (to {NEAR:g})", f"{over('C to S'):.3f}", over("C to S").below(NEAR)))
+    verdicts = [over(f"{n} to C, end").claim_below(f"{n} comes near C (to {NEAR:g})", "{:.3f}", NEAR) for n in METHODS]
+    for name in METHODS:
+        change = over(f"{name} to C, end", f"{name} to C, half")
+        verdicts.append(change.claim_below(f"{name} comes nearer to the last (end less half)", "{:.4f}"))
+    for words, when in (("half the rounds", "half"), ("the end", "end")):
+        behind = over(f"G-Mod to C, {when}", f"G to C, {when}")
+        verdicts.append(behind.claim_above(f"G-Mod is behind G at {words} (distance to C)", "{:.4f}"))
+    verdicts.append(over("C to S").claim_below(f"C is near S (to {NEAR:g})", "{:.3f}", NEAR))
     if "projected to S" in rows[0]:
         away = over("projected to S")
-        found.append(Claim("the limit of Local-GD's projections is not S (by .01)", f"{away:.3f}", away.above(0.01)))
-    return tuple(found)
+        verdicts.append(away.claim_above("the limit of Local-GD's projections is not S (by .01)", "{:.3f}", 0.01))
+    return tuple(verdicts)
 
 
-def _sheets(s: HalfspaceSettings, rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-    def columns(*keys: str) -> dict[str, str]:
-        return {"seed": "{seed}"} | {key: f"{{{key}:.4g}}" for key in keys}
+def _sheets(settings: HalfspaceSettings, rows: list[Row]) -> tuple[Sheet, ...]:
+    def columns(*keys: str) -> str:
+        return " | ".join(["seed: {seed}", *(f"{key}: {{{key}:.4g}}" for key in keys)])
 
-    half = [f"{name} to C, {when}" for name in METHODS for when in ("start", "half", "end")]
+    ways = [f"{name} to C, {when}" for name in METHODS for when in ("start", "half", "end")]
+    trained = columns(*ways, "G to S", "G-Mod to S", "C to S", "G to G-Mod", "C of sums to S")
+    ideal = ("G to exact", "G to projected", "exact to S", "projected to S", "drawn back to S", "projected slope")
+    title = f"in theory: eq. 12 exactly, after {settings.num_rounds} rounds; projections, eq. 13 and 16, after"
     return (
-        table(f"Fig. 1(d): distance of directions, d = {s.dimension}, R = {s.num_rounds}", rows,
-              columns(*half, "G to S", "G-Mod to S", "C to S", "G to G-Mod", "C of sums to S")),
-        table(f"in theory: eq. 12 exactly, after {s.num_rounds} rounds; projections, eq. 13 and 16, after "
-              f"{s.projection_rounds}", rows,
-              columns("G to exact", "G to projected", "exact to S", "projected to S", "drawn back to S",
-                      "projected slope", "drawn back slope", "least margin", "S to ideal")),
-    )  # fmt: skip
+        table(f"Fig. 1(d): distance of directions, d = {settings.dimension}, R = {settings.num_rounds}", rows, trained),
+        table(
+            f"{title} {settings.projection_rounds}",
+            rows,
+            columns(*ideal, "drawn back slope", "least margin", "S to ideal"),
+        ),
+    )
 
 
 def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
     """Draws the distances by round of one seed."""
-    s: HalfspaceSettings = study.settings
-    rounds, long = np.arange(2, s.num_rounds + 1), np.arange(2, s.projection_rounds + 1)
-    gap = np.full(len(rounds), float(theory.direction_distance(one.centralised, one.machine)))
-    lines = {f"{name} to {to}": values for to, model in (("C", one.centralised), ("S", one.machine))
-             for name, values in one.to(model).items()}  # fmt: skip
-    lines["exact (12) to S"] = theory.direction_distance(ideal["exact"][2:], ideal["ideal"])
-    away = {name: theory.direction_distance(ideal[name][2:], ideal["ideal"]) for name in ("projected", "drawn back")}
+    settings, distance = study.settings, theory.direction_distance
+    rounds, long = np.arange(2, settings.num_rounds + 1), np.arange(2, settings.projection_rounds + 1)
+    gap = np.full(len(rounds), float(distance(one.centralised, one.machine)))
+    ends = {"C": one.centralised, "S": one.machine}
+    lines = {f"{name} to {to}": v for to, model in ends.items() for name, v in one.to(model).items()}
+    lines["exact (12) to S"] = distance(ideal["exact"][2:], ideal["ideal"])
+    away = {name: distance(ideal[name][2:], ideal["ideal"]) for name in ("projected", "drawn back")}
     harmonic = away["drawn back"][-1] * long[-1] / long
     panels = [
-        BoundedPanel(f"trained, d = {s.dimension}", rounds, lines, {"C to S": gap}),
+        BoundedPanel(f"trained, d = {settings.dimension}", rounds, lines, {"C to S": gap}),
         BoundedPanel("projections, to S", long, away, {"1/k": harmonic}),
     ]
-    bounded(panels, "Fig. 1(d): classification, distance of directions", ("round", "|w/|w| - w'/|w'||"), None,
-            study.figures.path("fig1d"))  # fmt: skip
+    names, title = ("round", "|w/|w| - w'/|w'||"), "Fig. 1(d): classification, distance of directions"
+    bounded(panels, title, names, None, study.figures.path("fig1d"))
 
 
 SMOKE = HalfspaceSettings(4, 1e-4, 40, 30, 0.05, 2000, 5, 60, 0.5, 400)

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    Outcome,
+    Row,
+    disagreeing,
+    grouped,
+    interval,
+    means,
+    metric_rows,
+    table,
+)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.fig1d import (
     METHODS,
@@ -28,7 +37,6 @@ from fedtangent._src.experiments.local_gd.fig1d import (
     tried,
 )
 from fedtangent._src.experiments.local_gd.problems import classification
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 
 ALIKE = 0.02  # difference of two accuracies that a figure does not show
@@ -38,6 +46,7 @@ TOWARDS = {  # of each part: a line's label, and its entry of a row
     "f": {"G": "G to S", "G-Mod": "G-Mod to S", "C": "S to C"},
     "g": {name: f"accuracy {name}" for name in (*METHODS, "C", "S")},
 }
+TITLES = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}
 
 
 @dataclass(frozen=True)
@@ -53,158 +62,170 @@ class HalfspacesByDimension(ExponentialSettings):
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, where perhaps no model fits all labels."""
-    s = study.settings
-    total = s.num_nodes * s.examples_per_node
-    if min(s.dimensions) < total:
-        raise ValueError(f"dimensions: got {min(s.dimensions)}, must be at least {total}, the examples of all nodes")
+    settings = study.settings
+    total = settings.num_nodes * settings.examples_per_node
+    if min(settings.dimensions) < total:
+        raise ValueError(
+            f"dimensions: got {min(settings.dimensions)}, must be at least {total}, the examples of all nodes"
+        )
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Trains in every dimension on every seed; ``part`` is "e", "f" or "g"."""
-    s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
-    missing: list[str] = []
+    """Trains in every dimension on every seed.
+
+    Args:
+        part: Part of the figure, "e", "f" or "g".
+        study: The study.
+    """
+    settings, simulated, rows, missing = study.settings, list[Classified](), list[Row](), list[str]()
+    dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
-        for d in sorted(s.dimensions):
-            problem = classification(seed, s.num_nodes, s.examples_per_node, d, s.spread).in_span()
-            simulate = seed in study.seeds[: s.simulated_seeds]
-            one = tried(s, problem, simulate=simulate)
+        for d in dimensions:
+            problem = classification(seed, settings.num_nodes, settings.examples_per_node, d, settings.spread).in_span()
+            simulate = seed in study.seeds[: settings.simulated_seeds]
+            one = tried(settings, problem, simulate=simulate)
             if one is None:
                 missing.append(f"seed {seed}, d = {d}")
                 continue
-            found += [one] if simulate else []
-            rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, s.test_inputs)})
-        study.keep([Metric(s.num_rounds, f"{name} d={r['dimension']}", seed, "test", f"fig1{part}", r[key], 0, 0)
-                    for r in rows if r["seed"] == seed for name, key in TOWARDS[part].items()])  # fmt: skip
+            simulated += [one] if simulate else []
+            rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, settings.test_inputs)})
+            for name, key in TOWARDS[part].items():
+                values = {f"fig1{part}": rows[-1][key]}
+                study.keep(metric_rows(f"{name} d={d}", seed, settings.num_rounds, values, "test"))
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
-    mean_rows = means(rows, "dimension")
+    mean_rows, sizes = means(rows, "dimension"), f"d = {', '.join(map(str, dimensions))}"
     _draw(study, part, mean_rows)
-    sizes = f"d = {', '.join(map(str, sorted(s.dimensions)))}"
-    verdicts = [exact_verdict(s, found, sizes)]
+    verdicts = [exact_verdict(settings, simulated, sizes)]
     if part == "g":
-        verdicts.append(accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes))
-    form, title = ".4f", {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
-    columns = {"d": "{dimension}", "runs": "{runs}"} | {
-        name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()
-    }
-    if part == "g":
-        columns |= {f"exact {name}": f"{{exact {name}:{form}}}" for name in TOWARDS["g"]}
-    else:
-        columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
-    sheet = table(f"Fig. 1({part}): {title}, means of the runs", mean_rows, columns)
+        verdicts.append(accuracy_verdict(rows, settings.num_nodes * settings.test_inputs, sizes))
+    lines = TOWARDS[part] | ({f"exact {name}": f"exact {name}" for name in TOWARDS["g"]} if part == "g" else {})
+    lines |= {"G to G-Mod": "G to G-Mod"} if part != "g" else {}
+    columns = " | ".join(["d: {dimension}", "runs: {runs}", *(f"{name}: {{{key}:.4f}}" for name, key in lines.items())])
+    sheet = table(f"Fig. 1({part}): {TITLES[part]}, means of the runs", mean_rows, columns)
     remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
-    whole = [seed for (seed,), own in grouped(rows, "seed").items() if len(own) == len(s.dimensions)]
-    every = [r for r in rows if r["seed"] in whole]
-    said = {"e": claims_e, "f": claims_f, "g": claims_g}[part](every) if len(whole) > 1 else ()
-    return Outcome((sheet,), rows, said, {}, remarks, disagreeing(verdicts), tuple(verdicts))
+    whole = [group for group in grouped(rows, "seed").values() if len(group) == len(dimensions)]
+    judge = {"e": claims_e, "f": claims_f, "g": claims_g}[part]
+    claims = judge([r for group in whole for r in group]) if len(whole) > 1 else ()
+    return Outcome((sheet,), rows, claims, {}, remarks, disagreeing(verdicts), tuple(verdicts))
 
 
-def models(one: Classified) -> dict[str, np.ndarray]:
+def _models(one: Classified) -> dict[str, np.ndarray]:
     """Returns the four trained models, [r] each."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
 def row(one: Classified) -> dict[str, float]:
     """Computes the distances between a problem's models: of Local-GD, its modification and centralised training."""
-    of = models(one)
+    of = _models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """Computes test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi."""
+    """Computes test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi.
+
+    Args:
+        one: Trained models.
+        seed: Seed of the inputs.
+        test_inputs: Number of inputs of each node.
+    """
     truths, dimension = one.problem.truths, one.problem.dimension
-    rng, found = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
-    lifted = np.stack([one.problem.lifted(w) for w in models(one).values()])
+    rng, by_name = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
+    lifted = np.stack([one.problem.lifted(w) for w in _models(one).values()])
     right = np.zeros(len(lifted))
     for truth in truths:
         x = rng.standard_normal((test_inputs, dimension))
         right += np.mean((x @ lifted.T >= 0) == (x @ truth >= 0)[:, None], axis=0) / len(truths)
-    for name, w, value in zip(models(one), lifted, right, strict=True):
+    for name, w, value in zip(_models(one), lifted, right, strict=True):
         cosine = truths @ w / np.linalg.norm(truths, axis=1) / np.linalg.norm(w)
-        found |= {f"accuracy {name}": float(value), f"exact {name}": float(1 - np.mean(np.arccos(cosine)) / np.pi)}
-    return found
+        by_name[f"accuracy {name}"] = float(value)
+        by_name[f"exact {name}"] = float(1 - np.mean(np.arccos(cosine)) / np.pi)
+    return by_name
 
 
-def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Verdict:
-    """Checks that test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing."""
+def accuracy_verdict(rows: list[Row], inputs: int, sizes: str) -> Verdict:
+    """Checks that test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing.
+
+    Args:
+        rows: Rows with the entries of ``accuracies``.
+        inputs: Number of test inputs of all nodes.
+        sizes: Sizes of the problems, as text.
+    """
     names = TOWARDS["g"]
-    seen = np.array([[r[f"accuracy {name}"] for name in names] for r in rows])
+    measured = np.array([[r[f"accuracy {name}"] for name in names] for r in rows])
     exact = np.array([[r[f"exact {name}"] for name in names] for r in rows])
     error = np.sqrt(exact * (1 - exact) / inputs)
-    worst, wrong = np.max(np.abs(seen - exact) / error), np.max(np.abs(seen - 0.5) / error)
-    return Verdict.of("Local-GD section 5", "accuracy is 1 - angle / pi", sizes,
-                      (f"{worst:.1f} SE at most", f"<= {ALLOWED} SE", worst <= ALLOWED),
-                      ("1/2", f"{wrong:.1f} SE", wrong > ALLOWED))  # fmt: skip
+    largest, control = np.max(np.abs(measured - exact) / error), np.max(np.abs(measured - 0.5) / error)
+    right = f"{largest:.1f} SE at most", f"<= {ALLOWED} SE", largest <= ALLOWED
+    wrong = "1/2", f"{control:.1f} SE", control > ALLOWED
+    return Verdict.of("Local-GD section 5", "accuracy is 1 - angle / pi", sizes, right, wrong)
 
 
-def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
-    """Computes the slope of ``key`` against log10 of the dimension, one for each seed."""
+def by_dimension(rows: list[Row], key: str) -> list[float]:
+    """Computes the slope of an entry against log10 of the dimension, one for each seed.
+
+    Args:
+        rows: Rows of all seeds and dimensions.
+        key: Entry of a row.
+    """
     return [
-        float(np.polyfit(np.log10([r["dimension"] for r in own]), [r[key] for r in own], 1)[0])
-        for own in grouped(rows, "seed").values()
+        float(np.polyfit(np.log10([r["dimension"] for r in group]), [r[key] for r in group], 1)[0])
+        for group in grouped(rows, "seed").values()
     ]
 
 
-def claims_e(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def _falls(rows: list[Row], key: str, name: str) -> Claim:
+    """Judges whether an entry falls with the dimension."""
+    return interval(by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
+
+
+def claims_e(rows: list[Row]) -> tuple[Claim, ...]:
     """Judges whether distances to C fall with d, and are larger for G-Mod than for G."""
-    found = []
-    for name in METHODS:
-        falls = interval(by_dimension(rows, f"{name} to C"))
-        found.append(Claim(f"{name} to C falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
-    own = grouped(rows, "seed").values()
-    behind = interval([np.mean([r["G-Mod to C"] - r["G to C"] for r in of]) for of in own])
-    found.append(Claim("G-Mod is farther from C than G (mean over d)", f"{behind:.4f}", behind.above()))
-    return tuple(found)
+    falls = [_falls(rows, f"{name} to C", f"{name} to C") for name in METHODS]
+    seeds = grouped(rows, "seed").values()
+    behind = interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)
+    return (*falls, behind.claim_above("G-Mod is farther from C than G (mean over d)", "{:.4f}"))
 
 
-def claims_f(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def claims_f(rows: list[Row]) -> tuple[Claim, ...]:
     """Judges whether distances to S fall with d."""
-    found = []
-    for name, key in TOWARDS["f"].items():
-        falls = interval(by_dimension(rows, key))
-        found.append(Claim(f"{name} to S falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
-    return tuple(found)
+    return tuple(_falls(rows, key, f"{name} to S") for name, key in TOWARDS["f"].items())
 
 
-def claims_g(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def claims_g(rows: list[Row]) -> tuple[Claim, ...]:
     """Judges whether accuracy falls with d, and is alike for all methods."""
-    found, own = [], grouped(rows, "seed").values()
-    for name, key in TOWARDS["g"].items():
-        falls = interval(by_dimension(rows, key))
-        found.append(Claim(f"accuracy of {name} falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
+    claims = [_falls(rows, key, f"accuracy of {name}") for name, key in TOWARDS["g"].items()]
     for name in METHODS:
-        apart = interval([np.mean([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in of]) for of in own])
-        found.append(Claim(f"{name} and C are as accurate (to {ALIKE:g}, mean over d)", f"{apart:.4f}",
-                           apart.below(ALIKE)))  # fmt: skip
-    return tuple(found)
+        groups = grouped(rows, "seed").values()
+        apart = interval(np.mean([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in group]) for group in groups)
+        alike = f"{name} and C are as accurate (to {ALIKE:g}, mean over d)"
+        claims.append(apart.claim_below(alike, "{:.4f}", ALIKE))
+    return tuple(claims)
 
 
-def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
     d = np.array([m["dimension"] for m in mean_rows])
     lines = {name: np.array([m[key] for m in mean_rows]) for name, key in TOWARDS[part].items()}
-    what = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
     panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
-    lowest = 0.95 * min(float(v.min()) for v in lines.values())
-    bounded(
-        [panel], f"Fig. 1({part}): classification", ("dimension d", what), lowest, study.figures.path(f"fig1{part}")
-    )
+    lowest, names = 0.95 * min(float(v.min()) for v in lines.values()), ("dimension d", TITLES[part])
+    bounded([panel], f"Fig. 1({part}): classification", names, lowest, study.figures.path(f"fig1{part}"))
 
 
 SMOKE = HalfspacesByDimension(4, 1e-4, 40, 30, 0.05, 2000, 5, (20, 40, 80), 0.5, 100)
-DEFAULT = HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000))
-SCALES = {"halfspaces": by_scale(SMOKE, DEFAULT, HalfspacesByDimension())}
+SCALES = {
+    "halfspaces": by_scale(SMOKE, HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000)), HalfspacesByDimension())
+}
 
 
 SUMMARIES = {
-    "e": "Local-GD, fig. 1(e): classification, distance of directions to the centralised model by d",
-    "f": "Local-GD, fig. 1(f): classification, distance of directions to the support vector machine by d",
-    "g": "Local-GD, fig. 1(g): classification, test accuracy by d",
+    "fig1e": "Local-GD, fig. 1(e): classification, distance of directions to the centralised model by d",
+    "fig1f": "Local-GD, fig. 1(f): classification, distance of directions to the support vector machine by d",
+    "fig1g": "Local-GD, fig. 1(g): classification, test accuracy by d",
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part), SCALES, ("localgd",), check=check, exact=True, least_seeds=2,
-        name=f"fig1{part}", summary=summary,
+        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
-    for part, summary in SUMMARIES.items()
-)  # fmt: skip
+    for part in SUMMARIES.items()
+)

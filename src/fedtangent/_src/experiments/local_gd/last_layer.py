@@ -13,26 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data as datasets
+import fedtangent as ft
+from fedtangent._src import storage
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data import features, partition
-from fedtangent._src.data.dataset import Dataset
-from fedtangent._src.engine.run import params_by_round
-from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.algorithms.common import Averaging
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models.dense import logistic
-from fedtangent._src.output.files import Metric
+from fedtangent._src.data import features
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, disagreeing, interval, metric_rows, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.storage import cache_directory
-from fedtangent._src.theory.local_gd.max_margin import direction_distance
 from fedtangent._src.types import Algorithm, Partition
 
 SUBJECT = "Local-GD, section 5"
@@ -73,128 +65,136 @@ class Layers(NamedTuple):
 
     def distance(self, run: str) -> np.ndarray:
         """Computes the distance of directions to the final centralised model after rounds 1 to R, [R]."""
-        return direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
+        return ft.theory.direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
 
 
 def check(study: Study) -> None:
     """Computes the features of one image, reads the file of weights and forms the nodes; raises ``ValueError``."""
-    s, loaded = study.settings, _images(study, study.seeds[0])
-    if s.weights and study.dataset not in COLOURED:
-        raise ValueError(
-            f"weights: got {s.weights} for {study.dataset}, must be left out but for {', '.join(COLOURED)}"
-        )
+    settings, loaded = study.settings, _images(study, study.seeds[0])
+    if settings.weights and study.dataset not in COLOURED:
+        names = ", ".join(COLOURED)
+        raise ValueError(f"weights: got {settings.weights} for {study.dataset}, must be left out but for {names}")
     _featured(study, loaded._replace(x_train=loaded.x_train[:1], x_test=loaded.x_test[:1]), None)
-    partition.majority(loaded.y_train, s.num_clients, s.share, study.seeds[0])
+    ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, study.seeds[0])
 
 
-def _images(study: Study, seed: int) -> Dataset:
-    s = study.settings
-    given = {name: count for name in ("num_train", "num_test") if (count := getattr(s, name))}
-    return datasets.load(study.dataset, study.data_dir, seed, **given)
+def _images(study: Study, seed: int) -> ft.data.Dataset:
+    settings = study.settings
+    sizes = {name: count for name in ("num_train", "num_test") if (count := getattr(settings, name))}
+    return ft.data.load(study.dataset, study.data_dir, seed, **sizes)
 
 
-def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
-    """Returns the data set with features in place of images; features kept in ``folder`` are not computed again."""
-    s = study.settings
-    made: Callable[..., features.Features] = (
-        partial(features.resnet50_features, weights=s.weights) if s.weights
-        else partial(features.random_convolution, num_features=s.num_features, filter_size=s.filter_size)
-    )  # fmt: skip
-    return features.with_features(loaded, partial(made, folder=folder, tick=_tenths(study.say)))
+def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None) -> ft.data.Dataset:
+    """Returns the data set with features in place of images; features stored in ``folder`` are not computed again."""
+    settings, tick = study.settings, _tenths(study.say)
+    if settings.weights:
+        compute = partial(features.resnet50_features, weights=settings.weights, folder=folder, tick=tick)
+        return features.with_features(loaded, compute)
+    sizes = {"num_features": settings.num_features, "filter_size": settings.filter_size}
+    return features.with_features(loaded, partial(features.random_convolution, **sizes, folder=folder, tick=tick))
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
     """Returns a callback that reports progress at each tenth of a large number of images."""
-    said = 0
+    tenths = 0
 
     def tick(done: int, total: int) -> None:
-        nonlocal said
-        if total >= 10_000 and 10 * done // total != said:
-            said = 10 * done // total
+        nonlocal tenths
+        if total >= 10_000 and 10 * done // total != tenths:
+            tenths = 10 * done // total
             say(f"features of {done} of {total} images")
 
     return tick
 
 
 def run(panel: str, study: Study) -> Outcome:
-    """Trains Local-GD, the centralised model twice, and one node alone on every seed; ``panel`` is "h" or "i"."""
-    found, made = list[Layers](), ""
+    """Trains Local-GD, the centralised model twice, and a single node on every seed.
+
+    Args:
+        panel: Panel of the figure, "h" or "i".
+        study: The study.
+    """
+    results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
-        kept = None if loaded.info.read_from == "embedded" else cache_directory() / "features"
-        own = _featured(study, loaded, kept)
-        made = own.info.source.split("; ", 1)[1]
-        found.append(train(own, study.settings, seed))
-        study.keep([
-            Metric(r, name, seed, "test", "accuracy", float(v), 0, 0)
-            for name, values in found[-1].accuracy.items() for r, v in enumerate(values)
-        ] + [
-            Metric(r + 1, name, seed, "train", "direction_distance", float(v), 0, 0)
-            for name in found[-1].weights for r, v in enumerate(found[-1].distance(name))
-        ])  # fmt: skip
-    return conclude(study, found, panel, made)
+        folder = None if loaded.info.read_from == "embedded" else storage.cache_directory() / "features"
+        featured = _featured(study, loaded, folder)
+        source = featured.info.source.split("; ", 1)[1]
+        layers = train(featured, settings, seed)
+        results.append(layers)
+        for name, values in layers.accuracy.items():
+            study.keep(metric_rows(name, seed, range(settings.num_rounds + 1), {"accuracy": values}, "test"))
+        for name in layers.weights:
+            distances = {"direction_distance": layers.distance(name)}
+            study.keep(metric_rows(name, seed, range(1, settings.num_rounds + 1), distances))
+    return _conclude(study, results, panel, source)
 
 
-def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
-    """Trains all runs of one seed; the node that trains alone is number ``seed`` modulo N."""
-    nodes = partition.majority(loaded.y_train, s.num_clients, s.share, seed)
-    everything = partition.of([np.sort(nodes.indices)], len(loaded.y_train))
-    alone = partition.of([nodes.client(seed % s.num_clients)], len(loaded.y_train))
-    weights, accuracy = {}, {}
-    for name, held, key in (
-        ("local_gd", nodes, seed),
-        ("centralised", everything, seed),
-        ("chance", everything, seed + 2**16),
-        ("one node", alone, seed),
-    ):
-        weights[name], accuracy[name] = _path(loaded, held, s, key)
-    return Layers(seed, weights, accuracy)
+def train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
+    """Trains all runs of one seed; the single node is number ``seed`` modulo N.
+
+    Args:
+        loaded: The data set, with features in place of images.
+        settings: Settings.
+        seed: The seed.
+    """
+    nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
+    everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
+    alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))
+    runs = {
+        "local_gd": (nodes, seed),
+        "centralised": (everything, seed),
+        "chance": (everything, seed + 2**16),
+        "one node": (alone, seed),
+    }
+    paths = {name: _path(loaded, clients, settings, key) for name, (clients, key) in runs.items()}
+    return Layers(seed, *({name: path[i] for name, path in paths.items()} for i in (0, 1)))
 
 
-def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _path(
+    loaded: ft.data.Dataset, clients: Partition, settings: LastLayerSettings, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
-    algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
-    held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
-    path = params_by_round(algorithm, held_data, num_rounds=s.num_rounds, seed=seed)
+    algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, clients.num_clients, settings)
+    data = ft.data.federated_data(loaded.x_train, loaded.y_train, clients, jnp.float32)
+    path = ft.params_by_round(algorithm, data, num_rounds=settings.num_rounds, seed=seed)
     weights, biases = (part[:, 0] for part in path[0])
-    right = [np.mean(np.argmax(loaded.x_test @ w + b, axis=1) == loaded.y_test)
-             for w, b in zip(weights, biases, strict=True)]  # fmt: skip
-    return np.concatenate([weights.reshape(len(weights), -1), biases.reshape(len(biases), -1)], axis=1), np.array(right)
+    guesses = [np.argmax(loaded.x_test @ w + b, axis=1) for w, b in zip(weights, biases, strict=True)]
+    accuracy = np.array([np.mean(guess == loaded.y_test) for guess in guesses])
+    return np.concatenate([part.reshape(len(part), -1) for part in (weights, biases)], axis=1), accuracy
 
 
 @functools.cache
-def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
+def _algorithm(num_features: int, num_classes: int, num_clients: int, settings: LastLayerSettings) -> Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
-    return algorithms.fed_avg(
-        logistic(num_features, num_classes),
-        schedule.all_clients(num_clients),
-        client_learning_rate=s.learning_rate,
+    return ft.fed_avg(
+        ft.models.logistic(num_features, num_classes),
+        ft.schedules.all_clients(num_clients),
+        client_learning_rate=settings.learning_rate,
         loss="cross_entropy",
-        work=Work(steps=s.local_steps, batch_size=s.batch_size),
-        averaging=Averaging(weighting="uniform"),
+        work=ft.Work(steps=settings.local_steps, batch_size=settings.batch_size),
+        averaging=ft.Averaging(weighting="uniform"),
     )
 
 
-def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:
-    """Builds table, figure and claims of a panel; ``made`` describes the features."""
-    ends = {name: np.array([f.distance(name)[-1] for f in found]) for name in ("local_gd", "chance", "one node")}
-    first = np.array([f.distance("local_gd")[0] for f in found])
-    middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in found])
-    right = {name: np.array([f.accuracy[name][-1] for f in found]) for name in found[0].accuracy}
-    rows = [
-        {"run": name, "accuracy": float(right[name].mean()), "accuracies": right[name],
-         "distance": None if name == "centralised" else float(ends[name].mean()), "distances": ends.get(name)}
-        for name in right
-    ]  # fmt: skip
-    title = f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(found)} seeds"
-    sheet = table(title, rows, {
-        "run": "{run}", "distance to centralised": "{distance:.4f}", "test accuracy": "{accuracy:.4f}",
-    })  # fmt: skip
-    judged = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
-    _draw(study, found, panel)
-    failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in found))
-    failed += disagreeing(judged[1])
-    return Outcome((sheet,), rows, judged[0], remarks=(*REMARKS, made), failed=failed, verdicts=judged[1])
+def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> Outcome:
+    """Builds table, figure and claims of a panel; ``source`` describes the features."""
+    ends = {name: np.array([f.distance(name)[-1] for f in results]) for name in ("local_gd", "chance", "one node")}
+    first = np.array([f.distance("local_gd")[0] for f in results])
+    middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in results])
+    right = {name: np.array([f.accuracy[name][-1] for f in results]) for name in results[0].accuracy}
+    rows = []
+    for name, accuracies in right.items():
+        row: Row = {"run": name, "accuracy": float(accuracies.mean()), "accuracies": accuracies}
+        distance = None if name == "centralised" else float(ends[name].mean())
+        rows.append({**row, "distance": distance, "distances": ends.get(name)})
+    title = f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(results)} seeds"
+    sheet = table(title, rows, "run: {run} | distance to centralised: {distance:.4f} | test accuracy: {accuracy:.4f}")
+    claims, verdicts = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
+    _draw(study, results, panel)
+    failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in results))
+    failed += disagreeing(verdicts)
+    return Outcome((sheet,), rows, claims, remarks=(*REMARKS, source), failed=failed, verdicts=verdicts)
 
 
 def _judge_h(
@@ -203,9 +203,9 @@ def _judge_h(
     falls, late = interval(ends["local_gd"] - first), interval(ends["local_gd"] - middle)
     above = interval(ends["local_gd"] - ends["chance"])
     claims = (
-        Claim("the difference decreases with rounds", f"last - first round: {falls:+.4f}", falls.below()),
-        Claim("it still falls in the second half of the rounds", f"last - middle: {late:+.4f}", late.below()),
-        Claim("an error floor is left, above that of minibatches", f"less chance: {above:+.4f}", above.above()),
+        falls.claim_below("the difference decreases with rounds", "last - first round: {:+.4f}"),
+        late.claim_below("it still falls in the second half of the rounds", "last - middle: {:+.4f}"),
+        above.claim_above("an error floor is left, above that of minibatches", "less chance: {:+.4f}"),
     )
     share, control = ends["local_gd"] / first, ends["one node"] / first
     verdict = _verdict("distance at the end / after round 1", FLOOR, share, control)
@@ -214,53 +214,52 @@ def _judge_h(
 
 def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
     lost = interval(right["centralised"] - right["local_gd"])
-    claims = (
-        Claim("accuracies are very similar at last", f"centralised - Local-GD: {lost:+.4f}", lost.below(SIMILAR)),
-    )
+    claims = (lost.claim_below("accuracies are very similar at last", "centralised - Local-GD: {:+.4f}", SIMILAR),)
     off = (right["centralised"] - right[name] for name in ("local_gd", "one node"))
     verdict = _verdict("accuracy of the centralised model less Local-GD's", SIMILAR, *off)
     return claims, (verdict,)
 
 
-def _verdict(statement: str, most: float, found: np.ndarray, wrong: np.ndarray) -> Verdict:
-    """Checks that the worst seed is below ``most``; control: the mean of the node that trains alone is not."""
-    worst, control = float(found.max()), float(wrong.mean())
-    return Verdict.of(SUBJECT, statement, "the worst seed", (f"{worst:.3g}", f"< {most:g}", worst < most),
-                      ("one node alone, mean", f"{control:.3g}", control > most))  # fmt: skip
+def _verdict(statement: str, most: float, values: np.ndarray, alone: np.ndarray) -> Verdict:
+    """Checks that the worst seed is below ``most``; control: the mean of the single node is not."""
+    largest, control = float(values.max()), float(alone.mean())
+    right = f"{largest:.3g}", f"< {most:g}", largest < most
+    wrong = "one node alone, mean", f"{control:.3g}", control > most
+    return Verdict.of(SUBJECT, statement, "the worst seed", right, wrong)
 
 
-def _draw(study: Study, found: list[Layers], panel: str) -> None:
+def _draw(study: Study, results: list[Layers], panel: str) -> None:
     names = {"local_gd": "Local-GD", "centralised": "centralised", "chance": "chance", "one node": "one node alone"}
     title = f"fig. 1({panel}) on {study.dataset}: last layer, {study.settings.num_clients} nodes"
     rounds = range(1, study.settings.num_rounds + 1)
-    if panel == "h":
-        lines = {label: np.stack([f.distance(name) for f in found]) for name, label in names.items()}
-        metric = "distance of directions"
-    else:
+    metric, curves_of = "distance of directions", [{n: f.distance(n) for n in names} for f in results]
+    if panel == "i":
         del names["chance"]
-        lines = {label: np.stack([f.accuracy[name][1:] for f in found]) for name, label in names.items()}
-        metric = "test accuracy"
+        metric, curves_of = "test accuracy", [{n: f.accuracy[n][1:] for n in names} for f in results]
+    lines = {label: np.stack([of_seed[name] for of_seed in curves_of]) for name, label in names.items()}
     curves({metric: lines}, rounds, title, study.figures.path(f"fig1{panel}"))
 
 
-SMALL: dict[str, Any] = {"num_features": 256, "local_steps": 30, "num_rounds": 12}
-LARGE: dict[str, Any] = {"num_train": 10_000, "num_test": 2_000, "num_features": 512}
+PAPER = LastLayerSettings()
+SMALL = with_changes(PAPER, "num_features=256 local_steps=30 num_rounds=12")
+
+
 IMAGES = by_scale(
-    LastLayerSettings(num_train=2_000, num_test=1_000, **SMALL), LastLayerSettings(**LARGE), LastLayerSettings()
+    with_changes(SMALL, "num_train=2000 num_test=1000"),
+    with_changes(PAPER, "num_train=10000 num_test=2000 num_features=512"),
+    PAPER,
 )
 SCALES = {
-    "digits": by_scale(LastLayerSettings(**SMALL), LastLayerSettings(num_features=256), LastLayerSettings()),
+    "digits": by_scale(SMALL, with_changes(PAPER, "num_features=256"), PAPER),
     "fashion_mnist": IMAGES,
     "cifar10": IMAGES,
 }
-SUMMARIES = {
-    "h": "Local-GD, fig. 1(h): distance of the last linear layer to the centralised one by round, on fixed features",
-    "i": "Local-GD, fig. 1(i): test accuracy of the last linear layer by round, on fixed features",
+QUANTITIES = {
+    "fig1h": "fig. 1(h): distance of the last linear layer to the centralised one",
+    "fig1i": "fig. 1(i): test accuracy of the last linear layer",
 }
+SUMMARIES = {name: f"Local-GD, {quantity} by round, on fixed features" for name, quantity in QUANTITIES.items()}
 ENTRIES = tuple(
-    experiment(
-        __name__, partial(run, panel), SCALES, ("localgd",), check=check, least_seeds=2,
-        name=f"fig1{panel}", summary=summary,
-    )
-    for panel, summary in SUMMARIES.items()
-)  # fmt: skip
+    experiment(__name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, least_seeds=2, part=part)
+    for part in SUMMARIES.items()
+)

@@ -14,35 +14,38 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from scipy.optimize import linprog
 
+import fedtangent as ft
+from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.engine.run import params_by_round
-from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    Row,
+    disagreeing,
+    grouped,
+    interval,
+    metric_rows,
+    table,
+)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.algorithms.common import Averaging
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models.features import linear
-from fedtangent._src.optimizers import at_rate, sgd
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.theory.local_gd.max_margin import direction_distance, feasible_sets, hard_margin
-from fedtangent._src.theory.local_gd.regression import local_regression, minimum_norm
 from fedtangent._src.types import Algorithm, Array
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9
 EPSILON = 1e-100  # of Adam in classification
 ADAM, POOLED = "adam", "adam, pooled"
-OPTIMISERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
-    "gradient descent": None,
+OPTIMISERS = {
+    "gradient descent": optax.sgd,
     "momentum": partial(optax.sgd, momentum=MOMENTUM),
     ADAM: optax.adam,
     POOLED: optax.adam,
@@ -77,59 +80,64 @@ class Ended(NamedTuple):
     task: str
     optimiser: str
     model: np.ndarray  # [d], the last global model
-    seen: dict[str, np.ndarray]  # what was measured after every round, [R + 1] each; NaN for the direction of 0
+    curves: dict[str, np.ndarray]  # quantities after every round, [R + 1] each; NaN for the direction of 0
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, which the theorem excludes, or a divergent rate."""
-    s = study.settings
-    if s.dimension <= s.num_nodes * s.held:
-        raise ValueError(f"dimension: got {s.dimension}, must be more than the {s.num_nodes * s.held} examples")
+    settings = study.settings
+    if settings.dimension <= settings.num_nodes * settings.held:
+        raise ValueError(
+            f"dimension: got {settings.dimension}, must be more than the {settings.num_nodes * settings.held} examples"
+        )
     for seed in study.seeds:
-        drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
-        form = local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.rate, local_steps=s.local_steps)
+        x, y, nodes, *_ = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
+        form = theory.local_regression(x, y, nodes, learning_rate=settings.rate, local_steps=settings.local_steps)
         if form.unfinished > 1:
-            raise ValueError(f"rate: got {s.rate}, at which local work diverges for seed {seed}, must be smaller")
+            raise ValueError(
+                f"rate: got {settings.rate}, at which local work diverges for seed {seed}, must be smaller"
+            )
 
 
 def run(study: Study) -> Outcome:
     """Trains both tasks with every optimiser on every seed."""
-    found = list[Ended]()
+    results = list[Ended]()
     for seed in study.each_seed():
-        found += regressed(study.settings, seed) + classified(study.settings, seed)
-        study.keep([
-            Metric(r, f"local_gd {f.task} {f.optimiser}", seed, "train", name, float(v), 0, 0)
-            for f in found if f.seed == seed for name, values in f.seen.items() for r, v in enumerate(values)
-            if np.isfinite(v)
-        ])  # fmt: skip
-    return conclude(study, found)
+        of_seed = regressed(study.settings, seed) + _classified(study.settings, seed)
+        results += of_seed
+        for f in of_seed:
+            rounds = range(study.settings.num_rounds + 1)
+            metrics = metric_rows(f"local_gd {f.task} {f.optimiser}", seed, rounds, f.curves)
+            study.keep([metric for metric in metrics if np.isfinite(metric.value)])
+    return _conclude(study, results)
 
 
 @functools.cache
-def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
+def _algorithm(settings: OptimiserSettings, name: str, task: str) -> Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
-    regression = task == "regression"
-    plain = s.rate if regression else s.margin_rate
-    rate = (s.adam_rate if regression else s.adam_margin_rate) if name in (ADAM, POOLED) else plain
+    is_regression, is_adam = task == "regression", name in (ADAM, POOLED)
+    plain = settings.rate if is_regression else settings.margin_rate
+    rate = (settings.adam_rate if is_regression else settings.adam_margin_rate) if is_adam else plain
     rate = rate * (1 - MOMENTUM) if name == "momentum" else rate
-    make = OPTIMISERS[name]
-    if name in (ADAM, POOLED) and not regression:
-        make = partial(optax.adam, eps=EPSILON)
-    of_round = _falling(rate) if regression else rate
-    return algorithms.fed_avg(
-        linear(s.dimension, dtype=jnp.float64),
-        schedule.all_clients(1 if name == POOLED else s.num_nodes),
-        client_optimizer=sgd(of_round) if make is None else at_rate(make, of_round),
-        work=Work(steps=s.local_steps, batch_size=None),
-        loss="squared_error" if regression else "logistic",
-        averaging=Averaging(weighting="uniform"),
+    make = partial(optax.adam, eps=EPSILON) if is_adam and not is_regression else OPTIMISERS[name]
+    of_round = _falling(rate) if is_regression else rate
+    return ft.fed_avg(
+        ft.models.linear(settings.dimension, dtype=jnp.float64),
+        ft.schedules.all_clients(1 if name == POOLED else settings.num_nodes),
+        client_optimizer=ft.optimizers.sgd(of_round)
+        if name == "gradient descent"
+        else ft.optimizers.at_rate(make, of_round),
+        work=ft.Work(steps=settings.local_steps, batch_size=None),
+        loss="squared_error" if is_regression else "logistic",
+        averaging=ft.Averaging(weighting="uniform"),
     )
 
 
-def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
+def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
     """Returns the global model after every round, [R + 1, d]."""
-    algorithm, held = _algorithm(s, name, task), (drawn.pooled if name == POOLED else drawn).federated()
-    return np.asarray(params_by_round(algorithm, held, num_rounds=s.num_rounds, seed=seed)["weights"][:, 0, :, 0])
+    data = (problem.pooled if name == POOLED else problem).federated()
+    path = ft.params_by_round(_algorithm(settings, name, task), data, num_rounds=settings.num_rounds, seed=seed)
+    return np.asarray(path["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:
@@ -137,126 +145,130 @@ def _falling(rate: float) -> Callable[[Array], Array]:
     return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
-def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model."""
-    drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
-    centre, span = minimum_norm(drawn.x, drawn.y), np.linalg.svd(drawn.x, full_matrices=False)[2]
-    found = []
+def regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
+    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model.
+
+    Args:
+        settings: Settings.
+        seed: Seed of the problem.
+    """
+    problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
+    centre, span = theory.minimum_norm(problem.x, problem.y), np.linalg.svd(problem.x, full_matrices=False)[2]
+    results = []
     for name in OPTIMISERS:
-        w = _path(drawn, s, seed, name, "regression")
+        w = _path(problem, settings, seed, name, "regression")
         size = np.maximum(np.linalg.norm(w, axis=1), 1e-300)
-        found.append(Ended(seed, "regression", name, w[-1], {
+        curves = {
             "distance": np.linalg.norm(w - centre, axis=1) / np.linalg.norm(centre),
             "outside": np.linalg.norm(w - (w @ span.T) @ span, axis=1) / size,
-            "residual": np.linalg.norm(w @ drawn.x.T - drawn.y, axis=1) / np.linalg.norm(drawn.y),
-        }))  # fmt: skip
-    return found
+            "residual": np.linalg.norm(w @ problem.x.T - problem.y, axis=1) / np.linalg.norm(problem.y),
+        }
+        results.append(Ended(seed, "regression", name, w[-1], curves))
+    return results
 
 
 def largest_margin(signed: np.ndarray) -> np.ndarray:
     """Computes the w [d], ``max |w_i| <= 1``, with the largest ``min_j a_j'w``; ``signed`` a is [n, d]."""
     n, d = signed.shape
-    ends = linprog(np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))]), np.zeros(n),
-                   bounds=[(-1, 1)] * d + [(None, None)], method="highs")  # fmt: skip
-    return np.asarray(ends.x[:-1])
+    objective, limits = np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))])
+    bounds = [(-1, 1)] * d + [(None, None)]
+    return np.asarray(linprog(objective, limits, np.zeros(n), bounds=bounds, method="highs").x[:-1])
 
 
-def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
+def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
     """Trains the classifiers by logistic loss, and compares their directions with both maximum margins."""
-    drawn = problems.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
-    sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
-    signed = drawn.x * drawn.y[:, None]
-    best = {"l2": (hard_margin(sets), 2), "l_inf": (largest_margin(signed), np.inf)}
-    found = []
+    problem = problems.classification(seed, settings.num_nodes, settings.held, settings.dimension, settings.spread)
+    sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
+    signed = problem.x * problem.y[:, None]
+    best = {"l2": (theory.hard_margin(sets), 2), "l_inf": (largest_margin(signed), np.inf)}
+    results = []
     for name in OPTIMISERS:
-        w = _path(drawn, s, seed, name, "classification")[1:]
-        seen = dict[str, np.ndarray]()
+        w, curves = _path(problem, settings, seed, name, "classification")[1:], dict[str, np.ndarray]()
         for norm, (to, order) in best.items():
-            seen[f"angle_{norm}"] = np.append(np.nan, direction_distance(w, to))
+            curves[f"angle_{norm}"] = np.append(np.nan, theory.direction_distance(w, to))
             reached = (w @ signed.T).min(axis=1) / np.linalg.norm(w, order, axis=1)
-            seen[f"margin_{norm}"] = np.append(np.nan, reached * np.linalg.norm(to, order) / (signed @ to).min())
-        found.append(Ended(seed, "classification", name, w[-1], seen))
-    return found
+            curves[f"margin_{norm}"] = np.append(np.nan, reached * np.linalg.norm(to, order) / (signed @ to).min())
+        results.append(Ended(seed, "classification", name, w[-1], curves))
+    return results
 
 
-def conclude(study: Study, found: list[Ended]) -> Outcome:
+def _conclude(study: Study, results: list[Ended]) -> Outcome:
     """Builds tables, figure and verdicts of each optimiser's last model, and the claims on it."""
-    rows, sheets = list[dict[str, Any]](), []
-    for (task,), of_task in grouped(found, "task").items():
-        shown = []
-        for (name,), own in grouped(of_task, "optimiser").items():
-            ends = {key: [float(f.seen[key][-1]) for f in own] for key in own[0].seen}
+    rows, sheets, settings = list[Row](), [], study.settings
+    for (task,), of_task in grouped(results, "task").items():
+        entries = []
+        for (name,), group in grouped(of_task, "optimiser").items():
+            ends = {key: [float(f.curves[key][-1]) for f in group] for key in group[0].curves}
             rows.append({"task": task, "optimiser": name, **ends})
-            shown.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
-        form = {"optimiser": "{optimiser}"} | {key: f"{{{key}:.3g}}" for key in of_task[0].seen}
-        sheets.append(table(f"{task}, after {study.settings.num_rounds} rounds of {study.settings.local_steps} steps",
-                            shown, form))  # fmt: skip
-    _draw(study, found)
-    verdicts = _verdicts(found)
-    failed = tuple(f"{f.task}, {f.optimiser}: diverged" for f in found if not np.isfinite(f.model).all())
-    return Outcome(tuple(sheets), rows, _claims(found), remarks=REMARKS, failed=(*failed, *disagreeing(verdicts)),
-                   verdicts=verdicts)  # fmt: skip
+            entries.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
+        columns = " | ".join(["optimiser: {optimiser}", *(f"{key}: {{{key}:.3g}}" for key in of_task[0].curves)])
+        sheets.append(
+            table(f"{task}, after {settings.num_rounds} rounds of {settings.local_steps} steps", entries, columns)
+        )
+    _draw(study, results)
+    verdicts = _verdicts(results)
+    failed = tuple(f"{f.task}, {f.optimiser}: diverged" for f in results if not np.isfinite(f.model).all())
+    failed += disagreeing(verdicts)
+    return Outcome(tuple(sheets), rows, _claims(results), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
-def _ends(found: list[Ended], task: str, name: str, what: str) -> np.ndarray:
-    """Returns the last value of ``what``, [seeds]."""
-    return np.array([f.seen[what][-1] for f in found if (f.task, f.optimiser) == (task, name)])
+def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarray:
+    """Returns the last value of a quantity, [seeds]."""
+    return np.array([f.curves[quantity][-1] for f in results if (f.task, f.optimiser) == (task, name)])
 
 
-def _claims(found: list[Ended]) -> tuple[Claim, ...]:
+def _claims(results: list[Ended]) -> tuple[Claim, ...]:
     """Judges the claims, paired over seeds."""
-    adam = interval(_ends(found, "regression", ADAM, "distance"))
-    outside = interval(_ends(found, "regression", ADAM, "outside"))
-    fitted = interval(_ends(found, "regression", ADAM, "residual"))
-    claims = [
-        Claim("regression: momentum ends where gradient descent ends", f"distance {_apart(found, 'regression'):.1e}",
-              _apart(found, "regression").below(NEAR)),
-        Claim("regression: Adam fits the data too", f"relative residual {fitted:.1e}", fitted.below(0.01)),
-        Claim("but does not end at the minimum-norm model", f"distance {adam:.3f}", adam.above(0.1)),
-        Claim("its end is not in the span of the data", f"outside {outside:.3f}", outside.above(0.1)),
-        Claim("classification: momentum ends where gradient descent ends",
-              f"distance of directions {_apart(found, 'classification'):.1e}",
-              _apart(found, "classification").below(0.05)),
-    ]  # fmt: skip
-    for name, near, far in (("gradient descent", "l2", "l_inf"), (POOLED, "l_inf", "l2"), (ADAM, "l_inf", "l2")):
-        nearer = interval(_ends(found, "classification", name, f"angle_{far}") -
-                          _ends(found, "classification", name, f"angle_{near}"))  # fmt: skip
-        claims.append(Claim(f"classification: {name} points nearer to the {near} margin than to the {far} one",
-                            f"by {nearer:+.3f}", nearer.above()))  # fmt: skip
-    lost = interval(_ends(found, "classification", ADAM, "angle_l_inf") -
-                    _ends(found, "classification", POOLED, "angle_l_inf"))  # fmt: skip
-    claims.append(
-        Claim("classification: averaging takes Adam from the l_inf margin", f"angle {lost:+.3f}", lost.above())
+    adam, outside, fitted = (
+        interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
     )
-    return tuple(claims)
-
-
-def _apart(found: list[Ended], task: str) -> MeanInterval:
-    """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
-    both = [
-        [f.model for f in found if (f.task, f.optimiser) == (task, name)] for name in ("momentum", "gradient descent")
+    regressed, classified = _apart(results, "regression"), _apart(results, "classification")
+    claims = [
+        regressed.claim_below("regression: momentum ends where gradient descent ends", "distance {:.1e}", NEAR),
+        fitted.claim_below("regression: Adam fits the data too", "relative residual {:.1e}", 0.01),
+        adam.claim_above("but does not end at the minimum-norm model", "distance {:.3f}", 0.1),
+        outside.claim_above("its end is not in the span of the data", "outside {:.3f}", 0.1),
+        classified.claim_below(
+            "classification: momentum ends where gradient descent ends", "distance of directions {:.1e}", 0.05
+        ),
     ]
+    angle = partial(_ends, results, "classification")
+    for name, near, far in (("gradient descent", "l2", "l_inf"), (POOLED, "l_inf", "l2"), (ADAM, "l_inf", "l2")):
+        nearer = interval(angle(name, f"angle_{far}") - angle(name, f"angle_{near}"))
+        statement = f"classification: {name} points nearer to the {near} margin than to the {far} one"
+        claims.append(nearer.claim_above(statement, "by {:+.3f}"))
+    farther = interval(angle(ADAM, "angle_l_inf") - angle(POOLED, "angle_l_inf"))
+    statement = "classification: averaging takes Adam from the l_inf margin"
+    return (*claims, farther.claim_above(statement, "angle {:+.3f}"))
+
+
+def _apart(results: list[Ended], task: str) -> MeanInterval:
+    """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
+    momentum, descent = (
+        np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
+        for name in ("momentum", "gradient descent")
+    )
     if task == "classification":
-        return interval(direction_distance(np.stack(both[0]), np.stack(both[1])))
-    return interval([float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(*both, strict=True)])
+        return interval(theory.direction_distance(momentum, descent))
+    return interval(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(momentum, descent, strict=True))
 
 
-def _verdicts(found: list[Ended]) -> tuple[Verdict, ...]:
+def _verdicts(results: list[Ended]) -> tuple[Verdict, ...]:
     """Checks that gradient descent and momentum end at Theorem 1's model; Adam is the wrong theory."""
-    wrong = _ends(found, "regression", ADAM, "distance")
-    return tuple(
-        Verdict.of(SUBJECT, f"{name}: distance of the end to the minimum-norm model", "regression, the worst seed",
-                   (f"{own.max():.1e}", f"<= {NEAR:g}", own.max() <= NEAR),
-                   ("Adam", f"{wrong.min():.1e}", wrong.min() > NEAR))
-        for name in ("gradient descent", "momentum")
-        for own in (_ends(found, "regression", name, "distance"),)
-    )  # fmt: skip
+    adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
+    wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
+    for name in ("gradient descent", "momentum"):
+        largest = _ends(results, "regression", name, "distance").max()
+        right = f"{largest:.1e}", f"<= {NEAR:g}", largest <= NEAR
+        statement = f"{name}: distance of the end to the minimum-norm model"
+        verdicts.append(Verdict.of(SUBJECT, statement, "regression, the worst seed", right, wrong))
+    return tuple(verdicts)
 
 
-def _draw(study: Study, found: list[Ended]) -> None:
-    def lines(task: str, what: str) -> dict[str, np.ndarray]:
-        return {name: np.stack([f.seen[what][1:] for f in found if (f.task, f.optimiser) == (task, name)])
-                for name in OPTIMISERS}  # fmt: skip
+def _draw(study: Study, results: list[Ended]) -> None:
+    def lines(task: str, quantity: str) -> dict[str, np.ndarray]:
+        by_name = {name: [f for f in results if (f.task, f.optimiser) == (task, name)] for name in OPTIMISERS}
+        return {name: np.stack([f.curves[quantity][1:] for f in group]) for name, group in by_name.items()}
 
     panels = {
         "distance to the minimum-norm model": lines("regression", "distance"),

@@ -16,18 +16,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
+from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent._src.engine.run import params_by_round
-from fedtangent._src.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    Row,
+    disagreeing,
+    grouped,
+    interval,
+    metric_rows,
+    table,
+)
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.local_gd import problems
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models.features import linear
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.output.style import METHODS
-from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression, minimum_norm
 from fedtangent._src.types import Cohort
 
 SUBJECT = "Local-GD, Lemma 1 for cohorts"
@@ -40,7 +46,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """``dimensions``: one above and one below the number of examples, each above those of a node."""
+    """``dimensions``: one above and one below the number of examples, each above the number of a node."""
 
     num_nodes: int = within(10, least=2)
     held: int = 10  # examples of a node
@@ -82,64 +88,84 @@ class ParticipationRun(NamedTuple):
 
 def fall(distance: np.ndarray) -> float:
     """Computes the fall of ln ``distance`` in a round, by a line through the rounds before it is below 1e-9."""
-    alive = distance > 1e-9
-    count = max(len(alive) if alive.all() else int(np.argmin(alive)), 2)
+    is_alive = distance > 1e-9
+    count = max(len(is_alive) if is_alive.all() else int(np.argmin(is_alive)), 2)
     return -float(np.polyfit(np.arange(count), np.log(distance[:count]), 1)[0])
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless the examples' number is between the dimensions and local work does not diverge."""
-    s = study.settings
-    examples = s.num_nodes * s.held
-    if not s.wide > examples:
-        raise ValueError(f"wide: got {s.wide}, must be more than the {examples} examples")
-    if not s.held < s.narrow < examples:
-        raise ValueError(f"narrow: got {s.narrow}, must be above held, {s.held}, and below the {examples} examples")
-    if s.clients_per_round >= s.num_nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
-        raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be below num_nodes, {s.num_nodes}")
-    for dimension in (s.wide, s.narrow):
+    settings = study.settings
+    examples = settings.num_nodes * settings.held
+    if not settings.wide > examples:
+        raise ValueError(f"wide: got {settings.wide}, must be more than the {examples} examples")
+    if not settings.held < settings.narrow < examples:
+        raise ValueError(
+            f"narrow: got {settings.narrow}, must be above held, {settings.held}, and below the {examples} examples"
+        )
+    if (
+        settings.clients_per_round >= settings.num_nodes
+    ):  # all nodes stay at the centralised model, 0 away from it, where L = 1
+        raise ValueError(
+            f"clients_per_round: got {settings.clients_per_round}, must be below num_nodes, {settings.num_nodes}"
+        )
+    for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
-            run = closed_form(nodes(s, seed, dimension), s, 1)
+            run = _closed_form(nodes(settings, seed, dimension), settings, 1)
             if run.unfinished > 1:
-                raise ValueError(f"learning_rate: got {s.learning_rate}, at which local work diverges, must be smaller")
+                raise ValueError(
+                    f"learning_rate: got {settings.learning_rate}, at which local work diverges, must be smaller"
+                )
 
 
-def nodes(s: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
-    spread = problems.TRUTH if dimension == s.wide else s.spread
-    return problems.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
+def nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
+    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples.
+
+    Args:
+        settings: Settings.
+        seed: Seed of the draw.
+        dimension: Dimension d of the inputs, ``wide`` or ``narrow``.
+    """
+    spread = problems.TRUTH if dimension == settings.wide else settings.spread
+    return problems.regression(
+        seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow
+    )
 
 
-def closed_form(drawn: problems.Problem, s: ParticipationSettings, steps: int) -> LocalRegression:
+def _closed_form(problem: problems.Problem, settings: ParticipationSettings, steps: int) -> theory.LocalRegression:
     """Computes Lemma 1 for this many local steps."""
-    return local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.learning_rate, local_steps=steps)
+    x, y, clients = problem.x, problem.y, problem.partition
+    return theory.local_regression(x, y, clients, learning_rate=settings.learning_rate, local_steps=steps)
 
 
-def cohorts(s: ParticipationSettings, seed: int) -> Cohort:
+def _cohorts(settings: ParticipationSettings, seed: int) -> Cohort:
     """Draws the cohorts of a simulation with this seed; nodes are of equal size, so their weights are 1."""
-    plan = schedule.uniform_sampling(s.num_nodes, s.clients_per_round)
-    return schedule.drawn_cohorts(plan, None, s.num_rounds, seed, weighting=None)
+    schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
+    return ft.schedules.drawn_cohorts(schedule, None, settings.num_rounds, seed, weighting=None)
 
 
 def run(study: Study) -> Outcome:
     """Computes every seed, dimension and number of local steps in closed form, and simulates one to check it."""
-    s, found = study.settings, list[ParticipationRun]()
+    settings, results = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
-        drawn_cohorts = cohorts(s, seed)
-        for dimension in (s.wide, s.narrow):
-            drawn = nodes(s, seed, dimension)
-            centre = minimum_norm(drawn.x, drawn.y)
-            for steps in s.local_steps:
-                found.append(follow(closed_form(drawn, s, steps), centre, drawn_cohorts, s, (seed, dimension, steps)))
-        study.keep([
-            Metric(r, f"local_gd d={f.dimension} L={f.steps}", seed, "train", "distance", float(v), 0, 0)
-            for f in found if f.seed == seed for r, v in enumerate(f.distance)
-        ])  # fmt: skip
-    return conclude(study, found, simulated(s, study.seeds[0]))
+        cohorts = _cohorts(settings, seed)
+        for dimension in (settings.wide, settings.narrow):
+            problem = nodes(settings, seed, dimension)
+            centre = theory.minimum_norm(problem.x, problem.y)
+            for steps in settings.local_steps:
+                place = seed, dimension, steps
+                results.append(_follow(_closed_form(problem, settings, steps), centre, cohorts, settings, place))
+                values, rounds = {"distance": results[-1].distance}, range(settings.num_rounds + 1)
+                study.keep(metric_rows(f"local_gd d={dimension} L={steps}", seed, rounds, values))
+    return _conclude(study, results, _simulated(settings, study.seeds[0]))
 
 
-def follow(
-    form: LocalRegression, centre: np.ndarray, drawn: Cohort, s: ParticipationSettings, of: tuple[int, int, int]
+def _follow(
+    form: theory.LocalRegression,
+    centre: np.ndarray,
+    cohorts: Cohort,
+    settings: ParticipationSettings,
+    place: tuple[int, int, int],
 ) -> ParticipationRun:
     """Computes the distance of the global to the centralised model by round, relative to the latter's norm.
 
@@ -147,125 +173,134 @@ def follow(
     dimension, and from the centralised model in the narrow one.
     """
     size = np.linalg.norm(centre)
-    start = None if of[1] == s.wide else centre
-    both = [np.linalg.norm(form.models(rounds, start) - centre, axis=1) / size for rounds in (drawn, s.num_rounds)]
-    return ParticipationRun(*of, both[0], both[1], float(np.linalg.norm(form.limit() - centre) / size))
+    start = None if place[1] == settings.wide else centre
+    both = [
+        np.linalg.norm(form.models(rounds, start) - centre, axis=1) / size for rounds in (cohorts, settings.num_rounds)
+    ]
+    return ParticipationRun(*place, both[0], both[1], float(np.linalg.norm(form.limit() - centre) / size))
 
 
-def simulated(s: ParticipationSettings, seed: int) -> Verdict:
+def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     """Compares the closed form with the engine for the same cohorts, after a tenth of the rounds."""
-    steps, short = s.local_steps[1], max(s.num_rounds // 10, 2)
-    drawn = nodes(s, seed, s.narrow)
-    algorithm = algorithms.fed_avg(
-        linear(s.narrow, dtype=jnp.float64), schedule.uniform_sampling(s.num_nodes, s.clients_per_round),
-        client_learning_rate=s.learning_rate, work=Work(steps=steps, batch_size=None),
-    )  # fmt: skip
-    path = params_by_round(algorithm, drawn.federated(), num_rounds=short, seed=seed, every=short)
-    seen = path["weights"][-1, 0, :, 0]
-    part, other = (jax.tree.map(lambda leaf: leaf[:short], cohorts(s, each)) for each in (seed, seed + 1))
+    steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
+    problem, work = nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
+    model = ft.models.linear(settings.narrow, dtype=jnp.float64)
+    schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
+    algorithm = ft.fed_avg(model, schedule, client_learning_rate=settings.learning_rate, work=work)
+    path = ft.params_by_round(algorithm, problem.federated(), num_rounds=short, seed=seed, every=short)
+    trained = path["weights"][-1, 0, :, 0]
+    part, other = (jax.tree.map(lambda leaf: leaf[:short], _cohorts(settings, key)) for key in (seed, seed + 1))
 
-    def off(form: LocalRegression, rounds: Cohort | int) -> float:
+    def off(form: theory.LocalRegression, rounds: Cohort | int) -> float:
         predicted = form.models(rounds)[-1]
-        return float(np.linalg.norm(seen - predicted) / np.linalg.norm(predicted))
+        return float(np.linalg.norm(trained - predicted) / np.linalg.norm(predicted))
 
-    form = closed_form(drawn, s, steps)
+    form = _closed_form(problem, settings, steps)
     controls = {
         "all nodes in every round": off(form, short),
         "other cohorts": off(form, other),
-        "a step more": off(closed_form(drawn, s, steps + 1), part),
+        "a step more": off(_closed_form(problem, settings, steps + 1), part),
     }
     statement = f"global model after {short} rounds, L = {steps}: simulation and closed form"
     return exact_verdict(SUBJECT, statement, off(form, part), controls, EXACT)
 
 
-def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> Outcome:
+def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> Outcome:
     """Builds tables and claims: how fast runs are, how far away they settle, and from which L on that is too far."""
-    s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    for (dimension, steps), runs in grouped(found, "dimension", "steps").items():
+    settings, rows, entries = study.settings, list[Row](), list[Row]()
+    for (dimension, steps), group in grouped(results, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
-            "rate": [f.rate if dimension == s.wide else None for f in runs],
-            "all_rate": [f.all_rate if dimension == s.wide else None for f in runs],
-            "away": [f.away for f in runs],
-            "all_away": [f.bias for f in runs],
-            "end": [float(f.distance[-1]) for f in runs],
+            "rate": [f.rate if dimension == settings.wide else None for f in group],
+            "all_rate": [f.all_rate if dimension == settings.wide else None for f in group],
+            "away": [f.away for f in group],
+            "all_away": [f.bias for f in group],
+            "end": [float(f.distance[-1]) for f in group],
         }
         rows.append({"dimension": dimension, "local_steps": steps, **numbers})
-        shown.append({**rows[-1], **{n: None if None in v else interval(v) for n, v in numbers.items()}})
-    columns = {"d": "{dimension}", "L": "{local_steps}", "rate": "{rate:.2e}", "rate, all nodes": "{all_rate:.2e}",
-               "away": "{away:.2e}", "bias, all nodes": "{all_away:.2e}"}  # fmt: skip
-    sheet = table(f"{s.clients_per_round} of {s.num_nodes} nodes a round, {s.num_rounds} rounds", shown, columns)
-    verdicts = (verdict, _interpolating(s, found))
-    _draw(study, found)
-    details = {"too_many": [_first_too_many(s, [f for f in found if f.seed == seed]) for seed in study.seeds]}
-    return Outcome((sheet,), rows, _claims(s, found, shown), details, REMARKS, disagreeing(verdicts), verdicts)
+        entries.append({**rows[-1], **{n: None if None in v else interval(v) for n, v in numbers.items()}})
+    columns = "d: {dimension} | L: {local_steps} | rate: {rate:.2e} | rate, all nodes: {all_rate:.2e} | "
+    columns += "away: {away:.2e} | bias, all nodes: {all_away:.2e}"
+    sheet = table(
+        f"{settings.clients_per_round} of {settings.num_nodes} nodes a round, {settings.num_rounds} rounds",
+        entries,
+        columns,
+    )
+    verdicts = (verdict, _interpolating(settings, results))
+    _draw(study, results)
+    details = {"too_many": [_first_too_many(settings, results, seed) for seed in study.seeds]}
+    claims = _claims(study, results, entries)
+    return Outcome((sheet,), rows, claims, details, REMARKS, disagreeing(verdicts), verdicts)
 
 
-def _first_too_many(s: ParticipationSettings, found: list[ParticipationRun]) -> int | None:
+def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
     """Finds the first L with a distance above the tolerance in the narrow dimension, for one seed's runs."""
-    return next((f.steps for f in found if f.dimension == s.narrow and f.away > s.tolerance), None)
+    runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
+    return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
 
-def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> Verdict:
+def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
     """Checks that the distance to the centralised model keeps falling in the wide dimension; control: narrow."""
 
-    def factor(dimension: int) -> list[float]:
-        own = [f for f in found if f.dimension == dimension and f.steps == s.local_steps[-1]]
-        return [float(f.distance[-1] / f.distance[s.num_rounds // 4]) for f in own]
+    def factors(dimension: int) -> list[float]:
+        runs = [f for f in results if f.dimension == dimension and f.steps == settings.local_steps[-1]]
+        return [float(f.distance[-1] / f.distance[settings.num_rounds // 4]) for f in runs]
 
-    right, wrong = float(np.log(max(factor(s.wide)))), float(np.log(min(factor(s.narrow))))
-    return Verdict.of(
-        "Local-GD, Theorem 1 for cohorts", "ln of the last distance over that at a quarter, largest L",
-        f"d = {s.wide}, the worst seed", (f"{right:.3g}", "< -1", right < -1),
-        (f"d = {s.narrow}", f"{wrong:.3g}", wrong > -1),
-    )  # fmt: skip
+    largest, control = float(np.log(max(factors(settings.wide)))), float(np.log(min(factors(settings.narrow))))
+    statement, sizes = (
+        "ln of the last distance over that at a quarter, largest L",
+        f"d = {settings.wide}, the worst seed",
+    )
+    right, wrong = (f"{largest:.3g}", "< -1", largest < -1), (f"d = {settings.narrow}", f"{control:.3g}", control > -1)
+    return Verdict.of("Local-GD, Theorem 1 for cohorts", statement, sizes, right, wrong)
 
 
-def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def _claims(study: Study, results: list[ParticipationRun], entries: list[Row]) -> tuple[Claim, ...]:
     """Judges the claims, paired over seeds."""
+    settings = study.settings
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
-        return [f for f in found if f.dimension == dimension and f.steps == steps]
+        return [f for f in results if f.dimension == dimension and f.steps == steps]
 
-    def pairs(dimension: int, first: int, last: int, what: str) -> Any:
-        both = zip(of(dimension, first), of(dimension, last), strict=True)
-        return interval([float(np.log(getattr(b, what) / getattr(a, what))) for a, b in both])
+    def log_ratio(dimension: int, first: int, last: int, quantity: str) -> MeanInterval:
+        pairs = zip(of(dimension, first), of(dimension, last), strict=True)
+        return interval(float(np.log(getattr(b, quantity) / getattr(a, quantity))) for a, b in pairs)
 
-    least, before, most = s.local_steps[0], s.local_steps[-2], s.local_steps[-1]
-    faster, more = pairs(s.wide, least, most, "rate"), pairs(s.wide, before, most, "rate")
-    slower = interval([f.rate / f.all_rate for f in of(s.wide, most)])
-    farther = pairs(s.narrow, least, most, "away")
-    steps = [_first_too_many(s, [f for f in found if f.seed == seed]) for seed in sorted({f.seed for f in found})]
-    said = ", ".join("none" if n is None else str(n) for n in steps)
-    worst = [r["away"] for r in shown if r["dimension"] == s.narrow][-1]
+    least, before, most = settings.local_steps[0], settings.local_steps[-2], settings.local_steps[-1]
+    faster, more = log_ratio(settings.wide, least, most, "rate"), log_ratio(settings.wide, before, most, "rate")
+    slower = interval(f.rate / f.all_rate for f in of(settings.wide, most))
+    farther = log_ratio(settings.narrow, least, most, "away")
+    steps = [_first_too_many(settings, results, seed) for seed in sorted(study.seeds)]
+    by_seed = ", ".join("none" if n is None else str(n) for n in steps)
+    largest = [row["away"] for row in entries if row["dimension"] == settings.narrow][-1]
+    too_many = f"there {most} local steps are too many", f"away {{:.3f}}; first too many by seed: {by_seed}"
     return (
-        Claim(f"interpolating: L = {most} is faster a round than {least}", f"ln ratio {faster:+.3f}", faster.above()),
-        Claim(f"and not slower than {before} by 1 %: no L is too many", f"ln ratio {more:+.3f}", more.above(-0.01)),
-        Claim("some nodes a round are 5 % slower than all", f"ratio {slower:.3f}", slower.below(0.95)),
-        Claim(f"not interpolating: {most} is farther off than {least}", f"ln ratio {farther:+.2f}", farther.above()),
-        Claim(f"there {most} local steps are too many", f"away {worst:.3f}; first too many by seed: {said}",
-              worst.above(s.tolerance)),
-    )  # fmt: skip
+        faster.claim_above(f"interpolating: L = {most} is faster a round than {least}", "ln ratio {:+.3f}"),
+        more.claim_above(f"and not slower than {before} by 1 %: no L is too many", "ln ratio {:+.3f}", -0.01),
+        slower.claim_below("some nodes a round are 5 % slower than all", "ratio {:.3f}", 0.95),
+        farther.claim_above(f"not interpolating: {most} is farther off than {least}", "ln ratio {:+.2f}"),
+        largest.claim_above(*too_many, settings.tolerance),
+    )
 
 
-def _draw(study: Study, found: list[ParticipationRun]) -> None:
+def _draw(study: Study, results: list[ParticipationRun]) -> None:
     """Draws the first seed's distances by round, for at most six values of L."""
-    s, panels = study.settings, []
-    for dimension, what in ((s.wide, "interpolating"), (s.narrow, "not interpolating")):
-        own = [f for f in found if f.seed == found[0].seed and f.dimension == dimension]
-        own = [own[i] for i in np.unique(np.linspace(0, len(own) - 1, len(METHODS)).astype(int))]
-        panels.append(BoundedPanel(
-            f"d = {dimension}, {s.num_nodes * s.held} examples: {what}", np.arange(1, s.num_rounds + 1),
-            {f"L = {f.steps}": f.distance[1:] for f in own}, {f"L = {own[-1].steps}, all nodes": own[-1].everybody[1:]},
-        ))  # fmt: skip
-    title = f"distance to the centralised model, {s.clients_per_round} of {s.num_nodes} nodes a round"
+    settings, panels = study.settings, []
+    for dimension, kind in ((settings.wide, "interpolating"), (settings.narrow, "not interpolating")):
+        runs = [f for f in results if f.seed == results[0].seed and f.dimension == dimension]
+        runs = [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, len(METHODS)).astype(int))]
+        title, rounds = (
+            f"d = {dimension}, {settings.num_nodes * settings.held} examples: {kind}",
+            np.arange(1, settings.num_rounds + 1),
+        )
+        lines, everybody = {f"L = {f.steps}": f.distance[1:] for f in runs}, runs[-1].everybody[1:]
+        panels.append(BoundedPanel(title, rounds, lines, {f"L = {runs[-1].steps}, all nodes": everybody}))
+    title = f"distance to the centralised model, {settings.clients_per_round} of {settings.num_nodes} nodes a round"
     bounded(panels, title, ("round", "|w - c| / |c|"), None, study.figures.path("participation"))
 
 
-DEFAULT = ParticipationSettings(
-    held=20, wide=400, narrow=60, local_steps=(1, 3, 10, 30, 100, 300, 1000), num_rounds=1000
-)  # fmt: skip
-PAPER = ParticipationSettings(
-    held=50, wide=1500, narrow=150, local_steps=(1, 3, 10, 30, 100, 300, 1000, 3000), num_rounds=2000
-)  # fmt: skip
+DEFAULT = with_changes(
+    ParticipationSettings(), "held=20 wide=400 narrow=60 local_steps=1,3,10,30,100,300,1000 num_rounds=1000"
+)
+PAPER = with_changes(DEFAULT, "held=50 wide=1500 narrow=150 local_steps=1,3,10,30,100,300,1000,3000 num_rounds=2000")
 SCALES = {"gaussian": by_scale(ParticipationSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("localgd",), check=check, least_seeds=2, exact=True),)

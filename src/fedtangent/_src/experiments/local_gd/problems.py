@@ -7,26 +7,20 @@ of that span: inner products, and so runs and distances, are the same, in ``min(
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data
-from fedtangent._src.data import partition as partitions
-from fedtangent._src.engine import Devices, params_by_round
-from fedtangent._src.federated import algorithms, schedule
+import fedtangent as ft
 from fedtangent._src.federated.algorithms.entry import arguments_of
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models.features import linear
 from fedtangent._src.types import Algorithm, FederatedData, Partition
 
 TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
 
 
 class Problem(NamedTuple):
-    """Examples of N nodes, float64, in r coordinates: all d, or those of ``basis``."""
+    """Examples of N nodes, float64, in r coordinates: all d, or the coordinates in ``basis``."""
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]
@@ -42,11 +36,11 @@ class Problem(NamedTuple):
     @property
     def pooled(self) -> Problem:
         """The same examples, all at one node."""
-        return self._replace(partition=partitions.of([self.partition.indices], len(self.y)))
+        return self._replace(partition=ft.partition.of([self.partition.indices], len(self.y)))
 
     def federated(self) -> FederatedData:
         """Returns the data on the device, float64."""
-        return data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
+        return ft.data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
 
     def in_span(self) -> Problem:
         """Returns the same problem in a basis of its examples' span; itself if there are d examples or more."""
@@ -65,7 +59,13 @@ def regression(
 ) -> Problem:
     """Draws ``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), w_i* ~ N(0, spread^2) for each node.
 
-    With ``common``, which is not the paper's, one truth ~ N(0, 4) of all nodes is added to each w_i*.
+    Args:
+        seed: Seed of the draw.
+        num_nodes: Number N of nodes.
+        examples_per_node: Examples of a node.
+        dimension: Dimension d of the inputs.
+        spread: Standard deviation of the entries of w_i*.
+        common: Whether one truth ~ N(0, 4) of all nodes is added to each w_i*, which is not the paper's.
     """
     rng = np.random.default_rng([seed, dimension])
     x = rng.standard_normal((num_nodes, examples_per_node, dimension))
@@ -78,7 +78,12 @@ def regression(
 def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
     """Draws ``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2).
 
-    The paper does not give the spread.
+    Args:
+        seed: Seed of the draw.
+        num_nodes: Number N of nodes.
+        examples_per_node: Examples of a node.
+        dimension: Dimension d of the inputs.
+        spread: Standard deviation of the entries of z_i, which the paper does not give.
     """
     rng = np.random.default_rng([seed, dimension])
     x = rng.standard_normal((num_nodes, examples_per_node, dimension))
@@ -88,32 +93,48 @@ def classification(seed: int, num_nodes: int, examples_per_node: int, dimension:
 
 def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
     """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
-    nodes, each, dimension = x.shape
-    clients = Partition(np.arange(nodes * each, dtype=np.int32), each * np.arange(nodes + 1, dtype=np.int32))
+    nodes, size, dimension = x.shape
+    clients = Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
     return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
-    """Draws ``y = sign(x' w*)`` with one w*, each class divided among nodes by Dir(alpha) (B.1); no node is empty."""
+    """Draws ``y = sign(x' w*)`` with one w*, each class divided among nodes by Dir(alpha) (B.1); no node is empty.
+
+    Args:
+        seed: Seed of the draw.
+        num_nodes: Number N of nodes.
+        num_examples: Examples of all nodes.
+        dimension: Dimension d of the inputs.
+        alpha: Concentration of the Dirichlet distribution.
+    """
     rng = np.random.default_rng([seed, dimension])
     x, truth = rng.standard_normal((num_examples, dimension)), rng.standard_normal(dimension)
     y = np.where(x @ truth >= 0, 1.0, -1.0)
     labels = (y > 0).astype(np.int32)
-    dealt = partitions.dirichlet(labels, num_nodes, alpha, seed, dirichlet_method="per_class")
-    return Problem(x, y, dealt, np.tile(truth, (num_nodes, 1)))
+    nodes = ft.partition.dirichlet(labels, num_nodes, alpha, seed, dirichlet_method="per_class")
+    return Problem(x, y, nodes, np.tile(truth, (num_nodes, 1)))
 
 
 @functools.lru_cache(maxsize=8)
-def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
+def _algorithm(
+    recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[tuple[str, float | str], ...]
+) -> Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
-    make: Callable[..., Algorithm] = getattr(algorithms, recipe)
-    model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps, batch_size=None)
-    flat = {"client_learning_rate": rate, "work": work, "weighting": "uniform", **dict(options)}
-    return make(model, plan, **arguments_of(make, flat))
+    make = getattr(ft, recipe)
+    model, schedule = ft.models.linear(size, dtype=jnp.float64), ft.schedules.all_clients(nodes)
+    arguments = {
+        "client_learning_rate": rate,
+        "work": ft.Work(steps=steps, batch_size=None),
+        "weighting": "uniform",
+        **dict(options),
+    }
+    algorithm: Algorithm = make(model, schedule, **arguments_of(make, arguments))
+    return algorithm
 
 
 def simulated(
-    problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: Any
+    problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: float | str
 ) -> np.ndarray:
     """Trains with ``recipe`` from 0 by the engine, in float64; returns the global model after every round, [R + 1, r].
 
@@ -127,12 +148,17 @@ def simulated(
         local_steps: Local steps in a round.
         **options: Further arguments of the recipe.
     """
-    size, nodes, named = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
-    algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, named)
-    path = params_by_round(algorithm, problem.federated(), num_rounds=num_rounds, devices=Devices("scan"))
+    size, nodes, items = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
+    algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, items)
+    path = ft.params_by_round(algorithm, problem.federated(), num_rounds=num_rounds, devices=ft.Devices("scan"))
     return np.asarray(path["weights"][:, 0, :, 0])
 
 
-def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """Computes the largest distance of two paths [R + 1, d] in any round, relative to the longest expected model."""
-    return float(np.linalg.norm(found - expected, axis=-1).max() / np.linalg.norm(expected, axis=-1).max())
+def off(path: np.ndarray, expected: np.ndarray) -> float:
+    """Computes the largest distance of two paths in any round, relative to the longest expected model.
+
+    Args:
+        path: Models [R + 1, d].
+        expected: Models [R + 1, d].
+    """
+    return float(np.linalg.norm(path - expected, axis=-1).max() / np.linalg.norm(expected, axis=-1).max())

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fedtangent._src.experiments.lab import cohort_report as report
-from fedtangent._src.experiments.lab.cohort import DIGITS, IMAGES, LABELS, PAIRED, CohortSettings
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval, table
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment
-from fedtangent._src.experiments.lab.runs import Runs
+from fedtangent._src.experiments.lab import harness
+from fedtangent._src.experiments.lab.harness import Runs
+from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, interval, table
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
+from fedtangent._src.experiments.ntk_fl import baselines
+from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, LABELS, PAIRED, BaselineSettings, Report
 
 CLAIM = "a slight loss of accuracy for NTK-FL, a clear one for FedAvg (curves of 18 rounds only)"
 METHODS = ("ntk_fl", "cp_ntk_fl", "fed_avg", "cp_fed_avg")
-OWN: dict[str, Any] = {"methods": METHODS, "beta": 0.4, "alpha": 0.1}
-LONG: dict[str, Any] = {"num_rounds": 18, "reference_rounds": 18}
+REDUCED = with_changes(BaselineSettings(methods=METHODS), "beta=0.4 alpha=0.1 projected=100")
+LONG = "num_rounds=18 reference_rounds=18"
 SCALES = {
-    "digits": by_scale(CohortSettings(**{**DIGITS, **OWN, **LONG}, projected=16)),
-    "fashion_mnist": by_scale(
-        CohortSettings(**IMAGES, **OWN, projected=100), paper=CohortSettings(**OWN, **LONG, projected=100)
-    ),
+    "digits": by_scale(with_changes(REDUCED, DIGITS, LONG, "projected=16")),
+    "fashion_mnist": by_scale(with_changes(REDUCED, IMAGES), paper=with_changes(REDUCED, LONG)),
 }
 
 
@@ -26,36 +23,46 @@ def check(study: Study) -> None:
     """Builds the four methods; raises ``ValueError``."""
     if study.settings.methods != METHODS:
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS)}")
-    report.check(study)
+    baselines.check(study)
 
 
 def run(study: Study) -> Outcome:
     """Trains with the four methods, and compares each pair."""
-    bench = report.bench_of(study)
-    tuned = report.tune_all(bench)
-    runs = report.repeat_all(bench, tuned)
-    report.draw(study, runs)
+    bench = baselines.bench_of(study)
+    harness.plan(bench)
+    tuned = harness.tune_all(bench)
+    runs = harness.repeat_all(bench, tuned)
+    baselines.draw(study, runs)
     sheet, rows, claim = losses(study.settings, runs)
-    return report.outcome(study, CLAIM, tuned, (sheet, report.by_round(runs)), rows, (claim,), {"": runs})
+    report = Report((sheet, baselines.by_round(runs)), rows, (claim,))
+    return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], Claim]:
-    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more."""
-    ends = report.ends(runs, s)
-    lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
-    rows, shown = [], []
+def losses(settings: BaselineSettings, runs: Runs) -> tuple[Sheet, list[Row], Claim]:
+    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more.
+
+    Args:
+        settings: Settings.
+        runs: Runs of the four methods.
+    """
+    ends = baselines.ends(runs, settings)
+    losses = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
+    rows, entries = list[Row](), []
     for small, plain in ((small, plain) for small, plain in PAIRED.items() if small in ends):
-        e = interval(lost[plain])
-        rows.append({"method": plain, "accuracy": ends[plain].mean(), "accuracy_reduced": ends[small].mean(),
-                     **e.row("loss"), "loses": e.above()})  # fmt: skip
-        shown.append({**rows[-1], "label": LABELS[plain], "e": e})
-    more = interval(lost["fed_avg"] - lost["ntk_fl"])
+        loss = interval(losses[plain])
+        accuracy = {"accuracy": ends[plain].mean(), "accuracy_reduced": ends[small].mean()}
+        rows.append({"method": plain, **accuracy, **loss.row("loss"), "loses": loss.above()})
+        entries.append({**rows[-1], "label": LABELS[plain], "interval": loss})
+    more = interval(losses["fed_avg"] - losses["ntk_fl"])
     rows.append({"method": "fed_avg minus ntk_fl", **more.row("loss"), "loses": more.above()})
-    what = f"all, and reduced to beta {s.beta:g}, d1' {s.projected}"
-    columns = {"method": "{label}", "all": "{accuracy:.4f}", "reduced": "{accuracy_reduced:.4f}",
-               "loss, 95 % interval": "{e:+.4f}", "it loses": "{loses}"}  # fmt: skip
-    sheet = table(f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds: {what}", shown, columns)
-    return sheet, rows, Claim("FedAvg loses more than NTK-FL", f"by {more:+.4f}", more.above())
+    title = (
+        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds: all, and reduced to "
+        f"beta {settings.beta:g}, "
+    )
+    columns = "method: {label} | all: {accuracy:.4f} | reduced: {accuracy_reduced:.4f} | "
+    columns += "loss, 95 % interval: {interval:+.4f} | it loses: {loses}"
+    sheet = table(f"{title}d1' {settings.projected}", entries, columns)
+    return sheet, rows, more.claim_above("FedAvg loses more than NTK-FL", "by {:+.4f}")
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -6,79 +6,92 @@ Hyper-parameters are chosen once, at the smallest alpha: what a method loses the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedtangent._src.experiments.lab import cohort_report as report
-from fedtangent._src.experiments.lab.cohort import DIGITS, IMAGES, LABELS, CohortSettings
+from fedtangent._src.experiments.lab import harness
+from fedtangent._src.experiments.lab.harness import Runs, Tuned
 from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.experiments.lab.runs import Runs, Tuned
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.ntk_fl import baselines
+from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, LABELS, BaselineSettings, Report
 from fedtangent._src.output.run_plots import curves
 
 CLAIM = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop at small alpha (curves only)"
-METHODS = ("ntk_fl", "data_sharing", "fed_nova", "fed_avg")
 
 
 @dataclass(frozen=True)
-class AlphaSettings(CohortSettings):
+class AlphaSettings(BaselineSettings):
     """A comparison's settings and the values of alpha, which take the place of ``alpha``."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
 
-SMALL: dict[str, Any] = {"methods": METHODS, "alphas": (0.1, 0.5)}
+PAPER = AlphaSettings(methods=("ntk_fl", "data_sharing", "fed_nova", "fed_avg"))
 SCALES = {
-    "digits": by_scale(AlphaSettings(**DIGITS, **SMALL), AlphaSettings(**DIGITS, methods=METHODS)),
-    "fashion_mnist": by_scale(AlphaSettings(**IMAGES, **SMALL), paper=AlphaSettings(methods=METHODS)),
+    "digits": by_scale(with_changes(PAPER, DIGITS, "alphas=0.1,0.5"), with_changes(PAPER, DIGITS)),
+    "fashion_mnist": by_scale(with_changes(PAPER, IMAGES, "alphas=0.1,0.5"), paper=PAPER),
 }
 
 
 def check(study: Study) -> None:
     """Builds every method at the smallest and the largest alpha; raises ``ValueError``."""
-    s = study.settings
-    if s.partition != "dirichlet":
-        raise ValueError(f"partition: got {s.partition!r}, must be dirichlet, whose alpha this is about")
-    if "ntk_fl" not in s.methods:
-        raise ValueError(f"methods: got {', '.join(s.methods)}, must have ntk_fl among them")
-    for alpha in (s.alphas[0], s.alphas[-1]):
-        report.check(study, alpha=alpha)
+    settings = study.settings
+    if settings.partition != "dirichlet":
+        raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet, whose alpha this is about")
+    if "ntk_fl" not in settings.methods:
+        raise ValueError(f"methods: got {', '.join(settings.methods)}, must have ntk_fl among them")
+    for alpha in (settings.alphas[0], settings.alphas[-1]):
+        baselines.check(study, alpha=alpha)
 
 
 def run(study: Study) -> Outcome:
     """Tunes at the smallest alpha, and runs every method at each."""
-    s, tuned, found = study.settings, dict[str, Tuned](), dict[float, Runs]()
-    compiled: dict[Any, Any] = {}
-    for alpha in s.alphas:
-        bench = report.bench_of(study, alpha=alpha)
-        bench.compiled = compiled  # clients are of the same sizes at every alpha
-        tuned = tuned or report.tune_all(bench)
+    settings, tuned, runs = study.settings, dict[str, Tuned](), dict[float, Runs]()
+    benches = {alpha: baselines.bench_of(study, alpha=alpha) for alpha in settings.alphas}
+    harness.plan(benches[settings.alphas[0]], repetitions=len(benches))
+    for alpha, bench in benches.items():
+        bench.compiled = benches[settings.alphas[0]].compiled  # clients are of the same sizes at every alpha
+        tuned = tuned or harness.tune_all(bench)
         study.say(f"alpha {alpha:g}")
-        found[alpha] = report.repeat_all(bench, tuned)
-    ends = {alpha: report.ends(runs, s) for alpha, runs in found.items()}
+        runs[alpha] = harness.repeat_all(bench, tuned)
+    ends = {alpha: baselines.ends(of, settings) for alpha, of in runs.items()}
     rows = [
         {"method": m, "alpha": alpha, "accuracy": float(of[m].mean()), "seeds": of[m]}
-        for m in s.methods for alpha, of in ends.items()
-    ]  # fmt: skip
-    gains = {m: ends[s.alphas[-1]][m] - ends[s.alphas[0]][m] for m in s.methods}
-    title = f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds, +- its standard error, against alpha"
-    shown = tuple((LABELS[m], *(report.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
-                  for m in s.methods)  # fmt: skip
-    sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first, 95 % interval"), shown)
-    lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
-    title = f"{study.dataset}, round {s.num_rounds}, {s.num_clients} clients, {s.clients_per_round} a round"
+        for m in settings.methods
+        for alpha, of in ends.items()
+    ]
+    gains = {m: ends[settings.alphas[-1]][m] - ends[settings.alphas[0]][m] for m in settings.methods}
+    title = (
+        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds, +- its standard error, "
+        "against alpha"
+    )
+    cells = tuple(
+        (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+        for m in settings.methods
+    )
+    sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval"), cells)
+    lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in settings.methods}
+    title = (
+        f"{study.dataset}, round {settings.num_rounds}, {settings.num_clients} clients, {settings.clients_per_round} "
+        "a round"
+    )
     path = study.figures.path("accuracy_by_alpha")
-    curves({"test accuracy": lines}, s.alphas, title, path, across="Dirichlet alpha")
-    runs = {f"alpha {alpha:g}: ": of for alpha, of in found.items()}
-    return report.outcome(study, CLAIM, tuned, (sheet,), rows, judge(s, gains), runs)
+    curves({"test accuracy": lines}, settings.alphas, title, path, across="Dirichlet alpha")
+    by_alpha = {f"alpha {alpha:g}: ": of for alpha, of in runs.items()}
+    return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, judge(settings, gains)), by_alpha)
 
 
-def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
-    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
-    more = {name: interval(gains[name] - gains["ntk_fl"]) for name in s.methods if name != "ntk_fl"}
-    claim = f"gains more from alpha {s.alphas[0]:g} to {s.alphas[-1]:g} than NTK-FL"
-    return [Claim(f"{LABELS[name]} {claim}", f"by {d:+.4f}", d.above()) for name, d in more.items()]
+def judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
+    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds].
+
+    Args:
+        settings: Settings.
+        gains: Gain in accuracy of each method, [seeds].
+    """
+    more = {name: interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
+    claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
+    return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

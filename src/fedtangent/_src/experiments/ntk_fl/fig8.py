@@ -17,15 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent import attacks
-from fedtangent._src import data, models
-from fedtangent._src.attacks.leakage import Attack
+from fedtangent._src import models
 from fedtangent._src.attacks.networks import ACTIVATIONS
-from fedtangent._src.attacks.observation import Observed
-from fedtangent._src.data.projection import projection_matrix
-from fedtangent._src.experiments.lab.results import NOT_SEEN, Claim, MeanInterval, Outcome, Sheet, interval
+from fedtangent._src.experiments.lab.results import (
+    NOT_SEEN,
+    Claim,
+    MeanInterval,
+    Outcome,
+    Row,
+    Sheet,
+    interval,
+    metric_rows,
+)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import points_with_errors
 from fedtangent._src.output.surface_plots import Shown, reconstructions
 from fedtangent._src.types import Array, Key, Model
@@ -40,10 +46,17 @@ DEEP = (GRADIENT, ALL, KEPT)
 SHOWN = (*DEEP, READ)
 SWITCHES = (ROWS, PLACE, WEIGHTS, COLLUSION, SECRET, LEAKED)
 NAMES = {  # in tables and figures
-    GRADIENT: "gradient", ALL: "Jacobian", KEPT: "Jacobian, kept entries", READ: "first layer read",
-    ROWS: "rows shuffled", PLACE: "its place's image", WEIGHTS: "weights shuffled", COLLUSION: "with collusion",
-    SECRET: "projected", LEAKED: "matrix leaked",
-}  # fmt: skip
+    GRADIENT: "gradient",
+    ALL: "Jacobian",
+    KEPT: "Jacobian, kept entries",
+    READ: "first layer read",
+    ROWS: "rows shuffled",
+    PLACE: "its place's image",
+    WEIGHTS: "weights shuffled",
+    COLLUSION: "with collusion",
+    SECRET: "projected",
+    LEAKED: "matrix leaked",
+}
 HIDDEN = (  # a claim, and the attacks with and without what it is about
     ("shuffled rows hide whose image it is", PLACE, ROWS),
     ("shuffled rows hide the image", ROWS, READ),
@@ -72,9 +85,9 @@ class LeakageSettings:
     projected_share: float = within(0.255, above=0, at_most=1)
 
     @property
-    def attack(self) -> Attack:
+    def attack(self) -> ft.attacks.Attack:
         """The options of deep leakage; raises ``ValueError``."""
-        return Attack(self.optimizer, self.num_steps, self.learning_rate, self.num_restarts)
+        return ft.attacks.Attack(self.optimizer, self.num_steps, self.learning_rate, self.num_restarts)
 
 
 class AttackedImages(NamedTuple):
@@ -96,7 +109,7 @@ class Reconstruction(NamedTuple):
 
 
 Read = dict[str, Reconstruction]  # by attack
-Found = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
+ByAttack = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
 def load(study: Study, seed: int) -> AttackedImages:
@@ -104,62 +117,67 @@ def load(study: Study, seed: int) -> AttackedImages:
 
     Raises ``ValueError`` if the test set has fewer images.
     """
-    held = data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
-    s, wanted = study.settings, study.settings.num_images + study.settings.num_known
-    if wanted > len(held.x_test):
-        raise ValueError(f"num_images: got {wanted} with num_known, the test set has {len(held.x_test)}")
-    side = math.isqrt(held.x_test.shape[1])
-    drawn = np.random.default_rng(seed).permutation(len(held.x_test))
-    labels = np.asarray(held.y_test)[drawn]
+    loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
+    settings, count = study.settings, study.settings.num_images + study.settings.num_known
+    if count > len(loaded.x_test):
+        raise ValueError(f"num_images: got {count} with num_known, the test set has {len(loaded.x_test)}")
+    side = math.isqrt(loaded.x_test.shape[1])
+    order = np.random.default_rng(seed).permutation(len(loaded.x_test))
+    labels = np.asarray(loaded.y_test)[order]
     turn = np.array([np.sum(labels[:i] == labels[i]) for i in range(len(labels))])  # of its class before it
-    first = np.argsort(turn, kind="stable")[: s.num_images]
-    rows = np.concatenate([drawn[first], np.delete(drawn, first)])[:wanted]
-    x = np.asarray(held.x_test[rows], np.float32).reshape(-1, side, side)
-    own = rows[: s.num_images]
-    return AttackedImages(seed, x[: len(own)], np.asarray(held.y_test[own]), x[len(own) :], held.num_classes)
+    first = np.argsort(turn, kind="stable")[: settings.num_images]
+    rows = np.concatenate([order[first], np.delete(order, first)])[:count]
+    x, y = np.asarray(loaded.x_test[rows], np.float32).reshape(-1, side, side), np.asarray(loaded.y_test)
+    return AttackedImages(
+        seed, x[: settings.num_images], y[rows[: settings.num_images]], x[settings.num_images :], loaded.num_classes
+    )
 
 
-def networks(s: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, Model]:
+def _networks(settings: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, Model]:
     """Builds the network of deep leakage, the paper's perceptron, and the same for projected images."""
     side, classes = images.x.shape[1], images.num_classes
 
     def perceptron(size: int, activation: str = "relu") -> Model:
-        return models.mlp(size, classes, (s.width,), activation, "standard", b_std=0.0)
+        return models.mlp(size, classes, (settings.width,), activation, "standard", b_std=0.0)
 
-    if s.network == "lenet":
-        deep = attacks.lenet((side, side, 1), classes, s.activation)
+    if settings.network == "lenet":
+        deep = attacks.lenet((side, side, 1), classes, settings.activation)
     else:
-        deep = perceptron(side**2, s.activation)
-    return deep, perceptron(side**2), perceptron(projected_size(s, images))
+        deep = perceptron(side**2, settings.activation)
+    return deep, perceptron(side**2), perceptron(_projected_size(settings, images))
 
 
-def projected_size(s: LeakageSettings, images: AttackedImages) -> int:
+def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
     """Returns the dimension d1' of projected images."""
-    return max(round(s.projected_share * images.x[0].size), 1)
+    return max(round(settings.projected_share * images.x[0].size), 1)
 
 
-def read_everything(
+def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
-) -> Found:
+) -> ByAttack:
     """Makes every attack at every sparsity, on the networks that are broadcast in the first round."""
-    s, found, keys = study.settings, Found(), [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
+    settings, by_attack, keys = (
+        study.settings,
+        ByAttack(),
+        [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)],
+    )
     for sparsity in sparsities:
         parts = {
-            **_deep(s, built[0], keys[0], images, sparsity),
+            **_deep(settings, built[0], keys[0], images, sparsity),
             **_dense(built[1], keys[1], images, sparsity),
-            **_projected(s, built[2], keys[2], images, sparsity),
+            **_projected(settings, built[2], keys[2], images, sparsity),
         }
         for name, read in parts.items():
-            found.setdefault(name, {})[sparsity] = read
+            by_attack.setdefault(name, {})[sparsity] = read
         study.say(f"seed {images.seed}, sparsity {sparsity:.0%}")
-    return found
+    return by_attack
 
 
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
     """Computes the SSIM of reconstructions [m, ...]; entries that are not finite count as 0."""
-    own = images.x if originals is None else originals
-    shown = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(own.shape)
-    return Reconstruction(attacks.ssim(shown, own), shown, finite)
+    targets = images.x if originals is None else originals
+    clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)
+    return Reconstruction(attacks.ssim(clipped, targets), clipped, finite)
 
 
 def _inputs(model: Model, x: np.ndarray) -> Array:
@@ -167,39 +185,41 @@ def _inputs(model: Model, x: np.ndarray) -> Array:
     return jnp.asarray(x)[..., None] if model.structure is None else jnp.asarray(x).reshape(len(x), -1)
 
 
-def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
+def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     """Makes deep leakage through gradients and through Jacobians, with all and with the kept entries compared."""
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)
-    each = [attacks.gradient(model, params, x[i : i + 1], labels[i : i + 1]) for i in range(len(x))]
-    seen = attacks.sparsify(Observed(*(jnp.concatenate(parts) for parts in zip(*each, strict=True))), sparsity)
-    leak = attacks.from_gradients(model, params, seen, shape, search, s.attack)
-    found = {GRADIENT: _read(images, leak.x, finite=bool(leak.finite.all()))}
-    seen = attacks.sparsify(attacks.jacobians(model, params, x), sparsity)
+    gradients = [attacks.gradient(model, params, x[i : i + 1], labels[i : i + 1]) for i in range(len(x))]
+    observed = attacks.sparsify(
+        ft.attacks.Observed(*(jnp.concatenate(parts) for parts in zip(*gradients, strict=True))), sparsity
+    )
+    leak = attacks.from_gradients(model, params, observed, shape, search, settings.attack)
+    by_attack = {GRADIENT: _read(images, leak.x, finite=bool(leak.finite.all()))}
+    observed = attacks.sparsify(attacks.jacobians(model, params, x), sparsity)
     for name, compare in ((ALL, "all"), (KEPT, "kept")):
-        attack = Attack(**{**vars(s.attack), "compare": compare})
-        leak = attacks.from_jacobians(model, params, seen, shape, search, attack)
-        found[name] = _read(images, leak.x, finite=bool(leak.finite.all()))
-    return found
+        attack = ft.attacks.Attack(**{**vars(settings.attack), "compare": compare})
+        leak = attacks.from_jacobians(model, params, observed, shape, search, attack)
+        by_attack[name] = _read(images, leak.x, finite=bool(leak.finite.all()))
+    return by_attack
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     """Makes the closed-form attack: plain, with shuffled rows, and with shuffled weights without and with collusion."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
-    seen = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
+    observed = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
     rng, count = np.random.default_rng(images.seed), len(images.x)
-    own = jax.tree.map(lambda leaf: leaf[:count], seen)
+    of_client = jax.tree.map(lambda leaf: leaf[:count], observed)
     rows = _derangement(rng, count)
-    mixed = attacks.read_first_layer(model, params, attacks.shuffle_rows(own, jnp.asarray(rows)))
-    hidden = attacks.shuffle_weights(seen, jnp.asarray(rng.permutation(seen.values.shape[-1])))
+    mixed = attacks.read_first_layer(model, params, attacks.shuffle_rows(of_client, jnp.asarray(rows)))
+    hidden = attacks.shuffle_weights(observed, jnp.asarray(rng.permutation(observed.values.shape[-1])))
     theirs = jax.tree.map(lambda leaf: leaf[:count], hidden)
-    known, got = (np.asarray(part.values[count:]) for part in (seen, hidden))
-    order = np.argsort(attacks.order_from_known(known, got))  # which the colluding client's examples reveal
+    of_colluder, shuffled = (np.asarray(part.values[count:]) for part in (observed, hidden))
+    order = np.argsort(attacks.order_from_known(of_colluder, shuffled))  # which the colluding client's examples reveal
     betrayed = attacks.shuffle_weights(theirs, jnp.asarray(order))
     return {
-        READ: _read(images, attacks.read_first_layer(model, params, own)),
+        READ: _read(images, attacks.read_first_layer(model, params, of_client)),
         ROWS: _read(images, mixed, images.x[rows]),
         PLACE: _read(images, mixed),
         WEIGHTS: _read(images, attacks.read_first_layer(model, params, theirs)),
@@ -207,16 +227,17 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
     }
 
 
-def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
+def _projected(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     """Makes the closed-form attack on projected inputs, projected back with another matrix and with the clients'."""
     params, x = model.init(key), jnp.asarray(images.x)
-    pixels, size = x[0].size, projected_size(s, images)
+    pixels, size = x[0].size, _projected_size(settings, images)
     secret, other = (
-        jnp.asarray(projection_matrix(pixels, size, 2 * images.seed + i, "coordinates", np.float32)) for i in (0, 1)
+        jnp.asarray(ft.data.projection_matrix(pixels, size, 2 * images.seed + i, "coordinates", np.float32))
+        for i in (0, 1)
     )
     z = x.reshape(len(x), -1) @ secret
-    seen = attacks.sparsify(attacks.jacobians(model, params, z), sparsity)
-    z = attacks.read_first_layer(model, params, seen)
+    observed = attacks.sparsify(attacks.jacobians(model, params, z), sparsity)
+    z = attacks.read_first_layer(model, params, observed)
     return {
         SECRET: _read(images, attacks.back_project(z, other)),
         LEAKED: _read(images, attacks.back_project(z, secret)),
@@ -247,57 +268,59 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 def check(study: Study) -> None:
     """Loads the first seed's images, and checks the attack's options and the network's activation."""
-    s = study.settings
-    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[s.network]
-    if s.activation not in allowed:
-        raise ValueError(f"activation: got {s.activation!r}, allowed for {s.network} are {', '.join(allowed)}")
-    assert s.attack
+    settings = study.settings
+    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[settings.network]
+    if settings.activation not in allowed:
+        raise ValueError(
+            f"activation: got {settings.activation!r}, allowed for {settings.network} are {', '.join(allowed)}"
+        )
+    assert settings.attack
     load(study, study.seeds[0])
 
 
 def run(study: Study) -> Outcome:
     """Makes every attack at every sparsity on every seed's images."""
-    s, found = study.settings, list[Found]()
-    sparsities = tuple(sorted(s.sparsities, reverse=True))
+    settings, of_seeds = study.settings, list[ByAttack]()
+    sparsities = tuple(sorted(settings.sparsities, reverse=True))
     first = load(study, study.seeds[0])
-    built = networks(s, first)
+    networks = _networks(settings, first)
     for seed in study.each_seed():
-        found.append(read_everything(study, built, load(study, seed), sparsities))
-        study.keep([
-            Metric(0, name, seed, "test", f"ssim at sparsity {sparsity:g}", float(read.ssim.mean()), 0, 0)
-            for name, of in found[-1].items() for sparsity, read in of.items()
-        ])  # fmt: skip
-    scores = summaries(found)
-    _draw(study, first, found[0], scores, sparsities)
-    rows = [
-        {"attack": name, "sparsity": sparsity, "ssim": v.mean, "standard_error": v.error, "images": len(v.values),
-         "published": PUBLISHED.get(sparsity) if name in DEEP else None}
-        for name, of in scores.items() for sparsity, v in of.items()
-    ]  # fmt: skip
-    lost = sorted({name for one in found for name, of in one.items() if not all(r.finite for r in of.values())})
+        of_seeds.append(_read_everything(study, networks, load(study, seed), sparsities))
+        for name, by_sparsity in of_seeds[-1].items():
+            values = {f"ssim at sparsity {v:g}": read.ssim.mean() for v, read in by_sparsity.items()}
+            study.keep(metric_rows(name, seed, 0, values, "test"))
+    scores = summaries(of_seeds)
+    _draw(study, first, of_seeds[0], scores, sparsities)
+    rows = list[Row]()
+    for name, by_score in scores.items():
+        for sparsity, score in by_score.items():
+            row = {"attack": name, "sparsity": sparsity, "ssim": score.mean, "standard_error": score.error}
+            published = PUBLISHED.get(sparsity) if name in DEEP else None
+            rows.append({**row, "images": len(score.values), "published": published})
+    lost = sorted({name for one in of_seeds for name, of in one.items() if not all(r.finite for r in of.values())})
     failed = tuple(f"{NAMES[name]}: an attack met only values that are not finite" for name in lost)
     title = "SSIM of reconstructed images, mean +- standard error over images"
     sheets = (_sheet(scores, SHOWN, title), _sheet(scores, SWITCHES, "SSIM under the other switches, first layer read"))
     remarks = (
-        f"images of {first.x.shape[1:]} numbers in [0, 1], projected to {projected_size(s, first)}; "
+        f"images of {first.x.shape[1:]} numbers in [0, 1], projected to {_projected_size(settings, first)}; "
         "SSIM of reconstructions clipped to [0, 1]",
         "the paper names neither the attacked network nor the entries compared; the first two attacks compare zeros "
         "too, as Zhu et al. do",
         "first layer read: of the paper's perceptron, in closed form, as are the other switches; the colluding client "
-        f"has {s.num_known} examples",
+        f"has {settings.num_known} examples",
     )
     return Outcome(sheets, rows, judge(scores), remarks=remarks, failed=failed)
 
 
-def summaries(found: list[Found]) -> Scores:
+def summaries(of_seeds: list[ByAttack]) -> Scores:
     """Computes means over the images of all seeds, with standard errors."""
 
     def score(values: np.ndarray) -> Score:
         return Score(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), values)
 
     return {
-        name: {sparsity: score(np.concatenate([one[name][sparsity].ssim for one in found])) for sparsity in of}
-        for name, of in found[0].items()
+        name: {sparsity: score(np.concatenate([one[name][sparsity].ssim for one in of_seeds])) for sparsity in of}
+        for name, of in of_seeds[0].items()
     }
 
 
@@ -308,49 +331,52 @@ def judge(scores: Scores) -> tuple[Claim, ...]:
     """
     claims = []
     for name in DEEP:
-        values = [scores[name][s].values for s in sorted(scores[name], reverse=True)]
+        values = [scores[name][sparsity].values for sparsity in sorted(scores[name], reverse=True)]
         steps = [interval(b - a) for a, b in itertools.pairwise(values)] or [MeanInterval(0.0, 0.0, 0.0)]
         whole, worst = interval(values[-1] - values[0]), min(steps, key=lambda step: step.high)
         text = f"{whole:+.2f} in all, smallest step {worst:+.3f}"
         verdict = NOT_SEEN if worst.high < 0 else whole.above()
         claims.append(Claim(f"less sparsity, closer images: {NAMES[name]}", text, verdict))
     for name in SHOWN:
-        beyond = {s: interval(v.values - PUBLISHED[s]) for s, v in scores[name].items() if s in PUBLISHED}
+        beyond = {
+            sparsity: interval(v.values - PUBLISHED[sparsity])
+            for sparsity, v in scores[name].items()
+            if sparsity in PUBLISHED
+        }
         if beyond:
-            at = max(beyond, key=lambda s: beyond[s].low)
+            at = max(beyond, key=lambda sparsity: beyond[sparsity].low)
             text = f"SSIM {scores[name][at]} at {at:.0%}, published {PUBLISHED[at]}"
             verdict = NOT_SEEN if beyond[at].low > 0 else beyond[at].below()
             claims.append(Claim(f"sparsity protects as published: {NAMES[name]}", text, verdict))
-    for claim, hidden, seen in HIDDEN:
+    for claim, hidden, plain in HIDDEN:
         least = min(scores[hidden])
-        with_it, without = scores[hidden][least], scores[seen][least]
+        with_it, without = scores[hidden][least], scores[plain][least]
         text = f"SSIM {with_it.mean:.2f}, without it {without.mean:.2f}, {least:.0%} sparse"
         claims.append(Claim(claim, text, interval(0.5 * without.values - with_it.values).above()))
     return tuple(claims)
 
 
 def _sheet(scores: Scores, names: tuple[str, ...], title: str) -> Sheet:
-    rows = tuple(
-        (f"{s:.0%}", f"{PUBLISHED[s]:.2f}" if s in PUBLISHED else "-", *(str(scores[n][s]) for n in names))
-        for s in scores[names[0]]
-    )
-    return Sheet(title, ("sparsity", "published", *(NAMES[name] for name in names)), rows)
+    rows = []
+    for sparsity in scores[names[0]]:
+        published = f"{PUBLISHED[sparsity]:.2f}" if sparsity in PUBLISHED else "-"
+        rows.append((f"{sparsity:.0%}", published, *(str(scores[name][sparsity]) for name in names)))
+    return Sheet(title, ("sparsity", "published", *(NAMES[name] for name in names)), tuple(rows))
 
 
-def _draw(study: Study, images: AttackedImages, found: Found, scores: Scores, sparsities: tuple[float, ...]) -> None:
+def _draw(study: Study, images: AttackedImages, first: ByAttack, scores: Scores, sparsities: tuple[float, ...]) -> None:
     figures, labels = study.figures, [f"{v:.0%}" for v in sparsities]
-    shown = {
-        NAMES[name]: [Shown(found[name][v].x[0], float(found[name][v].ssim[0])) for v in sparsities]
+    rows = {
+        NAMES[name]: [Shown(first[name][v].x[0], float(first[name][v].ssim[0])) for v in sparsities]
         for name in (*DEEP, READ, WEIGHTS, COLLUSION, SECRET, LEAKED)
     }
     title = f"What the server reads of one image ({study.dataset}); SSIM below each"
-    reconstructions(images.x[0], shown, labels, title, figures.path("fig8_images"))
+    reconstructions(images.x[0], rows, labels, title, figures.path("fig8_images"))
     places = {v: i for i, v in enumerate(sparsities)}  # evenly spaced on the axis
     series = {NAMES[n]: {places[v]: scores[n][v][:2] for v in sparsities} for n in SHOWN}
-    series["published (Fig. 8)"] = {places[v]: (known, 0.0) for v, known in PUBLISHED.items() if v in places}
-    title = f"Leakage against sparsity ({study.dataset}, {study.settings.network})"
-    ticks = dict(enumerate(labels))
-    points_with_errors(series, ticks, ("sparsity", "SSIM to the original"), title, figures.path("fig8_ssim"))
+    series["published (Fig. 8)"] = {places[v]: (ssim, 0.0) for v, ssim in PUBLISHED.items() if v in places}
+    title, names = f"Leakage against sparsity ({study.dataset}, {study.settings.network})", "SSIM to the original"
+    points_with_errors(series, dict(enumerate(labels)), ("sparsity", names), title, figures.path("fig8_ssim"))
 
 
 PAPER = LeakageSettings(num_images=8, num_steps=300, num_restarts=2)

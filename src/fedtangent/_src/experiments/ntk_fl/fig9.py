@@ -10,23 +10,18 @@ control is that second bound for the factor 1/n that eq. (12) would have without
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data as datasets
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data import partition
-from fedtangent._src.experiments.lab.results import Outcome, Sheet, grouped, table
+from fedtangent._src.experiments.lab.results import Outcome, Row, Sheet, grouped, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.ntk_fl.theorem1 import movement
-from fedtangent._src.kernels.empirical import empirical_ntk
-from fedtangent._src.models.dense import mlp
-from fedtangent._src.models.two_layer import two_layer_relu
-from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl import lemmas
 from fedtangent._src.types import Array, PyTree
@@ -76,78 +71,75 @@ class WeightGap(NamedTuple):
 
 def check(study: Study) -> None:
     """Draws the first seed's cohort; raises ``ValueError`` for a cohort of more clients than there are."""
-    s = study.settings
-    if s.num_clients > s.total_clients:
-        raise ValueError(f"num_clients: got {s.num_clients}, must be at most total_clients, {s.total_clients}")
-    cohort(study, study.seeds[0])
+    settings = study.settings
+    if settings.num_clients > settings.total_clients:
+        raise ValueError(
+            f"num_clients: got {settings.num_clients}, must be at most total_clients, {settings.total_clients}"
+        )
+    _cohort(study, study.seeds[0])
 
 
 def run(study: Study) -> Outcome:
     """Trains every network on every seed."""
-    found = list[WeightGap]()
+    results = list[WeightGap]()
+    steps = np.unique(np.linspace(0, study.settings.last_step, 101).round().astype(int))
     for seed in study.each_seed():
-        own = gaps(*cohort(study, seed), study.settings, seed)
-        found += own
-        steps = np.unique(np.linspace(0, study.settings.last_step, 101).round().astype(int))
-        study.keep([
-            Metric(int(t), g.network, seed, "train", name, float(values[t]), 0, 0)
-            for g in own for name, values in (("l1_gap", g.paths.gap), ("figure_bound", g.figure)) for t in steps
-        ])  # fmt: skip
-    return conclude(study, found)
+        for g in _gaps(*_cohort(study, seed), study.settings, seed):
+            results.append(g)
+            curves = {"l1_gap": g.paths.gap[steps], "figure_bound": g.figure[steps]}
+            study.keep(metric_rows(g.network, seed, steps, curves))
+    return _conclude(study, results)
 
 
-def cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each."""
-    s, loaded = study.settings, datasets.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
-    clients = partition.dirichlet(loaded.y_train, s.total_clients, s.alpha, seed)
+    settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
+    clients = ft.partition.dirichlet(loaded.y_train, settings.total_clients, settings.alpha, seed)
     rng = np.random.default_rng(seed)
-    chosen = rng.choice(s.total_clients, s.num_clients, replace=False)
-    rows = np.concatenate([rng.permutation(clients.client(int(i)))[: s.examples_per_client] for i in chosen])
+    chosen = rng.choice(settings.total_clients, settings.num_clients, replace=False)
+    rows = np.concatenate([rng.permutation(clients.client(int(i)))[: settings.examples_per_client] for i in chosen])
     return np.asarray(loaded.x_train[rows], np.float64).reshape(len(rows), -1), np.asarray(loaded.y_train[rows])
 
 
-def gaps(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> list[WeightGap]:
+def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> list[WeightGap]:
     """Trains all networks of one seed. Needs 64-bit types."""
     outputs = int(labels.max()) + 1
     y = np.eye(outputs)[labels]
-    model = mlp(x.shape[1], outputs, (s.hidden,), parameterization="standard", b_std=0.0, dtype=jnp.float64)
+    options = {"parameterization": "standard", "b_std": 0.0, "dtype": jnp.float64}
+    model = ft.models.mlp(x.shape[1], outputs, (settings.hidden,), **options)
     params = model.init(jax.random.key(seed))
-    matrix = np.asarray(empirical_ntk(model, params, jnp.asarray(x)))
-    eta = s.step_factor * 2 * y.size / float(np.linalg.eigvalsh(matrix)[-1]) / 2  # whole kernel: up to twice H's
-    found = []
-    for kernel in ("averaged", "exact"):
-        paths = descents(model, params, x, y, eta, s.last_step, kernel)
-        found.append(WeightGap(seed, kernel, eta, paths, lemmas.figure_bound(paths.largest[:-1])))
-    return [*found, _two_layer(x, labels, s, seed)]
+    matrix = np.asarray(ft.kernels.empirical_ntk(model, params, jnp.asarray(x)))
+    eta = settings.step_factor * 2 * y.size / float(np.linalg.eigvalsh(matrix)[-1]) / 2  # whole kernel: up to twice H's
+    paths = {kernel: descents(model, params, x, y, eta, settings.last_step, kernel) for kernel in ("averaged", "exact")}
+    gaps = [WeightGap(seed, kernel, eta, p, lemmas.figure_bound(p.largest[:-1])) for kernel, p in paths.items()]
+    return [*gaps, _two_layer(x, labels, settings, seed)]
 
 
-def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> WeightGap:
+def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> WeightGap:
     """Trains the network of eq. (12): inputs of norm 1, labels 1 for even classes and -1 for odd ones."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]
-    model = two_layer_relu(x.shape[1], s.width, seed=seed, dtype=jnp.float64)
+    model = ft.models.two_layer_relu(x.shape[1], settings.width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.fold_in(jax.random.key(seed), 1))
-    eta = s.step_factor * 2 * len(x) / float(np.linalg.eigvalsh(lemmas.empirical_kernel(x, params["v"]))[-1])
+    eta = settings.step_factor * 2 * len(x) / float(np.linalg.eigvalsh(lemmas.empirical_kernel(x, params["v"]))[-1])
     active = jnp.asarray(x) @ params["v"].T >= 0
 
     def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
         switched = jnp.sum((jnp.asarray(x) @ weights["v"].T >= 0) != active)
         return {**movement(start, weights), "switched": switched}
 
-    paths = descents(model, params, x, y, eta, s.last_step, watch=watch)
-    gamma, sizes = paths.largest[:-1], {"learning_rate": eta, "width": s.width, "input_size": x.shape[1]}
-    return WeightGap(
-        seed, "two_layer", eta, paths, lemmas.figure_bound(gamma),
-        lemma=lemmas.weight_gap_bound(gamma, radius=float(paths.watched["moved"].max()), delta=s.delta, **sizes),
-        counted=lemmas.switched_bound(gamma, paths.watched["switched"][:-1], num_examples=len(x), **sizes),
-        left_out=lemmas.residual_part(paths.apart, num_examples=len(x), **sizes),
-    )  # fmt: skip
+    paths = descents(model, params, x, y, eta, settings.last_step, watch=watch)
+    gamma, sizes = paths.largest[:-1], {"learning_rate": eta, "width": settings.width, "input_size": x.shape[1]}
+    lemma = lemmas.weight_gap_bound(gamma, radius=float(paths.watched["moved"].max()), delta=settings.delta, **sizes)
+    counted = lemmas.switched_bound(gamma, paths.watched["switched"][:-1], num_examples=len(x), **sizes)
+    left_out = lemmas.residual_part(paths.apart, num_examples=len(x), **sizes)
+    return WeightGap(seed, "two_layer", eta, paths, lemmas.figure_bound(gamma), lemma, counted, left_out)
 
 
-def row(g: WeightGap) -> dict[str, Any]:
+def _row(g: WeightGap) -> Row:
     """Computes one network's gap at the end, how often it grows, and its largest ratio to each bound."""
-    gap, late = g.paths.gap, slice(2, None)
+    gap, late = np.asarray(g.paths.gap), slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {
         "network": g.network,
@@ -170,54 +162,56 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
     """Computes the largest gap over ``bound``, for bounds above rounding."""
     if bound is None:
         return None
-    seen = bound > 1e-12 * bound[-1]
-    return float(np.max(gap[seen] / bound[seen]))
+    is_above = bound > 1e-12 * bound[-1]
+    return float(np.max(gap[is_above] / bound[is_above]))
 
 
-def conclude(study: Study, found: list[WeightGap]) -> Outcome:
+def _conclude(study: Study, results: list[WeightGap]) -> Outcome:
     """Builds table and figure, and the verdict on the bounds."""
-    rows = [row(g) for g in found]
+    rows = [_row(g) for g in results]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
-    known = [r for r in rows if r["network"] == "two_layer"]
-    for r in known:
+    bounded_rows = [r for r in rows if r["network"] == "two_layer"]
+    for r in bounded_rows:
         r["control"] = r["over_counted"] * np.sqrt(study.settings.width)
-    over, wrong = (f([r[k] for r in known]) for f, k in ((max, "over_counted_and_left_out"), (min, "control")))
-    if over > 1 + 1e-9:
+    largest, control = (
+        max(r["over_counted_and_left_out"] for r in bounded_rows),
+        min(r["control"] for r in bounded_rows),
+    )
+    if largest > 1 + 1e-9:
         failed += ("the gap is above (25d) and the part that the lemma leaves out, which no gap can be",)
-    verdict = Verdict.of(
-        "NTK-FL Lemma 2", "gap / ((25d) and what the lemma leaves out), largest", f"n = {study.settings.width}",
-        (f"{over:.3g}", "<= 1", over <= 1 + 1e-9), ("(25d) for a factor 1/n", f"{wrong:.3g}", wrong > 1),
-    )  # fmt: skip
-    _draw(study, found)
+    statement, sizes = "gap / ((25d) and what the lemma leaves out), largest", f"n = {study.settings.width}"
+    right = f"{largest:.3g}", "<= 1", largest <= 1 + 1e-9
+    wrong = "(25d) for a factor 1/n", f"{control:.3g}", control > 1
+    verdict = Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
+    _draw(study, results)
     return Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=failed, verdicts=(verdict,))
 
 
-def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
-    shown, last = [], study.settings.last_step
-    for (network,), own in grouped(rows, "network").items():
-        mean = {k: float(np.mean([r[k] for r in own])) for k in own[0] if isinstance(own[0][k], float)}
-        largest = {k: max(r[k] for r in own) for k in mean if k.startswith(("over_", "control"))}
-        shown.append({**own[0], "control": None, **mean, **largest, "label": NETWORKS[network]})
-    return table(f"Fig. 9 on {study.dataset}: l1 distance of the NTK weights to gradient descent's", shown, {
-        "network": "{label}", "eta": "{learning_rate:.3g}", f"gap at {last // 10}": "{gap_at_tenth:.3g}",
-        f"gap at {last}": "{gap_end:.3g}", "steps that grow": "{share_of_steps_that_grow:.0%}",
-        "/ 2 sum gamma": "{over_figure_bound:.3g}", "/ Lemma 2": "{over_lemma_2:.2g}", "/ (25d)": "{over_counted:.2g}",
-        "control": "{control:.2g}", "residual, descent": "{residual_descent:.2g}",
-        "residual, NTK": "{residual_ntk:.2g}",
-    })  # fmt: skip
+def _sheet(study: Study, rows: list[Row]) -> Sheet:
+    entries, last = [], study.settings.last_step
+    for (network,), group in grouped(rows, "network").items():
+        mean = {k: float(np.mean([r[k] for r in group])) for k in group[0] if isinstance(group[0][k], float)}
+        largest = {k: max(r[k] for r in group) for k in mean if k.startswith(("over_", "control"))}
+        entries.append({**group[0], "control": None, **mean, **largest, "label": NETWORKS[network]})
+    columns = f"network: {{label}} | eta: {{learning_rate:.3g}} | gap at {last // 10}: {{gap_at_tenth:.3g}} | "
+    columns += f"gap at {last}: {{gap_end:.3g}} | steps that grow: {{share_of_steps_that_grow:.0%}} | "
+    columns += "/ 2 sum gamma: {over_figure_bound:.3g} | / Lemma 2: {over_lemma_2:.2g} | / (25d): {over_counted:.2g} | "
+    columns += "control: {control:.2g} | residual, descent: {residual_descent:.2g} | residual, NTK: {residual_ntk:.2g}"
+    title = f"Fig. 9 on {study.dataset}: l1 distance of the NTK weights to gradient descent's"
+    return table(title, entries, columns)
 
 
-def _draw(study: Study, found: list[WeightGap]) -> None:
+def _draw(study: Study, results: list[WeightGap]) -> None:
     """Draws the first seed's gaps by update step, with the paper's bound and Lemma 2's."""
     steps, panels = np.arange(study.settings.last_step + 1), []
-    for g in found[: len(NETWORKS)]:
+    for g in results[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure}
         if g.lemma is not None and g.counted is not None:
             bounds |= {"Lemma 2": g.lemma, "(25d), counted": g.counted}
-        panels.append(BoundedPanel(NETWORKS[g.network], steps, {"measured": g.paths.gap}, bounds))
+        panels.append(BoundedPanel(NETWORKS[g.network], steps, {"measured": np.asarray(g.paths.gap)}, bounds))
     lowest = max(min(float(p.measured["measured"][2]) for p in panels) / 2, 1e-6)
-    bounded(panels, f"Fig. 9 on {study.dataset}: NTK weights and gradient descent's",
-            ("update step", "l1 norm of the difference"), lowest, study.figures.path("fig9"))  # fmt: skip
+    title, names = f"Fig. 9 on {study.dataset}: NTK weights and gradient descent's", "l1 norm of the difference"
+    bounded(panels, title, ("update step", names), lowest, study.figures.path("fig9"))
 
 
 PAPER = WeightGapSettings(total_clients=300, examples_per_client=200, width=4096)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedtangent._src.experiments.lab import cohort_report as report
-from fedtangent._src.experiments.lab.cohort import DIGITS, EVOLVED, IMAGES, LABELS, CohortSettings
+from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.results import UNDECIDED, Claim, Outcome, interval
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.ntk_fl import baselines
+from fedtangent._src.experiments.ntk_fl.baselines import (
+    DIGITS,
+    EVOLVED,
+    IMAGES,
+    LABELS,
+    BaselineSettings,
+    Reached,
+    Report,
+)
 
 CLAIM = "CP-NTK-FL needs the fewest rounds, by an order of magnitude, at a similar uplink"
 # Rounds and MiB of uplink to 85 % on Fashion-MNIST, alpha = .1 (the paper prints MB; its FedAvg's are MiB).
@@ -20,7 +28,7 @@ PUBLISHED = {"cp_ntk_fl": (26, 386), "fed_com": (250, 379), "qsgd": (614, 465), 
 
 
 @dataclass(frozen=True)
-class TargetSettings(CohortSettings):
+class TargetSettings(BaselineSettings):
     """A comparison's settings and the accuracy to reach.
 
     CP-NTK-FL runs for ``num_rounds`` at most, the other methods for ``reference_rounds``.
@@ -29,63 +37,78 @@ class TargetSettings(CohortSettings):
     target: float = within(0.85, above=0, below=1)
 
 
-OWN: dict[str, Any] = {
-    "methods": ("cp_ntk_fl", "cp_ntk_fl_cross_entropy", "fed_com", "qsgd", "fed_avg"), "alpha": 0.1, "beta": 0.3,
-    "sparsity": 0.98, "value_bits": 16,
-}  # fmt: skip
-SHORT: dict[str, Any] = {"num_rounds": 30, "reference_rounds": 120}
-LONG: dict[str, Any] = {"num_rounds": 60, "reference_rounds": 700}
-SMALL = TargetSettings(**{**IMAGES, **OWN, "num_rounds": 20, "reference_rounds": 80}, projected=200, target=0.75)
+METHODS = (
+    "methods=cp_ntk_fl,cp_ntk_fl_cross_entropy,fed_com,qsgd,fed_avg alpha=0.1 beta=0.3 sparsity=0.98 value_bits=16"
+)
+REDUCED = with_changes(TargetSettings(), METHODS, "projected=200")
 SCALES = {
-    "digits": by_scale(TargetSettings(**{**DIGITS, **OWN, **SHORT}, projected=32, target=0.88)),
-    "fashion_mnist": by_scale(SMALL, paper=TargetSettings(**OWN, **LONG, projected=200)),
+    "digits": by_scale(
+        with_changes(REDUCED, DIGITS, "num_rounds=30 reference_rounds=120 projected=32 target=0.88"),
+    ),
+    "fashion_mnist": by_scale(
+        with_changes(REDUCED, IMAGES, "num_rounds=20 reference_rounds=80 target=0.75"),
+        paper=with_changes(REDUCED, "num_rounds=60 reference_rounds=700"),
+    ),
 }
 
 
 def check(study: Study) -> None:
     """Builds every method; raises ``ValueError``."""
     if not {"cp_ntk_fl", "fed_avg"} <= set(study.settings.methods):
-        got = ", ".join(study.settings.methods)
-        raise ValueError(f"methods: got {got}, must have cp_ntk_fl and fed_avg among them")
-    report.check(study)
+        names = ", ".join(study.settings.methods)
+        raise ValueError(f"methods: got {names}, must have cp_ntk_fl and fed_avg among them")
+    baselines.check(study)
 
 
 def run(study: Study) -> Outcome:
     """Trains with every method for its largest number of rounds, and finds when it reaches the target."""
-    s, bench = study.settings, report.bench_of(study)
-    tuned = report.tune_all(bench)
-    runs = report.repeat_all(bench, tuned, {m: s.reference_rounds for m in s.methods if m not in EVOLVED})
-    title = f"rounds and uplink to an accuracy of {s.target:g} on {study.dataset}, mean over {len(study.seeds)} seeds"
-    sheet, found = report.to_the_level(runs, [s.target] * len(study.seeds), title, PUBLISHED)
+    settings, bench = study.settings, baselines.bench_of(study)
+    rounds = {name: settings.reference_rounds for name in settings.methods if name not in EVOLVED}
+    harness.plan(bench, rounds=rounds)
+    tuned = harness.tune_all(bench)
+    runs = harness.repeat_all(bench, tuned, rounds)
+    title = (
+        f"rounds and uplink to an accuracy of {settings.target:g} on {study.dataset}, mean over {len(study.seeds)} "
+        "seeds"
+    )
+    sheet, reached = baselines.to_the_level(runs, [settings.target] * len(study.seeds), title, PUBLISHED)
     rows = [
         {"method": m, "rounds": r.mean_rounds, "uplink_mib": r.mean_mib, "by_seed": r, "published": PUBLISHED.get(m)}
-        for m, r in found.items()
+        for m, r in reached.items()
     ]
-    report.draw(study, runs)
-    return report.outcome(study, CLAIM, tuned, (sheet, report.by_round(runs)), rows, judge(s, found), {"": runs})
+    baselines.draw(study, runs)
+    report = Report((sheet, baselines.by_round(runs)), rows, judge(settings, reached))
+    return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def judge(s: TargetSettings, found: dict[str, report.Reached]) -> tuple[Claim, ...]:
-    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed."""
-    return tuple(
-        _claim(s, found, own, other)
-        for own in EVOLVED if own in found for other in found if other not in EVOLVED
-    )  # fmt: skip
+def judge(settings: TargetSettings, reached: dict[str, Reached]) -> list[Claim]:
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed.
+
+    Args:
+        settings: Settings.
+        reached: When each method reaches the target.
+    """
+    evolved = [name for name in EVOLVED if name in reached]
+    return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 
 
-def _claim(s: TargetSettings, found: dict[str, report.Reached], method: str, name: str) -> Claim:
-    own, other, claim = found[method], found[name], f"{LABELS[method]} needs fewer rounds than {LABELS[name]}"
-    if None in own.rounds:
-        return Claim(claim, f"does not get to {s.target:g} in {s.num_rounds} rounds with every seed", UNDECIDED)
-    reached = None not in other.rounds
-    rounds = np.array([s.reference_rounds if r is None else r for r in other.rounds], float)
-    ratio = f"{'' if reached else 'at most '}{own.mean_rounds / rounds.mean():.2f} times the rounds"
-    uplink = f" and {own.mean_mib / other.mean_mib:.2f} times its uplink" if reached else ""
+def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, name: str) -> Claim:
+    """Judges whether one method needs fewer rounds than another one."""
+    first, other = reached[method], reached[name]
+    claim = f"{LABELS[method]} needs fewer rounds than {LABELS[name]}"
+    if None in first.rounds:
+        return Claim(
+            claim, f"does not get to {settings.target:g} in {settings.num_rounds} rounds with every seed", UNDECIDED
+        )
+    is_reached = None not in other.rounds
+    rounds = np.array([settings.reference_rounds if r is None else r for r in other.rounds], float)
+    ratio = f"{'' if is_reached else 'at most '}{first.mean_rounds / rounds.mean():.2f} times the rounds"
+    uplink = f" and {first.mean_mib / other.mean_mib:.2f} times its uplink" if is_reached else ""
     paper = ""
     if name in PUBLISHED:
         published = [a / b for a, b in zip(PUBLISHED["cp_ntk_fl"], PUBLISHED[name], strict=True)]
         paper = f" (the paper: {published[0]:.2f} and {published[1]:.2f})"
-    return Claim(claim, f"{ratio}{uplink}{paper}", interval(rounds - np.array(own.rounds, float)).above())
+    return Claim(claim, f"{ratio}{uplink}{paper}", interval(rounds - np.array(first.rounds, float)).above())
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -7,19 +7,30 @@ NTK-FL sends out. The rate with lambda_max for lambda is the control, which has 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
 from fedtangent._src.experiments.lab import two_layer
-from fedtangent._src.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.output.files import Metric
+from fedtangent._src.experiments.lab.results import (
+    Outcome,
+    Row,
+    Sheet,
+    assumption_sheet,
+    grouped,
+    metric_rows,
+    table,
+    theorem_details,
+)
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, linear_rate, ntk_theorem_1
+from fedtangent._src.theory.ntk_fl.convergence import linear_rate
 from fedtangent._src.types import Array, PyTree
 
 METHODS = {
@@ -48,143 +59,151 @@ class FollowedDescent(NamedTuple):
     seed: int
     width: int
     factor: float
-    theorem: NtkTheorem
+    theorem: ft.theory.NtkTheorem
     kernel: np.ndarray  # [N, N] at the start
     paths: Descents
 
 
 def run(study: Study) -> Outcome:
     """Follows every seed's descents, and rounds of NTK-FL at the largest width and step."""
-    s, found, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
+    settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
+    steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():
         task = two_layer.of_study(study, seed)
-        own = follow(task, s, seed)
-        start, eta = two_layer.network(task, s.widths[-1], seed), two_layer.step_size(task, s.step_factors[-1])
-        rounds.append(two_layer.several_rounds(task, start, eta, two_layer.times(s.last_time), s.num_rounds, seed))
-        found += own
-        study.keep([
-            Metric(int(t), f"{method} n={f.width} step={f.factor}", seed, "train", "relative_squared_residual",
-                   float(getattr(f.paths, method)[t] / f.paths.network[0]), 0, 0)
-            for f in own for method in METHODS
-            for t in np.unique(np.linspace(0, len(f.paths.network) - 1, 101).round().astype(int))
-        ])  # fmt: skip
-    return conclude(study, found, rounds)
+        start, eta = (
+            two_layer.network(task, settings.widths[-1], seed),
+            two_layer.step_size(task, settings.step_factors[-1]),
+        )
+        of_seed = _follow(task, settings, seed)
+        rounds.append(
+            two_layer.several_rounds(task, start, eta, two_layer.times(settings.last_time), settings.num_rounds, seed)
+        )
+        results += of_seed
+        for f, method in itertools.product(of_seed, METHODS):
+            values = {"relative_squared_residual": getattr(f.paths, method)[steps] / f.paths.network[0]}
+            study.keep(metric_rows(f"{method} n={f.width} step={f.factor}", seed, steps, values))
+    return _conclude(study, results, rounds)
 
 
-def follow(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
+def _follow(task: two_layer.TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
     """Follows every width and step of one seed. Needs 64-bit types."""
-    found = []
-    for width in s.widths:
+    results = []
+    for width in settings.widths:
         start = two_layer.network(task, width, seed)
-        for factor in s.step_factors:
-            eta = two_layer.step_size(task, factor)
-            paths = descents(start.model, start.params, task.x, task.y[:, None], eta, s.last_time, watch=movement)
-            theorem = ntk_theorem_1(task.x, start.residual, TwoLayerStart(width, kernel=start.kernel),
-                                    learning_rate=eta, delta=s.delta,
-                                    radius=float(paths.watched["moved"].max()))  # fmt: skip
-            found.append(FollowedDescent(seed, width, factor, theorem, start.kernel, paths))
-    return found
+        for factor in settings.step_factors:
+            eta, of_kernel = two_layer.step_size(task, factor), ft.theory.TwoLayerStart(width, kernel=start.kernel)
+            paths = descents(
+                start.model, start.params, task.x, task.y[:, None], eta, settings.last_time, watch=movement
+            )
+            theorem = partial(
+                ft.theory.ntk_theorem_1, task.x, start.residual, of_kernel, learning_rate=eta, delta=settings.delta
+            )
+            of_run = theorem(radius=float(paths.watched["moved"].max()))
+            results.append(FollowedDescent(seed, width, factor, of_run, start.kernel, paths))
+    return results
 
 
 def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
-    """Computes R, the largest distance that a neuron has moved."""
+    """Computes R, the largest distance that a neuron has moved.
+
+    Args:
+        start: Weights at the start.
+        weights: Weights after some steps.
+    """
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
-def row(f: FollowedDescent) -> dict[str, Any]:
+def _row(f: FollowedDescent) -> Row:
     """Compares one network's residuals with the theorem's bound, relative to the start."""
-    steps, c = np.arange(len(f.paths.network)), f.theorem.constants
+    steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start
     linear = start * linear_rate(f.kernel, c.learning_rate) ** steps
+    floors = dict.fromkeys(METHODS, 0.0) | {"network": floor}
     return {
         "width": f.width,
         "step_factor": f.factor,
         "seed": f.seed,
         "learning_rate": c.learning_rate,
         "factor_a_step": f.theorem.rate(),
-        **{f"{m}_worst": two_layer.worst(getattr(f.paths, m), bound, floor if m == "network" else 0.0)
-           for m in METHODS},
-        "linear_under_its_own_rate": two_layer.worst(f.paths.linear, linear, floor),
-        "tangent_first_broken": two_layer.first_above(f.paths.tangent, bound, 0.0),
+        **{f"{m}_worst": worst(getattr(f.paths, m), bound, floors[m]) for m in METHODS},
+        "linear_under_its_own_rate": worst(np.asarray(f.paths.linear), linear, floor),
+        "tangent_first_broken": two_layer.first_above(np.asarray(f.paths.tangent), bound, 0.0),
         "tangent_end": float(f.paths.tangent[-1] / start),
         "bound_end": float(bound[-1] / start),
-        "control_worst": two_layer.worst(f.paths.network, f.theorem.residual_bound(steps, c.lambda_max), floor),
+        "control_worst": worst(np.asarray(f.paths.network), f.theorem.residual_bound(steps, c.lambda_max), floor),
         "moved": f.theorem.radius,
         "failing": list(f.theorem.failing),
-    }  # fmt: skip
+    }
 
 
-def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> Outcome:
+def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> Outcome:
     """Builds tables, figure and verdicts."""
-    s, rows, last = study.settings, [row(f) for f in found], found[-1]
-    failed: tuple[str, ...] = () if all(np.all(np.isfinite(f.paths.network)) for f in found) else ("networks diverged",)
+    settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
+    is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)
+    failed: tuple[str, ...] = () if is_finite else ("networks diverged",)
     if any(r["linear_under_its_own_rate"] > 1 + 1e-6 for r in rows):
         failed += ("the linearised network is above its own exact rate",)
-    _draw(study, found)
+    _draw(study, results)
     title = f"assumptions, n = {last.width}, step {last.factor:g}, measured on the first seed"
-    sheet = assumption_sheet([f.theorem for f in found if (f.width, f.factor) == (last.width, last.factor)], title)
-    end = (
-        f"{rows[-1]['tangent_end']:.2g} of the start at the last step, where the bound says {rows[-1]['bound_end']:.2g}"
-    )
+    sheet = assumption_sheet([f.theorem for f in results if (f.width, f.factor) == (last.width, last.factor)], title)
+    end, bound = f"{rows[-1]['tangent_end']:.2g}", f"{rows[-1]['bound_end']:.2g}"
     remarks = (
-        f"the proof follows gradient descent; NTK-FL's own weights keep the linearisation's error, here {end}",
+        "the proof follows gradient descent; NTK-FL's own weights keep the linearisation's error, here "
+        f"{end} of the start at the last step, where the bound says {bound}",
         "lambda of rounds after the first: of that round's own kernel H, as trained neurons are no longer Gaussian",
+        *two_layer.remarks(last.theorem.constants),
     )
-    return Outcome(
-        (_sheet(study, rows), _round_sheet(s, rounds), sheet), rows,
-        details={"rounds": rounds, **theorem_details([f.theorem for f in found])},
-        remarks=(*remarks, *two_layer.remarks(last.theorem.constants)), failed=failed,
-        verdicts=two_layer.verdicts("NTK-FL Theorem 1", rows, "width", "step_factor", worst="network_worst"),
-    )  # fmt: skip
+    details = {"rounds": rounds, **theorem_details([f.theorem for f in results])}
+    verdicts = two_layer.verdicts("NTK-FL Theorem 1", rows, "width", "step_factor", worst="network_worst")
+    sheets = (_sheet(study, rows), _round_sheet(settings, rounds), sheet)
+    return Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
 
 
-def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
-    shown = [
-        {**own[0], **{m: max(r[f"{m}_worst"] for r in own) for m in METHODS}, "runs": len(own),
-         "broken": min((r["tangent_first_broken"] for r in own if r["tangent_first_broken"]), default=None),
-         "kept": sum(r["tangent_worst"] <= 1 for r in own)}
-        for own in grouped(rows, "width", "step_factor").values()
-    ]  # fmt: skip
-    s, over = study.settings, "largest squared residual / bound over t = 1 .."
-    title = f"Theorem 1 on {study.dataset}: {over} {s.last_time}, N = {s.num_examples} on {s.num_clients} clients"
-    return table(title, shown, {
-        "": "n = {width}, step {step_factor:g}", "factor a step": "{factor_a_step:.6f}", "descent": "{network:.3g}",
-        "linearised": "{linear:.3g}", "NTK-FL": "{tangent:.3g}", "broken at t": "{broken:d}",
-        "NTK-FL holds": "{kept} of {runs}",
-    })  # fmt: skip
+def _sheet(study: Study, rows: list[Row]) -> Sheet:
+    entries, settings = [], study.settings
+    for group in grouped(rows, "width", "step_factor").values():
+        broken = [r["tangent_first_broken"] for r in group if r["tangent_first_broken"]]
+        holding = sum(r["tangent_worst"] <= 1 for r in group)
+        entry = {**group[0], "runs": len(group), "broken": min(broken, default=None), "holding": holding}
+        entries.append(entry | {m: max(r[f"{m}_worst"] for r in group) for m in METHODS})
+    title = f"Theorem 1 on {study.dataset}: largest squared residual / bound over t = 1 .. {settings.last_time}, N = "
+    columns = ": n = {width}, step {step_factor:g} | factor a step: {factor_a_step:.6f} | descent: {network:.3g} | "
+    columns += "linearised: {linear:.3g} | NTK-FL: {tangent:.3g} | broken at t: {broken:d} | "
+    columns += "NTK-FL holds: {holding} of {runs}"
+    return table(f"{title}{settings.num_examples} on {settings.num_clients} clients", entries, columns)
 
 
-def _round_sheet(s: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -> Sheet:
-    first, shown = rounds[0], []
-    for k in range(s.num_rounds):
-        ratio = [r.after[k] / r.before[k] / r.bound[k] for r in rounds]
-        shown.append({"k": k, "time": first.time[k], "factor": first.after[k] / first.before[k],
-                      "bound": first.bound[k], "least": first.lambda_min[k], "worst": max(ratio),
-                      "kept": sum(r <= 1 for r in ratio), "runs": len(ratio)})  # fmt: skip
-    title = f"rounds of NTK-FL, n = {s.widths[-1]}, step {s.step_factors[-1]:g}, t(k) by the training loss (11a)"
-    return table(title, shown, {
-        "round": "{k}", "t(k)": "{time}", "measured factor": "{factor:.3g}", "bound": "{bound:.3g}",
-        "lambda_min(H)": "{least:.3g}", "worst ratio": "{worst:.3g}", "holds": "{kept} of {runs}",
-    })  # fmt: skip
+def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -> Sheet:
+    first, entries = rounds[0], []
+    for k in range(settings.num_rounds):
+        ratios = [r.after[k] / r.before[k] / r.bound[k] for r in rounds]
+        entry = {"k": k, "time": first.time[k], "factor": first.after[k] / first.before[k], "bound": first.bound[k]}
+        counts = {"worst": max(ratios), "holding": sum(r <= 1 for r in ratios), "runs": len(ratios)}
+        entries.append({**entry, "least": first.lambda_min[k], **counts})
+    columns = "round: {k} | t(k): {time} | measured factor: {factor:.3g} | bound: {bound:.3g} | "
+    columns += "lambda_min(H): {least:.3g} | worst ratio: {worst:.3g} | holds: {holding} of {runs}"
+    title = (
+        f"rounds of NTK-FL, n = {settings.widths[-1]}, step {settings.step_factors[-1]:g}, t(k) by the training loss "
+        "(11a)"
+    )
+    return table(title, entries, columns)
 
 
-def _draw(study: Study, found: list[FollowedDescent]) -> None:
+def _draw(study: Study, results: list[FollowedDescent]) -> None:
     """Draws the first seed's squared residuals at the largest step, under the bound, a panel for each width."""
-    s, panels = study.settings, []
-    for f in (f for f in found if (f.seed, f.factor) == (found[0].seed, s.step_factors[-1])):
-        steps, start = np.arange(s.last_time + 1), f.theorem.constants.residual**2
-        panels.append(BoundedPanel(
-            f"width {f.width}, {f.factor:g} of the largest stable step", steps,
-            {label: getattr(f.paths, m) / start for m, label in METHODS.items()},
-            {"Theorem 1": f.theorem.residual_bound(steps) / start},
-            {"control: lambda_max for lambda": f.theorem.residual_bound(steps, f.theorem.constants.lambda_max) / start},
-        ))  # fmt: skip
-    bounded(panels, f"Theorem 1 of NTK-FL on {study.dataset}, N = {s.num_examples}",
-            ("gradient steps t", "squared residual / initial"), None, study.figures.path("theorem1"))  # fmt: skip
+    settings, panels, steps = study.settings, [], np.arange(study.settings.last_time + 1)
+    for f in (f for f in results if (f.seed, f.factor) == (results[0].seed, settings.step_factors[-1])):
+        start, bound = f.theorem.constants.residual**2, f.theorem.residual_bound
+        measured = {label: getattr(f.paths, m) / start for m, label in METHODS.items()}
+        wrong = {"control: lambda_max for lambda": bound(steps, f.theorem.constants.lambda_max) / start}
+        title = f"width {f.width}, {f.factor:g} of the largest stable step"
+        panels.append(BoundedPanel(title, steps, measured, {"Theorem 1": bound(steps) / start}, wrong))
+    title, names = f"Theorem 1 of NTK-FL on {study.dataset}, N = {settings.num_examples}", "squared residual / initial"
+    bounded(panels, title, ("gradient steps t", names), None, study.figures.path("theorem1"))
 
 
-DEFAULT = EvolutionDecaySettings(num_examples=80, num_clients=8, num_rounds=5)
-PAPER = EvolutionDecaySettings(num_examples=200, num_clients=20, widths=(256, 1024, 4096), last_time=4000, num_rounds=5)
+DEFAULT = with_changes(EvolutionDecaySettings(), "num_examples=80 num_clients=8 num_rounds=5")
+PAPER = with_changes(DEFAULT, "num_examples=200 num_clients=20 widths=256,1024,4096 last_time=4000")
 SCALES = dict.fromkeys(two_layer.DATASETS, by_scale(EvolutionDecaySettings(), DEFAULT, PAPER))
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)

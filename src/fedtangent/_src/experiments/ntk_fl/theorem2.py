@@ -8,22 +8,28 @@ it. The rate with lambda_max for lambda is the control, which has to be broken.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.engine import Evaluation
-from fedtangent._src.engine.run import predict, simulate
+import fedtangent as ft
+from fedtangent._src.engine.run import predict
 from fedtangent._src.experiments.lab import two_layer
-from fedtangent._src.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
-from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.local import Work
-from fedtangent._src.output.files import Metric
+from fedtangent._src.experiments.lab.results import (
+    Outcome,
+    Row,
+    Sheet,
+    assumption_sheet,
+    grouped,
+    metric_rows,
+    table,
+    theorem_details,
+)
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, ntk_theorem_2
 from fedtangent._src.types import Algorithm, PyTree
 
 MEANS = ("late_decay_over_bound", "end", "ntk_fl_one_round", "ratio_of_rates")  # of these the table has means
@@ -56,7 +62,7 @@ class FollowedRounds(NamedTuple):
     seed: int
     width: int
     factor: float
-    theorem: NtkTheorem
+    theorem: ft.theory.NtkTheorem
     rounds: np.ndarray  # [E], evaluated
     squared: np.ndarray  # [E] squared residuals of FedAvg
     ntk_time: int
@@ -66,36 +72,35 @@ class FollowedRounds(NamedTuple):
 
 def run(study: Study) -> Outcome:
     """Follows FedAvg on every seed, and one round of NTK-FL."""
-    found = list[FollowedRounds]()
+    results = list[FollowedRounds]()
     for seed in study.each_seed():
-        own = follow(two_layer.of_study(study, seed), study.settings, seed)
-        found += own
-        study.keep([
-            Metric(int(k), f"fed_avg n={f.width} step={f.factor} tau={f.theorem.constants.local_steps}", seed, "train",
-                   "relative_squared_residual", float(v / f.squared[0]),
-                   *(2 * (f.uplink_bytes * int(k) // int(f.rounds[-1]),)))
-            for f in own for k, v in zip(f.rounds, f.squared, strict=True)
-        ])  # fmt: skip
-    return conclude(study, found)
+        for f in _follow(two_layer.of_study(study, seed), study.settings, seed):
+            results.append(f)
+            name = f"fed_avg n={f.width} step={f.factor} tau={f.theorem.constants.local_steps}"
+            values = {"relative_squared_residual": f.squared / f.squared[0]}
+            rows = metric_rows(name, seed, f.rounds, values)
+            sent = [f.uplink_bytes * row.round // int(f.rounds[-1]) for row in rows]
+            study.keep([row._replace(uplink_bytes=b, downlink_bytes=b) for row, b in zip(rows, sent, strict=True)])
+    return conclude(study, results)
 
 
-def follow(task: two_layer.TwoLayerProblem, s: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
+def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
     """Follows every width, step and number of local steps of one seed. Needs 64-bit types."""
-    found = []
-    for width in s.widths:
+    results = []
+    for width in settings.widths:
         start = two_layer.network(task, width, seed)
-        for factor in s.step_factors:
-            eta = two_layer.step_size(task, factor)
-            evolved = two_layer.several_rounds(task, start, eta, two_layer.times(s.ntk_time), 1, seed)
-            for steps in s.local_steps:
-                theorem = ntk_theorem_2(
-                    task.x, start.residual, task.partition, TwoLayerStart(width, kernel=start.kernel),
-                    learning_rate=eta, local_steps=steps, delta=s.delta,
-                )  # fmt: skip
-                followed = fed_avg_residuals(task, start, eta, steps, s.num_rounds, seed)
+        for factor in settings.step_factors:
+            eta, of_kernel = two_layer.step_size(task, factor), ft.theory.TwoLayerStart(width, kernel=start.kernel)
+            evolved = two_layer.several_rounds(task, start, eta, two_layer.times(settings.ntk_time), 1, seed)
+            theorem = partial(
+                ft.theory.ntk_theorem_2, task.x, start.residual, task.partition, of_kernel, learning_rate=eta
+            )
+            for steps in settings.local_steps:
+                of_run = theorem(local_steps=steps, delta=settings.delta)
+                rounds, squared, uplink = fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
                 ntk = evolved.time[0], evolved.after[0]
-                found.append(FollowedRounds(seed, width, factor, theorem, *followed[:2], *ntk, followed[2]))
-    return found
+                results.append(FollowedRounds(seed, width, factor, of_run, rounds, squared, *ntk, uplink))
+    return results
 
 
 def fed_avg_residuals(
@@ -110,27 +115,33 @@ def fed_avg_residuals(
 
     The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
 
+    Args:
+        task: The examples and clients.
+        start: The network at its start.
+        learning_rate: The theorem's eta.
+        local_steps: Number tau of local steps.
+        num_rounds: Number of rounds.
+        seed: Seed of the run.
+
     Returns:
         Evaluated rounds [E], squared residuals [E] and uplink bytes.
     """
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
-    plan, work = schedule.all_clients(clients), Work(steps=local_steps, batch_size=None)
-    algorithm = algorithms.fed_avg(start.model, plan, client_learning_rate=learning_rate / clients, work=work)
+    schedule, work = ft.schedules.all_clients(clients), ft.Work(steps=local_steps, batch_size=None)
+    algorithm = ft.fed_avg(start.model, schedule, client_learning_rate=learning_rate / clients, work=work)
     outputs = jax.jit(lambda state: predict(algorithm, state, x).mean[:, 0])
 
     def look(_: Algorithm, state: PyTree) -> dict[str, float]:
         return {"squared": float(np.sum((np.asarray(outputs(state)) - task.y) ** 2))}
 
-    every, held = max(num_rounds // EVALUATIONS, 1), task.federated()
-    run = simulate(
-        algorithm, held, num_rounds=num_rounds, seed=seed, start=start.key, evaluation=Evaluation(every, look)
-    )
-    seen = run.history.evaluations
-    squared = np.array([e.metrics["squared"] for e in seen])
-    return np.array([e.round for e in seen]), squared, seen[-1].uplink_bytes
+    evaluation = ft.Evaluation(max(num_rounds // EVALUATIONS, 1), look)
+    run = partial(ft.simulate, algorithm, task.federated(), num_rounds=num_rounds, seed=seed)
+    evaluations = run(start=start.key, evaluation=evaluation).history.evaluations
+    squared = np.array([e.metrics["squared"] for e in evaluations])
+    return np.array([e.round for e in evaluations]), squared, evaluations[-1].uplink_bytes
 
 
-def row(f: FollowedRounds) -> dict[str, Any]:
+def _row(f: FollowedRounds) -> Row:
     """Compares one run's residuals with the theorem's bound, and with NTK-FL as in Remark 2."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
@@ -158,55 +169,62 @@ def row(f: FollowedRounds) -> dict[str, Any]:
     }
 
 
-def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
-    """Builds tables, figure and verdicts."""
-    rows, last = [row(f) for f in found], found[-1]
-    failed = () if all(np.all(np.isfinite(f.squared)) for f in found) else ("networks diverged",)
-    _draw(study, found)
+def conclude(study: Study, results: list[FollowedRounds]) -> Outcome:
+    """Builds tables, figure and verdicts.
+
+    Args:
+        study: The study.
+        results: Networks of all seeds, widths, steps and numbers of local steps.
+    """
+    rows, last = [_row(f) for f in results], results[-1]
+    failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
+    _draw(study, results)
     at = f"n = {last.width}, step {last.factor:g}, tau = {last.theorem.constants.local_steps}"
-    sheet = assumption_sheet([last.theorem], f"assumptions, {at}")
-    return Outcome(
-        (_sheet(study, rows), sheet), rows, details=theorem_details([f.theorem for f in found]),
-        remarks=(*REMARKS, *two_layer.remarks(last.theorem.constants)), failed=failed,
-        verdicts=two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps"),
-    )  # fmt: skip
+    sheets = (_sheet(study, rows), assumption_sheet([last.theorem], f"assumptions, {at}"))
+    details = theorem_details([f.theorem for f in results])
+    remarks = (*REMARKS, *two_layer.remarks(last.theorem.constants))
+    verdicts = two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps")
+    return Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
 
 
-def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
-    s, shown = study.settings, []
-    for own in grouped(rows, "width", "step_factor", "local_steps").values():
-        needed = [r["rounds_to_ntk_fl"] for r in own]
-        means = {m: np.mean([r[m] for r in own]) for m in MEANS}
-        shown.append({**own[0], **means, "worst": max(r["worst"] for r in own),
-                      "needed": f"> {s.num_rounds}" if None in needed else max(needed)})  # fmt: skip
-    over = f"largest squared residual / bound over {s.num_rounds} rounds of FedAvg"
-    title = f"Theorem 2 on {study.dataset}: {over}, N = {s.num_examples}, M = {s.num_clients}"
-    return table(title, shown, {
-        "": "n = {width}, step {step_factor:g}, tau = {local_steps}", "factor a round": "{factor_a_round:.6f}",
-        "worst": "{worst:.3g}", "late decay": "{late_decay_over_bound:.2f}", "FedAvg's end": "{end:.2g}",
-        "NTK-FL, 1 round": "{ntk_fl_one_round:.2g}", "rounds to that": "{needed}", "Remark 2": "{ratio_of_rates:.0f}",
-    })  # fmt: skip
+def _sheet(study: Study, rows: list[Row]) -> Sheet:
+    settings, entries = study.settings, []
+    for group in grouped(rows, "width", "step_factor", "local_steps").values():
+        rounds, largest = [r["rounds_to_ntk_fl"] for r in group], max(r["worst"] for r in group)
+        needed = f"> {settings.num_rounds}" if None in rounds else max(rounds)
+        means = {m: np.mean([r[m] for r in group]) for m in MEANS}
+        entries.append({**group[0], **means, "worst": largest, "needed": needed})
+    columns = ": n = {width}, step {step_factor:g}, tau = {local_steps} | factor a round: {factor_a_round:.6f} | "
+    columns += "worst: {worst:.3g} | late decay: {late_decay_over_bound:.2f} | FedAvg's end: {end:.2g} | "
+    columns += "NTK-FL, 1 round: {ntk_fl_one_round:.2g} | rounds to that: {needed} | Remark 2: {ratio_of_rates:.0f}"
+    title = (
+        f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of "
+        "FedAvg, N = "
+    )
+    return table(f"{title}{settings.num_examples}, M = {settings.num_clients}", entries, columns)
 
 
-def _draw(study: Study, found: list[FollowedRounds]) -> None:
+def _draw(study: Study, results: list[FollowedRounds]) -> None:
     """Draws the first seed at the largest width and step under the bound, a panel for each number of local steps."""
-    s, panels, rounds = study.settings, [], found[0].rounds
-    for f in (f for f in found if f[:3] == (found[0].seed, s.widths[-1], s.step_factors[-1])):
-        c, start = f.theorem.constants, f.squared[0]
-        panels.append(BoundedPanel(
-            f"tau = {c.local_steps} local steps", rounds,
-            {"FedAvg": f.squared / start, f"one round of NTK-FL, t = {f.ntk_time}": 0 * rounds + f.ntk / start},
-            {"Theorem 2": f.theorem.residual_bound(rounds) / start},
-            {"control: lambda_max for lambda": f.theorem.residual_bound(rounds, c.lambda_max) / start},
-        ))  # fmt: skip
-    title = f"Theorem 2 of NTK-FL on {study.dataset}, width {s.widths[-1]}, {s.step_factors[-1]:g} of the largest step"
+    settings, panels, rounds = study.settings, [], results[0].rounds
+    for f in (f for f in results if f[:3] == (results[0].seed, settings.widths[-1], settings.step_factors[-1])):
+        c, start, bound = f.theorem.constants, f.squared[0], f.theorem.residual_bound
+        ntk = 0 * rounds + f.ntk / start
+        measured = {"FedAvg": f.squared / start, f"one round of NTK-FL, t = {f.ntk_time}": ntk}
+        wrong = {"control: lambda_max for lambda": bound(rounds, c.lambda_max) / start}
+        title = f"tau = {c.local_steps} local steps"
+        panels.append(BoundedPanel(title, rounds, measured, {"Theorem 2": bound(rounds) / start}, wrong))
+    title = (
+        f"Theorem 2 of NTK-FL on {study.dataset}, width {settings.widths[-1]}, {settings.step_factors[-1]:g} of the "
+        "largest step"
+    )
     bounded(panels, title, ("round", "squared residual / initial"), None, study.figures.path("theorem2"))
 
 
-DEFAULT = AveragingDecaySettings(num_examples=80, num_clients=8, local_steps=(1, 5, 20), num_rounds=400)
-PAPER = AveragingDecaySettings(
-    num_examples=200, num_clients=20, widths=(256, 1024, 4096), local_steps=(1, 5, 20, 50), num_rounds=1000,
-    ntk_time=2000,
-)  # fmt: skip
+DEFAULT = with_changes(AveragingDecaySettings(), "num_examples=80 num_clients=8 local_steps=1,5,20 num_rounds=400")
+PAPER = with_changes(
+    DEFAULT,
+    "num_examples=200 num_clients=20 widths=256,1024,4096 local_steps=1,5,20,50 num_rounds=1000 ntk_time=2000",
+)
 SCALES = dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER))
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)

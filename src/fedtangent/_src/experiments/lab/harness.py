@@ -1,6 +1,6 @@
-"""Runs of several methods, with every rate of a grid, on several seeds.
+"""The harness of all papers' comparisons: methods x settings x seeds, with rates by validation.
 
-Each run is computed once and kept on disk; rates are chosen on validation examples.
+Each run is computed once and kept on disk, where it is found again after a kill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,14 +20,19 @@ from fedtangent._src.data import files
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine.sweeps import single_device_engine
 from fedtangent._src.engine.trials import TrialProgram, run_trial, trial_program
-from fedtangent._src.experiments.lab.runner import Clock, Study
+from fedtangent._src.experiments.lab.runner import AnySettings, Study
 from fedtangent._src.experiments.lab.trials import PARTS, Trial, fingerprint
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.files import Metric
 from fedtangent._src.storage import sha256, write_atomically
-from fedtangent._src.types import Algorithm, Array, FederatedData, PyTree
+from fedtangent._src.types import Algorithm, Array, ArrayLike, FederatedData, PyTree
 
-EvaluationSets = dict[str, Any]  # by split an EvaluationSet, or FederatedData if clients have own examples to test on
+EvaluationSets = dict[str, Any]
+"""By split an ``EvaluationSet``, or ``FederatedData`` if clients are tested on examples of their own."""
+Steps = Any
+"""A number of steps in a round, which may be traced."""
+Measure = Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]]
+"""Computes metrics ``"split.score"`` of an algorithm's state on the evaluation sets."""
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "accuracy": uncertainty.accuracy,
     "nll": uncertainty.negative_log_likelihood,
@@ -36,13 +41,26 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+@runtime_checkable
+class BuildAlgorithm(Protocol):
+    """Builds a method's algorithm from its hyper-parameters."""
+
+    def __call__(self, steps: Steps, rate: float | Array) -> Algorithm:
+        """Builds the algorithm.
+
+        Args:
+            steps: Steps in a round, of each client or of the server; may be traced.
+            rate: Learning rate; may be traced.
+        """
+
+
 class Method(NamedTuple):
     """A method on one seed's data: the function that builds its algorithm, and the grids of its hyper-parameters."""
 
     label: str
     rates: tuple[float, ...]
     steps: tuple[int, ...]  # steps in a round, of each client or of the server; (0,) where there is no such choice
-    build: Callable[..., Algorithm]  # (steps, rate) -> algorithm; both may be traced
+    build: BuildAlgorithm
     data: FederatedData  # the trial's, in the form that this method trains on
     splits: EvaluationSets  # what it is evaluated on
     pool_size: int = 0  # the most examples that the server of NTK-FL pools
@@ -80,17 +98,27 @@ class Record(NamedTuple):
         return self.metrics["test.accuracy"].astype(np.float64)
 
 
-TIMED = 1, 3  # rounds of the two runs whose difference in time gives the time of a round
 Runs = dict[str, list[Record]]  # by method, one for each seed
 
 
 def finite_accuracy(members: Array, labels: Array) -> Array:
-    """Computes the accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite."""
+    """Computes the accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite.
+
+    Args:
+        members: Outputs of the models, [K, n, C].
+        labels: Labels, [n].
+    """
     return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
 
 
 def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
+    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split.
+
+    Args:
+        algorithm: The algorithm.
+        state: Its state.
+        splits: Inputs and labels of each split.
+    """
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
         for name, (x, labels) in splits.items()
@@ -98,32 +126,38 @@ def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 
 def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes SCORES and the members' mean accuracy on every split, and the bins of the test reliability diagram."""
-    found: dict[str, Array] = {}
+    """Computes SCORES and the members' mean accuracy on every split, and the bins of the test reliability diagram.
+
+    Args:
+        algorithm: The algorithm.
+        state: Its state.
+        splits: Inputs and labels of each split.
+    """
+    metrics: dict[str, Array] = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
-        found |= {f"{name}.{score}": function(members, labels) for score, function in SCORES.items()}
+        metrics |= {f"{name}.{score}": function(members, labels) for score, function in SCORES.items()}
         correct = members.argmax(axis=-1) == labels[None]
-        found[f"{name}.accuracy_of_members"] = jnp.mean(correct.astype(members.dtype))
+        metrics[f"{name}.accuracy_of_members"] = jnp.mean(correct.astype(members.dtype))
         if name == "test":
-            found |= {f"bins.{part}": v for part, v in uncertainty.reliability(members, labels)._asdict().items()}
-    return found
+            metrics |= {f"bins.{part}": v for part, v in uncertainty.reliability(members, labels)._asdict().items()}
+    return metrics
 
 
 @dataclass
 class Bench:
-    """Runs of a comparison: their data, methods and compiled programs; holds one seed's data at a time."""
+    """All runs of a comparison: their data, methods and compiled programs; holds one seed's data at a time."""
 
     study: Study
     trial: Callable[[int], Trial]
     methods_of: Callable[[Trial], dict[str, Method]]
-    depends_on: Mapping[str, Any]  # the settings that a run depends on besides its data and configuration
-    measure: Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]] = accuracies
+    depends_on: Mapping[str, object]  # the settings that a run depends on besides its data and configuration
+    measure: Measure = accuracies
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # size of the largest client of any seed; 0: each seed's own, rounded up
     judged_by: str = "validation.accuracy"  # the metric by which rates are chosen, the larger the better
     called: str = ""  # added to a run's name in the metrics, where its configuration does not tell it from others
-    compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
+    compiled: dict[tuple[object, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 
     def methods(self, seed: int) -> dict[str, Method]:
@@ -132,6 +166,11 @@ class Bench:
             trial = self.trial(seed)
             self.current = (seed, fingerprint(trial), self.methods_of(trial))
         return self.current[2]
+
+
+def decisive(settings: AnySettings, names: str) -> dict[str, object]:
+    """Returns the settings of these names, which spaces separate, for ``Bench.depends_on``."""
+    return {name: getattr(settings, name) for name in names.split()}
 
 
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
@@ -146,52 +185,17 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
         seed: Seed of the run.
         num_rounds: Number of rounds.
     """
-    method = bench.methods(seed)[config.method]
-    if bench.study.clock is not None:
-        return _time(bench, bench.study.clock, method, config, seed, num_rounds)
+    method, time_left = bench.methods(seed)[config.method], bench.study.time_left
     path = bench.study.figures.folder.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
     record = _read(bench.study, path, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
         _write(path, record)
+        time_left.finish(num_rounds, record.seconds)
+    else:
+        time_left.planned -= num_rounds
     bench.study.keep(_metrics(", ".join(filter(None, (str(config), bench.called))), seed, record))
     return record
-
-
-def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
-    """Adds the expected time of a run to ``clock``; returns a record that repeats a short run's last evaluation.
-
-    A round is assumed to take a fixed time plus a time for each training example. If all of many clients take part, it
-    is therefore timed with the examples of one client and of three, and extrapolated. All rates, and clients of any
-    classes, are assumed to need the same time.
-    """
-    depends_on = {name: value for name, value in bench.depends_on.items() if name != "classes"}
-    key = config.method, config.steps, json.dumps(depends_on, sort_keys=True)
-    if (known := clock.by_run.get(key)) is None:
-        algorithm = method.build(config.steps, config.rate)
-        sizes = np.diff(np.asarray(method.data.offsets))
-        shares = (1, 3) if algorithm.schedule.num_slots >= len(sizes) > 6 else (len(sizes),)
-        seconds = []
-        for number in shares:
-            timed = method._replace(data=_only(method.data, number), bound_to_seed=False)
-            _compute(bench, timed, config, seed, TIMED[0])  # compiles
-            short, record = (_compute(bench, timed, config, seed, rounds) for rounds in TIMED)
-            seconds.append(max(record.seconds - short.seconds, 0.0) / (TIMED[1] - TIMED[0]))
-        counts = [int(sizes[:number].sum()) for number in shares]
-        more = (seconds[-1] - seconds[0]) / max(counts[-1] - counts[0], 1) * (int(sizes.sum()) - counts[-1])
-        known = clock.by_run[key] = seconds[-1] + max(more, 0.0), record
-    per_round, record = known
-    clock.seconds += per_round * num_rounds
-    rounds = np.unique([*range(0, num_rounds, bench.every), num_rounds])
-    metrics = {name: np.repeat(v[-1:], len(rounds), axis=0) for name, v in record.metrics.items()}
-    sent = np.outer(rounds, record.sent[-1] // TIMED[1])
-    return Record(rounds, metrics, sent, np.zeros(num_rounds, np.int32), per_round * num_rounds)
-
-
-def _only(data: FederatedData, number: int) -> FederatedData:
-    """Returns the data with examples of the first ``number`` clients only, in arrays of the same shapes."""
-    offsets = jnp.minimum(data.offsets, data.offsets[number])
-    return data._replace(offsets=offsets)
 
 
 def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
@@ -201,23 +205,24 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
     engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
     key = (config.method, largest, method.pool_size, seed if method.bound_to_seed else None)
     if key not in bench.compiled:
-        numbers: dict[str, Any] = {"steps": config.steps, "rate": config.rate}
+        numbers = {"steps": config.steps, "rate": config.rate}
         bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)
-    traced = {"steps": np.int32(config.steps), "rate": config.rate}
+    traced: dict[str, ArrayLike] = {"steps": np.int32(config.steps), "rate": config.rate}
     history = run_trial(bench.compiled[key], seed, traced, method.data, method.splits, num_rounds, bench.every).history
-    seen = history.evaluations
-    metrics = {name: np.stack([np.asarray(e.metrics[name]) for e in seen]) for name in seen[0].metrics}
-    sent = np.array([(e.uplink_bytes, e.downlink_bytes) for e in seen], np.int64)
+    evaluations = history.evaluations
+    names = evaluations[0].metrics
+    metrics = {name: np.stack([np.asarray(e.metrics[name]) for e in evaluations]) for name in names}
+    sent = np.array([(e.uplink_bytes, e.downlink_bytes) for e in evaluations], np.int64)
     status = np.asarray(history.rounds.get("status", np.zeros(num_rounds))).reshape(num_rounds, -1).max(axis=1)
-    rounds = np.array([e.round for e in seen])
+    rounds = np.array([e.round for e in evaluations])
     return Record(rounds, metrics, sent, status.astype(np.int32), time.perf_counter() - start)
 
 
 def _digest(bench: Bench, config: Config) -> str:
     """Computes a digest of all that a run depends on, which is part of its file's name."""
     assert bench.current is not None
-    of = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
-    text = json.dumps([bench.current[0], bench.current[1], *config, of], sort_keys=True)
+    settings = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
+    text = json.dumps([bench.current[0], bench.current[1], *config, settings], sort_keys=True)
     return sha256(text)[:16]
 
 
@@ -229,26 +234,26 @@ def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
     if not path.exists():
         return None
     try:
-        found = files.arrays("finished run", path)
-        if found.pop("sha256", np.empty(0)).tolist() != _sum(found):
+        arrays = files.arrays("finished run", path)
+        if arrays.pop("sha256", np.empty(0)).tolist() != _sum(arrays):
             raise ValueError(f"finished run: {path} is not as it was written")
     except ValueError as error:
         study.say(f"{error}; it is computed again")
         return None
-    ends = int(np.searchsorted(found["rounds"], num_rounds)) + 1
-    if ends > len(found["rounds"]) or found["rounds"][ends - 1] != num_rounds:
+    ends = int(np.searchsorted(arrays["rounds"], num_rounds)) + 1
+    if ends > len(arrays["rounds"]) or arrays["rounds"][ends - 1] != num_rounds:
         return None
-    metrics = {name: values[:ends] for name, values in found.items() if "." in name}
-    status, seconds = found["status"][:num_rounds], float(found["seconds"])
-    return Record(found["rounds"][:ends], metrics, found["sent"][:ends], status, seconds)
+    metrics = {name: values[:ends] for name, values in arrays.items() if "." in name}
+    status, seconds = arrays["status"][:num_rounds], float(arrays["seconds"])
+    return Record(arrays["rounds"][:ends], metrics, arrays["sent"][:ends], status, seconds)
 
 
 def _write(path: Path, record: Record) -> None:
     """Writes a finished run with its checksum; a kill or a power failure leaves the complete file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content, parts = io.BytesIO(), record._asdict()
-    held = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
-    np.savez(content, sha256=np.array(_sum(held)), **held)  # type: ignore[arg-type]
+    arrays = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
+    np.savez(content, sha256=np.array(_sum(arrays)), **arrays)  # type: ignore[arg-type]
     write_atomically(path, content.getvalue(), durable=True)
 
 
@@ -262,10 +267,12 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
     """Builds rows of metrics.csv from every scalar metric of every evaluation; ``called`` is the run's name."""
     names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
-        Metric(int(r), called, seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
-               *map(int, record.sent[e]))
-        for split, score in sorted(names, key=lambda name: PARTS.index(name[0])) for e, r in enumerate(record.rounds)
-    ]  # fmt: skip
+        Metric(int(round_), called, seed, split, score, float(value), int(up), int(down))
+        for split, score in sorted(names, key=lambda name: PARTS.index(name[0]))
+        for round_, value, (up, down) in zip(
+            record.rounds, record.metrics[f"{split}.{score}"], record.sent, strict=True
+        )
+    ]
 
 
 class Tuned(NamedTuple):
@@ -278,7 +285,12 @@ class Tuned(NamedTuple):
 
 
 def choose(method: Method, scores: dict[Config, float]) -> Tuned:
-    """Selects the configuration with the best of ``scores``; one that is not finite only if all are not."""
+    """Selects the configuration with the best of ``scores``; one that is not finite only if all are not.
+
+    Args:
+        method: The method, with its grids.
+        scores: Score of each configuration.
+    """
     best = max(scores, key=lambda c: scores[c] if np.isfinite(scores[c]) else -np.inf)
     tried = {"rate": method.rates, "steps": method.steps}
     edge = tuple(n for n, values in tried.items() if len(values) > 1 and getattr(best, n) in (min(values), max(values)))
@@ -306,32 +318,79 @@ def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
     method, start = bench.methods(seed)[name], time.perf_counter()
     grid: dict[Config, float] = {}
     for config in (Config(name, rate, steps) for steps in method.steps for rate in method.rates):
-        seen = play(bench, config, seed, num_rounds).metrics[bench.judged_by]
-        grid[config] = float(seen[-max(1, num_rounds // 4) :].mean(dtype=np.float64))
-    found = choose(method, grid)
+        scores = play(bench, config, seed, num_rounds).metrics[bench.judged_by]
+        grid[config] = float(scores[-max(1, num_rounds // 4) :].mean(dtype=np.float64))
+    tuned = choose(method, grid)
     bench.study.say(
-        f"{method.label}: {found.config} of {len(grid)}, {bench.judged_by} {found.score:.3g}, "
-        f"{time.perf_counter() - start:.0f} s"
+        f"{method.label}: {tuned.config} of {len(grid)}, {bench.judged_by} {tuned.score:.3g}, "
+        f"{time.perf_counter() - start:.0f} s; {bench.study.time_left}"
     )
-    return found
+    return tuned
 
 
-def repeat(bench: Bench, configs: dict[str, Config], num_rounds: dict[str, int]) -> Runs:
-    """Plays every method with every seed: ``{method: records}``.
+def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[str, int] = {}) -> None:
+    """Announces the cells of benches like this one to the study, which then knows the time left.
+
+    Args:
+        bench: One of the benches; settings name its seeds and rounds.
+        tunings: Number of benches for ``tune_all``.
+        repetitions: Number of benches for ``repeat_all``.
+        rounds: Rounds of a repetition by method, if not ``num_rounds`` of the settings.
+    """
+    settings = bench.study.settings
+    methods = bench.methods(settings.tuning_seed)
+    grid = sum(len(method.rates) * len(method.steps) for method in methods.values()) * settings.tuning_rounds
+    runs = sum(rounds.get(name, settings.num_rounds) for name in methods) * len(bench.study.seeds)
+    bench.study.time_left.planned += tunings * grid + repetitions * runs
+
+
+def tune_all(bench: Bench) -> dict[str, Tuned]:
+    """Tunes the hyper-parameters of every method on the settings' ``tuning_seed``."""
+    settings = bench.study.settings
+    return {
+        name: tune(bench, name, settings.tuning_seed, settings.tuning_rounds)
+        for name in bench.methods(settings.tuning_seed)
+    }
+
+
+def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, int] = {}) -> Runs:
+    """Plays every method with its tuned configuration and every seed: ``{method: records}``.
 
     The methods of a seed share its data, clients, cohorts and first network.
 
     Args:
         bench: The bench.
-        configs: Configuration of each method.
-        num_rounds: Rounds of each method.
+        tuned: Tuned configuration of each method.
+        rounds: Rounds by method, where they are not ``num_rounds`` of the settings.
     """
-    found: Runs = {name: [] for name in configs}
-    shown = bench.judged_by.replace("validation", "test")
-    for seed in bench.study.seeds:
-        for name, config in configs.items():
-            record = play(bench, config, seed, num_rounds[name])
-            found[name].append(record)
-            per = record.seconds / max(record.num_rounds, 1)
-            bench.study.say(f"seed {seed}, {config}: {shown} {record.metrics[shown][-1]:.3g}, {per:.2f} s a round")
-    return found
+    study, runs = bench.study, Runs()
+    metric = bench.judged_by.replace("validation", "test")
+    for seed in study.seeds:
+        for name, (config, *_) in tuned.items():
+            record = play(bench, config, seed, rounds.get(name, study.settings.num_rounds))
+            runs.setdefault(name, []).append(record)
+            per_round = record.seconds / max(record.num_rounds, 1)
+            value = record.metrics[metric][-1]
+            study.say(f"seed {seed}, {config}: {metric} {value:.3g}, {per_round:.2f} s a round; {study.time_left}")
+    return runs
+
+
+def edges(tuned: Mapping[str, Tuned]) -> tuple[str, ...]:
+    """Returns a remark that names the choices at an edge of their grid, given by label; none without such a choice."""
+    labels = [label for label, choice in tuned.items() if choice.at_edge]
+    return (f"rates at an edge of the grid: {'; '.join(labels)}",) if labels else ()
+
+
+def by_round(runs: Mapping[str, list[Record]], metric: str = "test.accuracy") -> dict[str, np.ndarray]:
+    """Returns a metric of each method's runs by label, [seeds, E].
+
+    Args:
+        runs: Runs of each method by label, one for each seed.
+        metric: Name of the metric.
+    """
+    return {label: np.stack([r.metrics[metric].astype(np.float64) for r in records]) for label, records in runs.items()}
+
+
+def evaluated_rounds(runs: Mapping[str, list[Record]]) -> list[int]:
+    """Returns the rounds at which the first method's first run was evaluated."""
+    return [int(round_) for round_ in next(iter(runs.values()))[0].rounds]

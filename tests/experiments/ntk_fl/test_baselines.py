@@ -14,32 +14,33 @@ from scipy import stats
 
 from fedtangent import simulate
 from fedtangent._src.engine import Devices, Evaluation
-from fedtangent._src.experiments.lab import cohort_report as report
-from fedtangent._src.experiments.lab import runs
-from fedtangent._src.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, divide, methods
-from fedtangent._src.experiments.lab.runner import Study
-from fedtangent._src.experiments.lab.runs import Bench, Config, Record, play
+from fedtangent._src.experiments.lab import harness
+from fedtangent._src.experiments.lab.harness import Bench, Config, Record, play
+from fedtangent._src.experiments.lab.runner import Study, with_changes
 from fedtangent._src.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
+from fedtangent._src.experiments.ntk_fl import baselines as report
 from fedtangent._src.experiments.ntk_fl import table1
+from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, LABELS, BaselineSettings, divide, methods
 from fedtangent._src.output import run_plots
 from fedtangent._src.output.files import Figures
 from fedtangent._src.types import Algorithm
 
 from ...nightly import nightly
 
-TINY = CohortSettings(**{
-    **DIGITS, "num_clients": 12, "clients_per_round": 3, "num_rounds": 3, "reference_rounds": 4, "width": 8,
-    "batch_size": 8, "learning_rates": (0.1, 0.3), "tangent_rates": (0.03,), "local_steps": (2, 4),
-    "server_steps": (5,), "times": (10, 40), "tuning_rounds": 2, "num_train": 240, "num_validation": 60,
-    "num_test": 80, "beta": 0.5, "projected": 9, "sparsity": 0.5, "window": 2, "methods": tuple(LABELS),
-})  # fmt: skip
+TINY = with_changes(
+    BaselineSettings(methods=tuple(LABELS)),
+    DIGITS,
+    "num_clients=12 clients_per_round=3 num_rounds=3 reference_rounds=4 width=8 batch_size=8 learning_rates=0.1,0.3",
+    "tangent_rates=0.03 local_steps=2,4 server_steps=5 times=10,40 tuning_rounds=2 num_train=240 num_validation=60",
+    "num_test=80 beta=0.5 projected=9 sparsity=0.5 window=2",
+)
 
 
-def trial(seed: int = 0, s: CohortSettings = TINY) -> Trial:
+def trial(seed: int = 0, s: BaselineSettings = TINY) -> Trial:
     return divide("digits", None, seed, s)
 
 
-def bench(folder: Path, s: CohortSettings = TINY) -> Bench:
+def bench(folder: Path, s: BaselineSettings = TINY) -> Bench:
     return report.bench_of(Study(s, "digits", (0,), figures=Figures(folder / "figures")))
 
 
@@ -113,8 +114,8 @@ def test_finished_runs_are_read_and_the_others_share_one_program(
     config, where = Config("fed_avg", 0.3, 4), fed_avg(tmp_path)
     first = play(where, config, 0, 3)
     calls, programs = [], len(where.compiled)
-    honest = runs._compute
-    monkeypatch.setattr(runs, "_compute", lambda *given: calls.append(given) or honest(*given))
+    honest = harness._compute
+    monkeypatch.setattr(harness, "_compute", lambda *given: calls.append(given) or honest(*given))
     again, shorter = play(fed_avg(tmp_path), config, 0, 3), play(fed_avg(tmp_path), config, 0, 2)
     assert calls == []
     np.testing.assert_array_equal(again.test, first.test)
@@ -133,7 +134,7 @@ def test_finished_runs_are_read_and_the_others_share_one_program(
     for changes in ({"alpha": 0.3}, {"batch_size": 5}, {"width": 9}, {"times": (3,)}):  # named apart
         other = fed_avg(tmp_path, **changes)
         other.methods(0)
-        assert f"fed_avg-{runs._digest(other, config)}.npz" not in names
+        assert f"fed_avg-{harness._digest(other, config)}.npz" not in names
 
 
 def test_a_finished_run_that_is_not_as_it_was_written_is_computed_again(
@@ -141,7 +142,7 @@ def test_a_finished_run_that_is_not_as_it_was_written_is_computed_again(
 ) -> None:
     config, where, said = Config("fed_avg", 0.3, 4), fed_avg(tmp_path), list[str]()
     first = play(where, config, 0, 3)
-    monkeypatch.setattr(runs, "_compute", lambda *given: calls.append(1) or first)
+    monkeypatch.setattr(harness, "_compute", lambda *given: calls.append(1) or first)
     where.study = replace(where.study, say=said.append)
     (path,) = (tmp_path / "runs").iterdir()
     whole = path.read_bytes()
@@ -168,7 +169,7 @@ def test_a_finished_run_that_is_not_as_it_was_written_is_computed_again(
 
 def test_the_choice_is_the_best_on_validation_examples(tmp_path: Path) -> None:
     where = fed_avg(tmp_path, tuning_rounds=4)
-    tuned = runs.tune(where, "fed_avg", TINY.tuning_seed, 4)
+    tuned = harness.tune(where, "fed_avg", TINY.tuning_seed, 4)
     assert len(tuned.grid) == 4
     own = {c: play(where, c, TINY.tuning_seed, 4).metrics["validation.accuracy"][-1] for c in tuned.grid}  # read
     assert own == tuned.grid and own[tuned.config] == max(own.values())

@@ -1,0 +1,574 @@
+"""Methods of the Fed-ensemble papers on one data set: accuracy after equal rounds and bytes, seeds paired.
+
+For each seed all methods have the same data, clients, test examples and first network. Each method takes the learning
+rate, from one grid for all, that is best on validation examples of a further seed, on which nothing is measured. As in
+the papers (FE-2024, section V-C), an accuracy is the mean over the last three rounds. Where clients are users, each is
+tested on its own examples with its own prediction, and an accuracy is the mean over clients (section V-D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedtangent as ft
+from fedtangent._src import checks
+from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR
+from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.data.sharing import without
+from fedtangent._src.experiments.lab import harness, trials
+from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps, Tuned
+from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, Row, Sheet, grouped, interval, table
+from fedtangent._src.experiments.lab.runner import Study, within
+from fedtangent._src.experiments.lab.trials import DISTORTED, IID, USERS, Trial, partition_of, scheme_name
+from fedtangent._src.federated import faults
+from fedtangent._src.federated.algorithms.distil import FEDBE
+from fedtangent._src.federated.algorithms.entry import arguments_of
+from fedtangent._src.federated.local import client_view
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.optimizers import Optimizer, Rate
+from fedtangent._src.output.run_plots import curves
+from fedtangent._src.types import Algorithm, Array, FederatedData, Model, PyTree, Schedule
+
+LAST = 3  # rounds over which an accuracy is averaged
+LABELS = {
+    "fed_avg": "FedAvg",
+    "fed_prox": "FedProx",
+    "fed_be": "FedBE",
+    "fed_be_no_distillation": "FedBE-noKD",
+    "fed_dyn": "FedDyn",
+    "ditto": "Ditto",
+    "lg_fed_avg": "LG-FedAvg",
+    "fed_ensemble": "Fed-ensemble",
+    "random_sampling": "Fed-ensemble, random sampling",
+    "fed_dyn_ensemble": "FedDyn-ensemble",
+    "random_walk": "random walk on a ring",
+}
+ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble", "random_walk")  # of K models
+MU = {"fed_prox": "proximal", "fed_dyn": "dynamic", "fed_dyn_ensemble": "dynamic", "ditto": "personal"}
+WIDTHS: dict[str, Callable[[int], dict[str, object]]] = {  # the options of a model of a given width
+    "mlp": lambda width: {"widths": (width,)},
+    "cnn": lambda width: {"filters": (width, 2 * width), "hidden": (16 * width,)},
+    "lstm": lambda width: {"units": width},
+    "resnet18": lambda width: {"width": width},
+    "resnet34": lambda width: {"width": width},
+}
+MODELS = ("mlp", "cnn", "resnet18", "resnet34", "mobilenet_v2", "shufflenet_v2", "lstm")
+# The parameters that LG-FedAvg's clients keep: all below a network's dense layers, of an mlp all below its last layer.
+BELOW = "^(?!Dense|output|2/)"
+DECAY_EVERY = 10  # rounds, after each of which the papers decay the learning rate by 0.99
+
+
+@dataclass(frozen=True)
+class ClassifierSettings:
+    """The settings that all methods share; the defaults are the papers' for MNIST."""
+
+    methods: tuple[str, ...] = within(("fed_avg", "fed_prox", "fed_ensemble"), of=tuple(LABELS))
+    num_clients: int = within(100, least=0)  # where clients are users: the first so many, 0 for all of them
+    classes_per_client: tuple[int, ...] = within((IID, 2), least=DISTORTED)  # or 0, -1, -2: see lab/trials.py
+    num_models: tuple[int, ...] = (5,)  # K of the ensembles
+    clients_per_round: int = within(0, least=0)  # that the server asks; 0: all. For an ensemble drawn from K strata
+    keep_first: int = within(0, least=0)  # a round ends with so many answers; 0: with all
+    completion_spread: float = within(1.0, above=0)  # standard deviation of the log of a client's time
+    slowness: float = within(0.0, at_least=0)  # how much the log of that time rises with a client's labels
+    num_rounds: int = within(100, least=LAST)
+    local_epochs: int = 10
+    batch_size: int = 16
+    model: str = within("cnn", of=MODELS)
+    width: int = within(0, least=0)  # of an MLP or LSTM, or of the first layer of a CNN or ResNet; 0: the model's own
+    optimizer: str = within("sgd", of=("sgd", "adam"))  # the clients'; Adam's state is reset in every round
+    learning_rates: tuple[float, ...] = within((0.001, 0.003, 0.01, 0.03, 0.1), above=0)
+    decay: float = within(0.99, above=0, at_most=1)
+    weight_decay: float = within(0.001, at_least=0)
+    proximal: float = within(0.01, above=0)  # mu of FedProx
+    dynamic: float = within(0.01, above=0)  # mu of FedDyn, its alpha
+    personal: float = within(0.1, at_least=0)  # mu of Ditto, its lambda
+    gamma: float = within(0.1, above=0)  # of the weights that a client gives the models of an ensemble (FE-2024, eq. 4)
+    server_examples: int = 1000  # unlabelled examples on which FedBE distils; no client holds them
+    distillation_epochs: int = 20  # of FedBE's student
+    tuning_rounds: int = within(20, least=LAST)
+    tuning_seed: int = within(1000, least=0)
+    num_train: int = within(0, least=0)  # 0: all
+    num_validation: int = 5000
+    num_test: int = within(0, least=0)
+
+
+# The settings that a run depends on, besides its data and its configuration.
+DECISIVE = (
+    "clients_per_round keep_first completion_spread slowness local_epochs batch_size model width optimizer decay "
+    "weight_decay proximal dynamic personal gamma server_examples distillation_epochs"
+)
+
+
+class Entrant(NamedTuple):
+    """A method of the comparison and, for an ensemble, the number of its models."""
+
+    method: str
+    num_models: int = 1
+
+    @property
+    def key(self) -> str:
+        """The entrant's name in files."""
+        return self.method if self.num_models == 1 else f"{self.method}-{self.num_models}"
+
+    @property
+    def label(self) -> str:
+        """The entrant's name in tables."""
+        return LABELS[self.method] + (f", K = {self.num_models}" if self.num_models > 1 else "")
+
+
+class Scores(NamedTuple):
+    """Scores of one entrant on clients of one kind."""
+
+    entrant: Entrant
+    classes: int  # of a client, as in the settings
+    chosen: Tuned
+    values: dict[str, np.ndarray]  # [seeds] means over the last rounds, by metric of the test split; and ``fell``
+    spread: float  # standard deviation of the accuracy over the last rounds of all seeds
+
+
+def entrants(settings: ClassifierSettings) -> list[Entrant]:
+    """Returns every method, an ensemble once for each number of models."""
+    return [Entrant(name, k) for name in settings.methods for k in (settings.num_models if name in ENSEMBLES else (1,))]
+
+
+# ---- one seed's data, and the methods on it ----------------------------------------------------------------------
+
+
+def divide(study: Study, classes: int, seed: int) -> Trial:
+    """Divides the data of one seed among clients of ``classes`` classes (or IID, USERS, DISTORTED).
+
+    Args:
+        study: The study.
+        classes: Number of classes of a client, or one of the three constants.
+        seed: Seed of the division.
+    """
+    settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed)
+    if classes == USERS:
+        loaded = trials.first_users(loaded, settings.num_clients)
+    examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
+    if classes == USERS:
+        return trials.trial_of(examples, trials.of_users(loaded, examples), seed, loaded.num_classes)
+    if classes == DISTORTED:
+        return trials.trial_of(*trials.distorted_by(examples, settings.num_clients, seed), seed, loaded.num_classes)
+    clients = trials.dealt(examples.y["train"], settings.num_clients, classes, seed)
+    return trials.trial_of(examples, clients, seed, loaded.num_classes)
+
+
+def network(settings: ClassifierSettings, trial: Trial) -> Model:
+    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read.
+
+    Args:
+        settings: Settings.
+        trial: Data of one seed, whose inputs the network reads.
+    """
+    x = trial.data.x
+    kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
+    options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
+    if settings.width and settings.model not in WIDTHS:
+        raise ValueError(f"width: got {settings.width}, must be 0 for the model {settings.model}, which has its own")
+    if settings.width:
+        options |= WIDTHS[settings.model](settings.width)
+    return ft.models.build(settings.model, x.shape[1:], trial.num_classes, kind, **options)
+
+
+def methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
+    """Returns every entrant's method on one seed's data.
+
+    Args:
+        settings: Settings.
+        trial: Data of one seed.
+    """
+    model, by_key = network(settings, trial), dict[str, Method]()
+    sets = _by_client(trial) if trial.by_client else trial.splits
+    for entrant in entrants(settings):
+        data, options = trial.data, dict[str, Any]()
+        if entrant.method == "fed_be":
+            data, options["server_data"] = _at_server(settings, trial)
+            options["distillation"] = FEDBE._replace(epochs=settings.distillation_epochs)
+        if entrant.method in ENSEMBLES and trial.by_client:
+            options["personal"] = ft.parts.weighted_models("cross_entropy", settings.gamma)
+        if entrant.method == "lg_fed_avg":
+            options["private"] = BELOW
+        build = partial(_build, settings, model, entrant, schedule_of(settings, trial, entrant), options)
+        bound = "server_data" in options or settings.keep_first > 0
+        by_key[entrant.key] = Method(
+            entrant.label, settings.learning_rates, (0,), build, data, sets, bound_to_seed=bound
+        )
+    return by_key
+
+
+def _by_client(trial: Trial) -> dict[str, FederatedData]:
+    """Returns the clients' training examples, and their examples of the other parts, if they have any."""
+    return {"train": trial.data, **(trial.by_client or {})}
+
+
+def _at_server(settings: ClassifierSettings, trial: Trial) -> tuple[FederatedData, Array]:
+    """Returns the clients' data without the examples that the server holds, and the inputs of these."""
+    clients = partition_of(trial.data)
+    rows = np.random.default_rng([trial.seed, 2]).permutation(clients.indices)[: settings.server_examples]
+    remaining = without(clients, rows, "server_examples")
+    return trials.with_partition(trial.data, remaining), trial.data.x[np.sort(rows)]
+
+
+def _build(
+    settings: ClassifierSettings,
+    model: Model,
+    entrant: Entrant,
+    schedule: Schedule,
+    options: Mapping[str, object],
+    steps: Steps,
+    rate: float | Array,
+) -> Algorithm:
+    """Builds the entrant's algorithm; ``options`` are arguments of its recipe only, and ``rate`` may be traced."""
+    decayed = ft.optimizers.staircase_decay(rate, settings.decay, DECAY_EVERY)
+    is_plain = settings.optimizer == "sgd" and not settings.weight_decay
+    arguments: dict[str, Any] = {
+        **({"client_learning_rate": decayed} if is_plain else {"client_optimizer": _descents(settings, decayed)}),
+        "work": ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size),
+        "loss": "cross_entropy",
+        **options,
+    }
+    if entrant.method in MU:
+        arguments["mu"] = getattr(settings, MU[entrant.method])
+    recipe = getattr(ft, entrant.method, None)
+    if recipe is None or entrant.method == "fed_ensemble":
+        base = ft.fed_dyn if entrant.method == "fed_dyn_ensemble" else ft.fed_avg
+        return ft.fed_ensemble(model, schedule, base=base, **arguments_of(base, arguments))
+    algorithm: Algorithm = recipe(model, schedule, **arguments_of(recipe, arguments))
+    return algorithm
+
+
+def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) -> Schedule:
+    """Builds the schedule: all invited clients train, or the first ``keep_first`` of them to answer.
+
+    Args:
+        settings: Settings.
+        trial: Data of one seed, whose clients differ in their times.
+        entrant: The method.
+    """
+    schedule = _all_invited(settings, trial.data.num_clients, entrant)
+    if not settings.keep_first:
+        return schedule
+    if entrant.method == "random_walk":
+        raise ValueError(
+            f"keep_first: got {settings.keep_first}, must be 0 for random_walk, which has no server that waits"
+        )
+    checks.whole("keep_first", settings.keep_first, 1, schedule.num_slots)
+    return faults.stragglers(
+        schedule, settings.keep_first, completion_times(settings, trial), spread=settings.completion_spread
+    )
+
+
+def completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
+
+    With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
+
+    Args:
+        settings: Settings.
+        trial: Data of one seed, with its clients.
+    """
+    clients = partition_of(trial.data)
+    labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    means = np.bincount(owner, labels, len(sizes)) / np.maximum(sizes, 1)
+    score = (means - means.mean()) / max(float(means.std()), 1e-12)
+    times = np.maximum(sizes, 1) * np.exp(settings.slowness * score)
+    return np.asarray(times / times.mean())
+
+
+def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entrant) -> Schedule:
+    """Builds the schedule if every invited client answers.
+
+    Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
+    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model (FE-2021,
+    algorithm 1).
+    """
+    invited, k = checks.whole("clients_per_round", settings.clients_per_round, 0, num_clients), entrant.num_models
+    if entrant.method not in ENSEMBLES:
+        return ft.schedules.uniform_sampling(num_clients, invited) if invited else ft.schedules.all_clients(num_clients)
+    if invited and entrant.method not in ("fed_ensemble", "fed_dyn_ensemble"):
+        raise ValueError(f"clients_per_round: got {invited}, must be 0 for {entrant.method}, in which all take part")
+    if invited % k:
+        raise ValueError(f"clients_per_round: got {invited}, must be a multiple of {k}, the number of models")
+    if invited:
+        return ft.schedules.strata(num_clients, k, k, invited // k)
+    if entrant.method == "random_walk":
+        return ft.schedules.random_walk(ft.graphs.ring(num_clients), k)
+    is_random = entrant.method == "random_sampling"
+    return (ft.schedules.random_models if is_random else ft.schedules.per_client_permutations)(num_clients, k)
+
+
+def _descents(settings: ClassifierSettings, rate: Rate) -> Optimizer:
+    """Returns the clients' optimiser of every round."""
+    return ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), rate)
+
+
+def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
+    """Builds the clients' optimiser.
+
+    Args:
+        optimizer: "sgd" or "adam".
+        weight_decay: Factor of the weights that is added to the gradient.
+        rate: Learning rate; may be traced.
+    """
+    steps = optax.adam(rate) if optimizer == "adam" else ft.optimizers.sgd(rate)
+    return optax.chain(optax.add_decayed_weights(weight_decay), steps) if weight_decay else steps
+
+
+# ---- what is measured --------------------------------------------------------------------------------------------
+
+
+def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy.
+
+    They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
+    examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
+
+    Args:
+        algorithm: The algorithm.
+        state: Its state.
+        splits: Inputs and labels of each split.
+    """
+    metrics = {}
+    for name, (x, labels) in splits.items():
+        members = algorithm.predict(state, x).members
+        metrics[f"{name}.accuracy"] = harness.finite_accuracy(members, labels)
+        if name == "test":
+            of_models = jnp.mean((members.argmax(axis=-1) == labels[None]).astype(members.dtype), axis=1)
+            entropies = jax.lax.map(lambda one: jnp.mean(uncertainty.predictive_entropy(one[None])), members)
+            metrics |= {"test.largest": of_models.max(), "test.least": of_models.min()}
+            metrics["test.entropy"] = jnp.mean(entropies)
+    return metrics
+
+
+def measure_clients(
+    largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
+) -> dict[str, Array]:
+    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples.
+
+    This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
+    clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
+    Clients without examples do not count; a prediction that is not finite is wrong.
+
+    Args:
+        largest: Upper bounds of the clients' sizes in each of PARTS.
+        algorithm: The algorithm.
+        state: Its state.
+        sets: Examples of all clients by part.
+    """
+    views_of = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
+
+    def of_client(client: Array) -> Array:
+        views = [
+            client_view(sets[part], (client + on) % sets[part].num_clients, jnp.bool_(True), largest[part])
+            for part, on in views_of
+        ]
+        x = jnp.concatenate([sets[part].x[view.rows] for (part, _), view in zip(views_of, views, strict=True)])
+        shared = personal = algorithm.predict(state, x).mean
+        if algorithm.personal is not None:
+            personal = algorithm.personal(state, sets["train"], largest["train"], client, x).mean
+        accuracies, ends = [], np.cumsum([largest[part] for part, _ in views_of])
+        for outputs, at in ((personal, 0), (personal, 1), (personal, 2), (shared, 1)):
+            part = views_of[at][0]
+            of_view = outputs[ends[at] - largest[part] : ends[at]]
+            is_real = jnp.arange(len(of_view)) < views[at].size
+            right = of_view.argmax(axis=-1) == sets[part].y[views[at].rows]
+            right &= jnp.isfinite(of_view).all(axis=-1)
+            accuracies.append(jnp.sum(right & is_real) / views[at].size)  # NaN for a client without examples
+        return jnp.stack(accuracies)
+
+    by_client = jax.lax.map(of_client, jnp.arange(sets["test"].num_clients, dtype=jnp.int32))
+    names = ("validation.accuracy", "test.accuracy", "test.others", "test.shared")
+    return dict(zip(names, jnp.nanmean(by_client, axis=0), strict=True))
+
+
+def _last_rounds(values: np.ndarray) -> np.ndarray:
+    """Returns the last LAST of a run's values [E]."""
+    return values[-LAST:].astype(np.float64)
+
+
+def fell(accuracy: np.ndarray) -> float:
+    """Computes by how much a run's accuracy [E], averaged over ``LAST`` evaluations, ends below its best average."""
+    means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
+    return float(means.max() - means[-1])
+
+
+def check(study: Study) -> None:
+    """Divides the first seed's data in every way and builds every method with each rate; raises ``ValueError``."""
+    settings = study.settings
+    if settings.tuning_seed in study.seeds:
+        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
+    for classes in settings.classes_per_client:
+        harness.build_all(methods(settings, divide(study, classes, study.seeds[0])))
+
+
+def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
+    """Chooses every entrant's rate on clients of every kind, and runs it on all seeds, in every study.
+
+    In the kept metrics a run is named after its method, its rate, its clients and the name of its study.
+
+    Args:
+        studies: Studies of the same data set and seeds by name.
+
+    Returns:
+        For each study the scores of all entrants, and the runs by ``classes``.
+    """
+    places = [(name, classes) for name, study in studies.items() for classes in study.settings.classes_per_client]
+    results: dict[str, tuple[list[Scores], dict[int, Runs]]] = {name: ([], {}) for name in studies}
+    for name, classes in places:
+        study, (scores, runs) = studies[name], results[name]
+        bench = _bench(study, classes, name)
+        if (name, classes) == places[0]:
+            harness.plan(bench, len(places), len(places))
+        tuned = harness.tune_all(bench)
+        runs[classes] = harness.repeat_all(bench, tuned)
+        keys = {entrant.key: entrant for entrant in entrants(study.settings)}
+        scores += [_scores(keys[key], classes, tuned[key], runs[classes][key]) for key in keys]
+    return results
+
+
+def _bench(study: Study, classes: int, name: str) -> Bench:
+    """Builds the bench for clients of one kind."""
+    settings, of_seed = study.settings, partial(divide, study, classes)
+    largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
+    score = partial(measure_clients, largest) if "test" in largest else measure
+    depends_on = {**harness.decisive(settings, DECISIVE), "classes": classes}
+    called = ", ".join(filter(None, (scheme_name(classes), name)))
+    return Bench(study, of_seed, partial(methods, settings), depends_on, score, 1, largest["train"], called=called)
+
+
+def _largest(trials: Sequence[Trial]) -> dict[str, int]:
+    """Computes the size of the largest client of any trial, in each part in which clients have examples."""
+    sizes = [{part: max_client_size(data) for part, data in _by_client(trial).items()} for trial in trials]
+    return {part: max(by_part[part] for by_part in sizes) for part in sizes[0]}
+
+
+def _scores(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Record]) -> Scores:
+    """Computes an entrant's scores from its runs, one for each seed."""
+    names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
+    values = {n: np.array([_last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
+    values["fell"] = np.array([fell(r.test) for r in records])
+    spread = float(np.concatenate([_last_rounds(r.test) for r in records]).std(ddof=1))
+    return Scores(entrant, classes, chosen, values, spread)
+
+
+# ---- what is reported --------------------------------------------------------------------------------------------
+
+Published = Mapping[tuple[str, int], float]
+"""Published percents by the entrant's key and the classes of a client."""
+
+
+def published(classes: int, **percents: float) -> Published:
+    """Returns a paper's percents, by method, on clients of one kind; ensembles have its five models."""
+    return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
+
+
+def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
+    """Computes the difference of two entrants in ``metric``, paired by seed.
+
+    Args:
+        one: Scores of an entrant.
+        other: Scores of another one on the same clients.
+        metric: Metric of the test split.
+    """
+    return interval(one.values[metric] - other.values[metric])
+
+
+def more_accurate(one: Scores, other: Scores) -> Claim:
+    """Judges whether the first of two entrants on the same clients is more accurate."""
+    claim = f"{scheme_name(one.classes)}: {one.entrant.label} is more accurate than {other.entrant.label}"
+    return difference(one, other).claim_above(claim)
+
+
+def ahead(scores: Sequence[Scores], method: str) -> tuple[Claim, ...]:
+    """Judges whether a method is more accurate than every other, on clients of every kind.
+
+    Args:
+        scores: Scores of all entrants.
+        method: Name of the method.
+    """
+    return tuple(
+        more_accurate(one, other)
+        for group in grouped(scores, "classes").values()
+        for one in group
+        for other in group
+        if one.entrant.method == method != other.entrant.method
+    )
+
+
+def outcome(
+    study: Study,
+    name: str,
+    published: Mapping[str, Published],
+    claims: Callable[[Sequence[Scores]], Iterable[Claim]],
+    more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
+) -> Outcome:
+    """Trains every entrant and reports the table ``name``, accuracy by round, and the claims.
+
+    Args:
+        study: The study.
+        name: Name of the table.
+        published: Published percents by data set.
+        claims: Function from all scores to the claims.
+        more: Function from all scores to further sheets.
+    """
+    scores, runs = play_all({"": study})[""]
+    _draw_rounds(study, runs)
+    title = f"{name} on {study.dataset}: test accuracy of the last {LAST} rounds, {len(study.seeds)} seeds"
+    remarks = harness.edges({f"{f.entrant.label}, {scheme_name(f.classes)}": f.chosen for f in scores})
+    if study.dataset in published:
+        remarks += ("published: percent, on the paper's full set-up, in its last three rounds",)
+    sheet = _sheet(title, scores, published.get(study.dataset, {}))
+    return Outcome((sheet, *more(scores)), [_row(f) for f in scores], tuple(claims(scores)), remarks=remarks)
+
+
+def _sheet(title: str, scores: Sequence[Scores], published: Published) -> Sheet:
+    """Builds the table of accuracies in percent, with deviations over last rounds and seeds, and published values."""
+    rows = [
+        {
+            "clients": scheme_name(f.classes),
+            "method": f.entrant.label,
+            "rate": f.chosen.config.rate,
+            "accuracy": 100 * f.values["accuracy"].mean(),
+            "spread": 100 * f.spread,
+            "published": published.get((f.entrant.key, f.classes)),
+        }
+        for f in scores
+    ]
+    columns = "clients: {clients} | method: {method} | rate: {rate:g} | accuracy %: {accuracy:.2f} | "
+    columns += "deviation: {spread:.2f}"
+    return table(title, rows, columns + (" | published: {published:.2f}" if published else ""))
+
+
+def _row(f: Scores) -> Row:
+    """Builds a row of result.json."""
+    return {
+        "method": f.entrant.method,
+        "num_models": f.entrant.num_models,
+        "classes_per_client": f.classes,
+        "learning_rate": f.chosen.config.rate,
+        "validation_accuracy": f.chosen.score,
+        "deviation": f.spread,
+        **{name: float(v.mean()) for name, v in f.values.items()},
+        "by_seed": [float(v) for v in f.values["accuracy"]],
+    }
+
+
+def _draw_rounds(study: Study, runs: Mapping[int, Runs]) -> None:
+    """Draws test accuracy by round, a panel for each kind of clients."""
+    labels = {entrant.key: entrant.label for entrant in entrants(study.settings)}
+    panels = {
+        f"test accuracy, {scheme_name(classes)}": harness.by_round({labels[key]: of[key] for key in of})
+        for classes, of in runs.items()
+    }
+    rounds = harness.evaluated_rounds(next(iter(runs.values())))
+    curves(panels, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures.path("by_round"), late=True)
