@@ -108,9 +108,7 @@ class RotationTest(NamedTuple):
         """Why the kernel does not determine the run; empty if it does."""
         if self.is_exact:
             return ""
-        unlike = (
-            f"functions on rotated features differ by {self.disagreement:.2g} of the distance that training moves them"
-        )
+        unlike = f"runs on rotated features differ by {self.disagreement:.2g} times what training moves"
         if not self.bias <= Z:
             return f"{unlike}, on average over seeds by {self.bias:.1f} standard errors"
         if not self.noise_error <= SHARPEST or abs(self.noise_ratio - 1) > Z * self.noise_error:
