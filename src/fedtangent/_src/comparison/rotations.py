@@ -25,8 +25,8 @@ from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, 
 
 SAME = 1e-9  # largest disagreement that rounding explains, relative to how far training moves the functions
 ROTATIONS = (1, 2)  # seeds of the rotations
-SEEDS = 48  # runs from which the law of a random algorithm is estimated
-Z = 4.0  # standard errors
+COUNTS = (16, 48, 128)  # runs after which the law of a random algorithm is estimated
+Z = 3.0  # standard errors
 SHARPEST = 0.1  # standard error of the noise ratio above which the law is not known well enough
 
 
@@ -104,6 +104,13 @@ class RotationTest(NamedTuple):
         return self.disagreement <= SAME
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether the functions on features and on rotated features have different laws."""
+        if self.is_exact:
+            return False
+        return not (self.bias <= Z and abs(self.noise_ratio - 1) <= Z * self.noise_error)
+
+    @property
     def reason(self) -> str:
         """Why the kernel does not determine the run; empty if it does."""
         if self.is_exact:
@@ -111,13 +118,17 @@ class RotationTest(NamedTuple):
         unlike = f"runs on rotated features differ by {self.disagreement:.2g} times what training moves"
         if not self.bias <= Z:
             return f"{unlike}, on average over seeds by {self.bias:.1f} standard errors"
-        if not self.noise_error <= SHARPEST or abs(self.noise_ratio - 1) > Z * self.noise_error:
+        if self.is_refuted or not self.noise_error <= SHARPEST:
             return f"{unlike}, with {self.noise_ratio:.2g} ({self.noise_error:.1g}) times the variance of two rotations"
         return ""
 
 
 def rotation_test(
-    paths: FeaturePaths, features: KernelFeatures, f0: Float[np.ndarray, "K points C"], seed: int, seeds: int = SEEDS
+    paths: FeaturePaths,
+    features: KernelFeatures,
+    f0: Float[np.ndarray, "K points C"],
+    seed: int,
+    seeds: int = COUNTS[-1],
 ) -> RotationTest:
     """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
 
@@ -130,7 +141,7 @@ def rotation_test(
         features: Features of the kernel.
         f0: Initial functions of the K models.
         seed: Seed of the run.
-        seeds: Number of further seeds.
+        seeds: Largest number of further seeds, 16 or more; fewer are run if they already show a difference.
     """
     bases = [features, *(features.rotated(rotation) for rotation in ROTATIONS)]
     plain, *turned = (paths(basis, f0, seed) for basis in bases)
@@ -138,11 +149,22 @@ def rotation_test(
     disagreement = max(float(np.max(np.abs(functions - plain))) for functions in turned) / max(moved, 1e-300)
     if disagreement <= SAME or not np.isfinite(disagreement):
         return RotationTest(disagreement)
-    last = [[paths(basis, f0, seed + 1 + i)[-1] for basis in bases] for i in range(seeds)]
-    plain, first, second = np.swapaxes(np.asarray(last), 0, 1)  # [seeds, K, points, C] each
+    last: list[list[np.ndarray]] = []
+    measured = RotationTest(disagreement)
+    for count in (c for c in COUNTS if c <= seeds):
+        last += [[paths(basis, f0, seed + 1 + i)[-1] for basis in bases] for i in range(len(last), count)]
+        measured = _compared(disagreement, np.asarray(last))
+        if measured.is_refuted:
+            break
+    return measured
+
+
+def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]) -> RotationTest:
+    """Compares the laws of the last functions on features and on two rotations, over seeds."""
+    seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
     between = [first - plain, second - plain, second - first]
     errors = [d.std(axis=0, ddof=1) / np.sqrt(seeds) for d in between]
-    # the mean over points, because the largest of many is beyond any bound
+    # the root mean square over points and outputs, which is near 1 for differences of mean zero
     bias = max(float(np.sqrt(np.mean(np.square(d.mean(axis=0) / e)))) for d, e in zip(between, errors, strict=True))
     squares = np.array([np.mean(np.square(d), axis=(1, 2, 3)) for d in between])  # [3, seeds]
     without = (squares.sum(axis=1, keepdims=True) - squares) / (seeds - 1)
