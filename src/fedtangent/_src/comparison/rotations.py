@@ -133,8 +133,9 @@ def rotation_test(
     """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
 
     The run is repeated on two random rotations of the features. Where the functions differ by more than rounding, their
-    laws are compared over 128 further seeds, or fewer if these already show a difference: the differences must have mean zero, and the same variance between
-    features and a rotation as between two rotations, which the eigenvectors of the kernel do not set apart.
+    laws are compared over 128 further seeds, or fewer if these already show a difference: the differences must have
+    mean zero, and the same variance between features and a rotation as between two rotations, which the eigenvectors of
+    the kernel do not set apart.
 
     Args:
         paths: Function that trains on features.
