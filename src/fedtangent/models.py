@@ -1,5 +1,6 @@
 """Models as pure functions, with the analytic kernel of exactly that network where there is one."""
 
+from fedtangent._src.kernels.features import kernel_features
 from fedtangent._src.models.convolutional import cnn, max_pool
 from fedtangent._src.models.dense import logistic, mlp
 from fedtangent._src.models.entry import build
@@ -19,6 +20,7 @@ __all__ = [
     "deep_linear",
     "from_flax",
     "gemm_convolution",
+    "kernel_features",
     "linear",
     "linearised",
     "logistic",

@@ -19,6 +19,7 @@ from fedtangent._src.comparison.followed import (
     setting_of,
 )
 from fedtangent._src.comparison.from_start import FromStart, compare_from
+from fedtangent._src.comparison.on_features import OnFeatures, compare_on_features
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
 from fedtangent._src.data.dataset import Dataset
@@ -42,12 +43,13 @@ def compare(
     evaluation: Evaluation = Evaluation(),
     widths: Sequence[int] = WIDTHS,
     draws: int = DRAWS,
-) -> Comparison | FromStart:
+) -> Comparison | OnFeatures | FromStart:
     """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
 
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
-    widths, and compared with the federated flow of infinite width. With a ``start``, the networks that begin there are
-    compared with their linearisation at it: any model and any algorithm, also without a closed form.
+    widths, and compared with the federated flow of infinite width. An algorithm without a closed form is compared with
+    the same run on the features of the kernel, if the kernel determines its runs, which is measured. With a ``start``,
+    the networks that begin there are compared with their linearisation at it: any model and any algorithm.
 
     Args:
         algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear; with a
@@ -65,7 +67,8 @@ def compare(
         draws: Initialisations of the K models at every width, five or more.
 
     Returns:
-        Verdicts with their negative controls, and all curves; with a ``start`` a ``FromStart``.
+        Verdicts with their negative controls, and all curves: a ``Comparison``; an ``OnFeatures`` for an algorithm
+        without a closed form; a ``FromStart`` with a ``start``.
 
     Raises:
         ValueError: Before anything is trained: 64-bit types are off, theory does not follow the algorithm (the message
@@ -81,6 +84,8 @@ def compare(
                 raise ValueError(f"{name}: got {value}, must be left out with a start, where there is one network")
         return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
     setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
+    if setting.rule is None:
+        return compare_on_features(setting, str(algorithm.rule), evaluation.progress)
     return run(setting, evaluation.progress)
 
 
@@ -127,7 +132,8 @@ def comparison_of(
     widths = check_widths(algorithm.model, widths)
     if algorithm.composition.rebuild is None:
         algorithm.on(algorithm.model)  # says what can be done
-    setting = setting_of(algorithm, examples, num_rounds, seed)
+    is_followed = not isinstance(algorithm.rule, str)
+    setting = setting_of(algorithm, examples, num_rounds, seed, is_followed=is_followed)
     check_kernels(algorithm.model, setting.problem.x_train[:2])
     size = Scale(widths, draws, num_rounds, evaluated_every(evaluation, num_rounds))
     return dataclasses.replace(setting, size=size)

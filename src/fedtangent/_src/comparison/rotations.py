@@ -1,0 +1,174 @@
+"""Runs on a kernel's features (rung 2 of theory): for algorithms without a closed form, if they ignore the basis.
+
+A linear model in the features phi of a kernel Theta, ``f_0(x) + phi(x) w`` with ``phi phi' = Theta``, is trained by the
+run's own algorithm. If the algorithm treats all directions of weight space alike, the functions depend on Theta only,
+and are the prediction of the network of this kernel. Whether it does is measured here: the same run on rotated features
+has to give the same functions, or functions of the same law if the algorithm draws random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from fedtangent._src.data.federated import federated_data
+from fedtangent._src.engine.loop import evaluated_rounds
+from fedtangent._src.engine.sweeps import single_device_engine
+from fedtangent._src.kernels.features import KernelFeatures, feature_model
+from fedtangent._src.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
+
+SAME = 1e-9  # largest disagreement that rounding explains, relative to how far training moves the functions
+ROTATIONS = (1, 2)  # seeds of the rotations
+COUNTS = (16, 48, 128)  # runs after which the law of a random algorithm is estimated
+Z = 3.0  # standard errors
+SHARPEST = 0.1  # standard error of the noise ratio above which the law is not known well enough
+
+
+@runtime_checkable
+class FeaturePaths(Protocol):
+    """A function that trains the linear model of a kernel's features."""
+
+    def __call__(
+        self, features: KernelFeatures, f0: Float[np.ndarray, "K points C"], seed: int
+    ) -> Float[np.ndarray, "r K points C"]:
+        """Returns the outputs of K models at all points after the evaluated rounds.
+
+        Args:
+            features: Features of the kernel, or rotated ones.
+            f0: Initial functions of the K models, training points first.
+            seed: Seed of schedule, minibatches and the algorithm's random numbers.
+        """
+
+
+def feature_paths(
+    algorithm: Algorithm, y_train: Float[np.ndarray, "n C"], clients: Partition, rounds: Sequence[int]
+) -> FeaturePaths:
+    """Builds a function that trains the linear model of a kernel's features by ``algorithm``, in float64.
+
+    All calls with features of one shape run one program: other initial functions, rotations and seeds compile nothing.
+
+    Args:
+        algorithm: The algorithm, for any model.
+        y_train: Targets of the training points, or labels [n] for a loss of classes.
+        clients: Training points of each client.
+        rounds: Rounds after which outputs are computed, ascending from 0.
+    """
+    lengths = np.diff(rounds, prepend=0).astype(np.int32)
+
+    @partial(jax.jit, static_argnames=("engine",))
+    def path(engine: Engine, mix: Array, weights: PyTree, key: Key, data: FederatedData, x: Array) -> Array:
+        on_features = algorithm.on(feature_model(x.shape[-1], mix, x.ndim == 3))
+        start = on_features.init(key, clients.num_clients, weights)
+        outputs: Array = evaluated_rounds(
+            on_features, engine, lambda trained, state: trained.predict(state, x).members, lengths, start, data
+        )
+        return outputs
+
+    def paths(
+        features: KernelFeatures, f0: Float[np.ndarray, "K points C"], seed: int
+    ) -> Float[np.ndarray, "r K points C"]:
+        data = federated_data(features.train, y_train, clients, dtype=jnp.float64)
+        x = jnp.asarray(np.concatenate([features.train, features.test]))
+        engine, mix, key = single_device_engine(data, "auto"), jnp.asarray(features.mix), jax.random.key(seed)
+        return np.asarray(path(engine, mix, features.start(f0), key, data, x))
+
+    return paths
+
+
+class RotationTest(NamedTuple):
+    """Whether an algorithm treats all directions of weight space alike, as measured on rotated features.
+
+    Attributes:
+        disagreement: Largest difference between functions on features and on rotated features with the same seed,
+            relative to how far training moves the functions.
+        noise_ratio: Variance of the differences between features and rotated features, relative to that of the
+            differences between two rotations; 1 if random numbers act alike in all directions. NaN without differences.
+        noise_error: Standard error of ``noise_ratio``.
+        bias: Largest mean difference over seeds, in standard errors.
+    """
+
+    disagreement: float
+    noise_ratio: float = np.nan
+    noise_error: float = np.nan
+    bias: float = np.nan
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the functions are the same up to rounding."""
+        return self.disagreement <= SAME
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the functions on features and on rotated features have different laws."""
+        if self.is_exact:
+            return False
+        return not (self.bias <= Z and abs(self.noise_ratio - 1) <= Z * self.noise_error)
+
+    @property
+    def reason(self) -> str:
+        """Why the kernel does not determine the run; empty if it does."""
+        if self.is_exact:
+            return ""
+        unlike = f"runs on rotated features differ by {self.disagreement:.2g} times what training moves"
+        if not self.bias <= Z:
+            return f"{unlike}, on average over seeds by {self.bias:.1f} standard errors"
+        if self.is_refuted or not self.noise_error <= SHARPEST:
+            return f"{unlike}, with {self.noise_ratio:.2g} ({self.noise_error:.1g}) times the variance of two rotations"
+        return ""
+
+
+def rotation_test(
+    paths: FeaturePaths,
+    features: KernelFeatures,
+    f0: Float[np.ndarray, "K points C"],
+    seed: int,
+    seeds: int = COUNTS[-1],
+) -> RotationTest:
+    """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
+
+    The run is repeated on two random rotations of the features. Where the functions differ by more than rounding, their
+    laws are compared over 128 further seeds, or fewer if these already show a difference: the differences must have
+    mean zero, and the same variance between features and a rotation as between two rotations, which the eigenvectors of
+    the kernel do not set apart.
+
+    Args:
+        paths: Function that trains on features.
+        features: Features of the kernel.
+        f0: Initial functions of the K models.
+        seed: Seed of the run.
+    """
+    bases = [features, *(features.rotated(rotation) for rotation in ROTATIONS)]
+    plain, *turned = (paths(basis, f0, seed) for basis in bases)
+    moved = float(np.max(np.abs(plain - plain[0])))
+    disagreement = max(float(np.max(np.abs(functions - plain))) for functions in turned) / max(moved, 1e-300)
+    if disagreement <= SAME or not np.isfinite(disagreement):
+        return RotationTest(disagreement)
+    last: list[list[np.ndarray]] = []
+    measured = RotationTest(disagreement)
+    for count in COUNTS:
+        last += [[paths(basis, f0, seed + 1 + i)[-1] for basis in bases] for i in range(len(last), count)]
+        measured = _compared(disagreement, np.asarray(last))
+        if measured.is_refuted:
+            break
+    return measured
+
+
+def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]) -> RotationTest:
+    """Compares the laws of the last functions on features and on two rotations, over seeds."""
+    seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
+    between = [first - plain, second - plain, second - first]
+    errors = [d.std(axis=0, ddof=1) / np.sqrt(seeds) for d in between]
+    # the root mean square over points and outputs, which is near 1 for differences of mean zero
+    bias = max(float(np.sqrt(np.mean(np.square(d.mean(axis=0) / e)))) for d, e in zip(between, errors, strict=True))
+    squares = np.array([np.mean(np.square(d), axis=(1, 2, 3)) for d in between])  # [3, seeds]
+    without = (squares.sum(axis=1, keepdims=True) - squares) / (seeds - 1)
+    ratios = (without[0] + without[1]) / (2 * without[2])
+    error = np.sqrt((seeds - 1) * np.var(ratios))
+    ratio = (squares[0].mean() + squares[1].mean()) / (2 * squares[2].mean())
+    return RotationTest(disagreement, float(ratio), float(error), bias)

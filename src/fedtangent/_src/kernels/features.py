@@ -1,0 +1,184 @@
+"""A kernel's features: a linear model whose tangent kernel is a given matrix, for runs without a closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Float64
+
+from fedtangent._src import checks
+from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
+
+FEWEST_COPIES, FEWEST_WEIGHTS = 4, 4096  # of each feature and of all features in a rotated basis
+OUTPUTS = ("shared", "full")
+LARGEST_REMAINDER = 1e-6  # share of an initial function that may lie outside the span of the features
+NEGATIVE = 1e-8  # the most negative eigenvalue that rounding explains, relative to the largest
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelFeatures:
+    """Features phi of a kernel at training and test points, ``phi phi' = Theta``, and the model linear in them.
+
+    ``simulate`` trains the model on the features, as it trains a network on its inputs. If the algorithm treats all
+    directions of weight space alike, the functions along the run depend on Theta only, not on the choice of phi.
+
+    Attributes:
+        model: The model ``phi(x) W``, whose weights start at zero.
+        train: Features of the training points, [n, r]; [n, C, r] for a kernel that couples outputs.
+        test: Features of the test points, [m, r] or [m, C, r].
+        left_inverse: Matrix [r, p] that maps values at all p rows (points, or points and outputs) to weights.
+        mix: Orthogonal matrix [C, C] by which the model multiplies its outputs; the identity unless ``rotated``.
+    """
+
+    model: Model
+    train: Float64[np.ndarray, "n *C r"]
+    test: Float64[np.ndarray, "m *C r"]
+    left_inverse: Float64[np.ndarray, "r p"]
+    mix: Float64[np.ndarray, "C C"]
+
+    def start(self, f0: Float[AnyArray, "*K points C"]) -> PyTree:
+        """Computes the weights with which the model starts as the function ``f0``.
+
+        Args:
+            f0: Initial function at all points, training points first, [n + m, C]; or of K models, [K, n + m, C].
+
+        Returns:
+            Weights for the argument ``start`` of ``simulate``: [r, C] of one model, [K, r, C] of K models; [r] and
+            [K, r] for a kernel that couples outputs.
+
+        Raises:
+            ValueError: ``f0`` has another shape, is not finite, or is no combination of the features.
+        """
+        phi, functions = np.concatenate([self.train, self.test]), checks.real_array("f0", f0).astype(np.float64)
+        if functions.ndim not in (2, 3) or functions.shape[-2:] != (len(phi), len(self.mix)):
+            allowed = f"({len(phi)}, {len(self.mix)}), or one such array for each model"
+            raise ValueError(f"f0: got shape {functions.shape}, must be {allowed}")
+        checks.finite("f0", functions)
+        is_coupled, r = phi.ndim == 3, phi.shape[-1]
+        rows = phi.reshape(-1, r)
+        values = functions.reshape(*functions.shape[:-2], -1, 1) if is_coupled else functions @ self.mix
+        weights = self.left_inverse @ values
+        size, remainder = np.max(np.abs(values)), np.max(np.abs(rows @ weights - values))
+        if remainder > LARGEST_REMAINDER * size:
+            raise ValueError(
+                f"f0: got a function of which the share {remainder / size:.2g} is no combination of the kernel's "
+                f"features, must be at most {LARGEST_REMAINDER:g}"
+            )
+        return jnp.asarray(weights[..., 0] if is_coupled else weights)
+
+    def rotated(self, seed: int) -> KernelFeatures:
+        """Returns features of the same kernel in a random basis of a larger weight space.
+
+        The r features are rotated at random, and each is spread over as many weights as make 4096 or 4 r of them, with
+        random signs; the outputs are rotated too. The functions of mapped weights stay the same. Of a network, too, the
+        kernel shows only a part of the weight space.
+
+        Args:
+            seed: Seed of the rotations, which are uniform, and of the signs.
+        """
+        rng, is_coupled = np.random.default_rng(checks.seed(seed)), self.train.ndim == 3
+        r = self.train.shape[-1]
+        copies = max(FEWEST_COPIES, -(-FEWEST_WEIGHTS // r))
+        signs = rng.choice([-1.0, 1.0], copies * r) / np.sqrt(copies)
+        turn = np.repeat(_random_rotation(rng, r), copies, axis=1) * signs
+        mix = self.mix if is_coupled else _random_rotation(rng, len(self.mix)) @ self.mix
+        return KernelFeatures(
+            feature_model(copies * r, mix, is_coupled),
+            self.train @ turn,
+            self.test @ turn,
+            turn.T @ self.left_inverse,
+            mix,
+        )
+
+
+def kernel_features(
+    kernel: KernelBlocks | ArrayLike, output_size: int = 1, num_train: int | None = None, outputs: str = "shared"
+) -> KernelFeatures:
+    """Computes features of a kernel, and the linear model of which it is the tangent kernel.
+
+    The kernel is factored by its eigenvectors. Eigenvalues below the rounding error of the largest one (its product
+    with the number of rows and 2.2e-16) are dropped, so that a singular kernel, for example of repeated points, has
+    fewer features than rows.
+
+    Args:
+        kernel: Tangent kernel at n training and m test points: ``KernelBlocks`` with ``ntk_test``, or a symmetric
+            positive semidefinite matrix [n + m, n + m], training points first.
+        output_size: Number of outputs C.
+        num_train: Number n of training points of a matrix; None with ``KernelBlocks``.
+        outputs: "shared" if all outputs have the same kernel and are independent; "full" if the kernel couples outputs:
+            then it is [(n + m) C, (n + m) C], the C rows of one point adjacent.
+
+    Returns:
+        Features at training and test points, and the model.
+
+    Raises:
+        ValueError: The kernel is not symmetric or has a negative eigenvalue, a size does not fit, or ``KernelBlocks``
+            lack ``ntk_test``.
+
+    Example, the features of a dense network's kernel at four training and two test points:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> network = ft.models.mlp(input_size=1, output_size=1, widths=(64,))
+        >>> kernels = ft.kernels.kernel_blocks(network.kernel, np.linspace(-1, 1, 4)[:, None], [[-0.5], [0.5]])
+        >>> features = ft.models.kernel_features(kernels)
+        >>> features.train.shape, features.test.shape
+        ((4, 6), (2, 6))
+        >>> bool(np.allclose(features.train @ features.train.T, kernels.ntk_train))
+        True
+    """
+    checks.choice("outputs", outputs, OUTPUTS)
+    each = checks.whole("output_size", output_size) if outputs == "full" else 1
+    if isinstance(kernel, KernelBlocks):
+        if num_train is not None:
+            raise ValueError(f"num_train: got {num_train}, must be None with KernelBlocks, which say it")
+        if kernel.ntk_test is None:
+            raise ValueError("kernel: got KernelBlocks without ntk_test, must have it")
+        rows, cross = len(kernel.ntk_train), np.asarray(kernel.ntk_test_train)
+        theta = np.block([[np.asarray(kernel.ntk_train), cross.T], [cross, np.asarray(kernel.ntk_test)]])
+    else:
+        theta = checks.symmetric("kernel", kernel)
+        if num_train is None:
+            raise ValueError("num_train: got None, must be the number of training points, whose rows come first")
+        rows = checks.whole("num_train", num_train, 1, len(theta) // each) * each
+    if len(theta) % each:
+        raise ValueError(f"kernel: got {len(theta)} rows, must be a multiple of output_size {output_size}")
+    eigenvalues, vectors = np.linalg.eigh(theta)
+    smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
+    if not largest > 0 or smallest < -NEGATIVE * largest:
+        raise ValueError(f"kernel: got eigenvalues from {smallest:.3g} to {largest:.3g}, must be positive semidefinite")
+    is_kept = eigenvalues > len(theta) * np.finfo(np.float64).eps * largest
+    scale, basis = np.sqrt(eigenvalues[is_kept]), vectors[:, is_kept]
+    train, test = (basis * scale)[:rows], (basis * scale)[rows:]
+    if outputs == "full":
+        train, test = (part.reshape(-1, each, len(scale)) for part in (train, test))
+    mix = np.eye(output_size)
+    model = feature_model(len(scale), mix, outputs == "full")
+    return KernelFeatures(model, train, test, (basis / scale).T, mix)
+
+
+def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) -> Model:
+    """Builds the model ``phi(x) W mix'`` of features phi(x), or ``phi(x) w`` for a kernel that couples outputs.
+
+    Args:
+        size: Number r of features.
+        mix: Orthogonal matrix by which outputs are multiplied; not used for a kernel that couples outputs.
+        is_coupled: Whether the kernel couples outputs.
+    """
+
+    def init(key: Key) -> PyTree:
+        return jnp.zeros((size,) if is_coupled else (size, len(mix)))
+
+    def apply(params: Float[AnyArray, "r *C"], x: Float[AnyArray, "n *Cr"]) -> Float[Array, "n C"]:
+        outputs = jnp.asarray(x, params.dtype) @ params
+        return outputs if is_coupled else outputs @ jnp.asarray(mix.T, params.dtype)
+
+    return Model("kernel features", init, apply, None, len(mix), is_linear=True, reads_tokens=False)
+
+
+def _random_rotation(rng: np.random.Generator, size: int) -> Float64[np.ndarray, "size size"]:
+    """Draws an orthogonal matrix, uniformly."""
+    q, upper = np.linalg.qr(rng.standard_normal((size, size)))
+    return q * np.sign(np.diag(upper))

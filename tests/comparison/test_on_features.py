@@ -1,0 +1,70 @@
+"""``compare`` for algorithms without a closed form: networks beside the features of their kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedtangent as ft
+from fedtangent._src.comparison.on_features import OnFeatures
+
+from ..nightly import nightly
+
+CLIENTS = 6
+WORK = {"client_learning_rate": 0.5, "work": ft.Work(steps=4, batch_size=5)}
+CLIPPED = {**WORK, "averaging": ft.Averaging(channel=ft.channels.clip(0.4))}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def compared(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    y = np.sin(x @ rng.normal(size=(4, 2)))
+    model = ft.models.mlp(4, 2, (32,), "erf")
+    algorithm = recipe(model, ft.schedules.uniform_sampling(CLIENTS, 3), **options)
+    clients = ft.partition.of([np.arange(i, 40, CLIENTS) for i in range(CLIENTS)])
+    data = x[:40], y[:40], x[40:], y[40:]
+    return ft.compare(algorithm, data, clients, num_rounds=4, evaluation=ft.Evaluation(2, progress=False), **settings)
+
+
+def test_networks_approach_the_features_with_their_width() -> None:
+    """Norm clipping has no closed form; a kernel that is wrong by a quarter is further away than the widest network."""
+    result = compared(ft.fed_avg, CLIPPED, widths=(32, 128, 512), draws=5)
+    assert isinstance(result, OnFeatures) and result.rotations.is_exact
+    narrow, _, wide = result.gaps
+    assert 0 < wide < 0.5 * narrow and wide < 0.12, result.gaps
+    assert "its channel may leave numbers out" in repr(result) and "<table" in result._repr_html_()
+    predicted, simulated = result.history.predicted.curves(), result.history.curves()
+    assert predicted.keys() == simulated.keys()
+    assert len(result.verdicts) == 2 and not any(verdict.passed is False for verdict in result.verdicts)
+
+
+@pytest.mark.parametrize("seed", nightly(list(range(6)), []))
+def test_verdicts_hold_and_wrong_kernels_fail(seed: int) -> None:
+    result = compared(ft.fed_avg, CLIPPED, widths=(64, 256, 1024, 4096), draws=40, seed=seed)
+    slope, mean = result.verdicts
+    assert slope.passed and slope.control_fails, slope
+    assert mean.passed is not False, mean
+
+
+def test_an_algorithm_that_the_kernel_does_not_determine_is_refused_with_the_size() -> None:
+    with pytest.raises(
+        ValueError, match=r"algorithm: got 'fed_adam'.*runs on rotated features differ by .*start="
+    ) as e:
+        compared(ft.fed_adam, WORK, widths=(8, 16, 32), draws=5)
+    assert "\n" not in str(e.value)
+
+
+def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
+    options = {**WORK, "privacy": ft.ClientPrivacy(0.5, 0.3, 3)}
+    result = compared(ft.dp_fed_avg, options, widths=(8, 16, 32), draws=5)
+    assert isinstance(result, OnFeatures) and not result.rotations.is_exact and not result.verdicts
+    assert "random numbers differ" in repr(result)
