@@ -310,15 +310,15 @@ class Flow:
         """Returns ``model``; raises ``ValueError`` unless it is the index of a model."""
         return whole("model", model, 0, self.num_models - 1)
 
-    def check_linear(self, quantity: str) -> None:
+    def check_linear(self, what: str) -> None:
         """Raises ``ValueError`` for a loss under which a run is not linear in its initial function.
 
         Args:
-            quantity: Name of the requested quantity in the message.
+            what: Name of the requested quantity in the message.
         """
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run "
                 "of one initial function is known (predict), of which draws can be averaged"
             )
 
@@ -378,15 +378,15 @@ class Flow:
             raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
         return self.kernels
 
-    def check_law(self, quantity: str) -> KernelBlocks:
+    def check_law(self, what: str) -> KernelBlocks:
         """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
 
         The law needs the squared error and kernel blocks (not a large kernel).
 
         Args:
-            quantity: Name of the requested quantity in the message.
+            what: Name of the requested quantity in the message.
         """
-        self.check_linear(quantity)
+        self.check_linear(what)
         return self.blocks
 
     def _evolved(
