@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 import fedtangent
+from fedtangent._src.comparison.all_verdicts import all_verdicts
 from fedtangent._src.comparison.comparing import comparison_of
-from fedtangent._src.comparison.judged import all_verdicts
 from fedtangent._src.comparison.predicted import predict
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.verdicts import as_rows

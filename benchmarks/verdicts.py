@@ -27,10 +27,10 @@ import numpy as np
 from tqdm import tqdm
 
 import fedtangent
+from fedtangent._src.comparison.all_verdicts import sampled_verdicts, without_clients, wrong_flows
 from fedtangent._src.comparison.cases import ensemble, standard_case
-from fedtangent._src.comparison.exact import law_verdicts
-from fedtangent._src.comparison.judged import sampled_verdicts, wrong_flows
-from fedtangent._src.comparison.predicted import Predicted, predict, without_clients
+from fedtangent._src.comparison.linear_models import law_verdicts
+from fedtangent._src.comparison.predicted import Predicted, predict
 from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent._src.data import partition

@@ -14,10 +14,10 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import main, train
-from fedtangent._src.comparison import Problem, Scale, Setting, cases, exact, side_by_side
+from fedtangent._src.comparison import cases, linear_models, side_by_side
 from fedtangent._src.comparison.cases import CaseEntry, sine_linear
 from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
-from fedtangent._src.comparison.settings import NTKRuns
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
 from fedtangent._src.data import partition
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import Description
@@ -122,7 +122,7 @@ def trained(function: str, width: int, *more: Any) -> Any:
 SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("trained_networks", "ntk_fl")}
 
 
-PROPAGATED = exact._propagated
+PROPAGATED = linear_models._propagated
 LAW: list[Any] = []
 
 
@@ -136,7 +136,7 @@ def propagated(*given: Any) -> Any:
 @pytest.fixture
 def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The networks of ``tiny``, and the models of its law, are trained once for all that compare them."""
-    monkeypatch.setattr(exact, "_propagated", propagated)
+    monkeypatch.setattr(linear_models, "_propagated", propagated)
     for name in SIMULATORS:
         once = functools.partial(lambda function, setting, *given: trained(function, *given), name)
         monkeypatch.setattr(side_by_side, name, once)

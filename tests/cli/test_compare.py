@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedtangent._src.cli import compare
-from fedtangent._src.comparison import Comparison, Setting, judged, predicted
+from fedtangent._src.comparison import all_verdicts, predicted
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Comparison
 
 from ..metrics_file import rows_of
 from .conftest import tiny
@@ -69,7 +71,7 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
         return right(setting, *rest, **{"local_steps": setting.followed.local_steps + 2, **options})
 
     monkeypatch.setattr(predicted, "run_flow", mistaken)
-    monkeypatch.setattr(judged, "run_flow", mistaken)
+    monkeypatch.setattr(all_verdicts, "run_flow", mistaken)
     ended = run("compare", "--case", "sine", "--output", "out")
     assert ended.code == 1
     assert "DISAGREE" in ended.out

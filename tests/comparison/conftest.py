@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent._src.comparison import Comparison, Setting, run, side_by_side
+from fedtangent._src.comparison import side_by_side
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Comparison, run
 
 from .tiny import digits, linear, network
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedtangent._src.comparison import Comparison, Setting, run
 from fedtangent._src.comparison.comparing import comparison_of
 from fedtangent._src.comparison.forecast import Forecasting, Plan, plan_of
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Comparison, run
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import describe
 from fedtangent._src.engine.loop import Evaluation

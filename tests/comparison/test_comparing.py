@@ -15,7 +15,7 @@ import fedtangent as ft
 from fedtangent._src.cli import compare as cli_compare
 from fedtangent._src.cli import predict as cli_predict
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.comparison import comparing, exact
+from fedtangent._src.comparison import comparing, linear_models
 from fedtangent._src.comparison.comparing import compare, comparison_of
 from fedtangent._src.comparison.predicted import predict, run_flow
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
@@ -73,9 +73,9 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
     monkeypatch: pytest.MonkeyPatch, name: str, loss: str
 ) -> None:
     """And does not follow another order of minibatches, a client less, a rate 5 % off, the other loss."""
-    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
     setting = described(name, loss=loss)
-    verdict = exact.linearised_verdict(setting, cohorts(setting))
+    verdict = linear_models.linearised_verdict(setting, cohorts(setting))
     assert verdict.passed and verdict.holds and verdict.control_fails, verdict
     assert float(verdict.measured) < 1e-12
 
@@ -87,7 +87,7 @@ def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: s
     setting = evaluated(described("modified_local_gd", model="linear", loss=loss, **rate), 1)
     theory, seen = predict(setting, cohorts(setting)), trained_networks(setting, 1)
     assert not np.any(seen.train[0]) and len(seen.rounds) == setting.size.num_rounds + 1
-    verdict = exact.linear_verdict(theory, seen)
+    verdict = linear_models.linear_verdict(theory, seen)
     assert verdict.passed and verdict.control_fails, verdict
     assert float(verdict.measured) < 1e-12
 
@@ -142,9 +142,9 @@ def test_numbers_that_are_signs_and_others() -> None:
 )
 def test_every_control_can_fail(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     """Wrong theories that would be right of this very run are left out."""
-    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
     setting = described("fed_prox", **changes)
-    assert exact.linearised_verdict(setting, cohorts(setting)).passed
+    assert linear_models.linearised_verdict(setting, cohorts(setting)).passed
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any])
 def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
     setting = described("fed_prox", loss=loss)
     theory = predict(evaluated(setting, setting.size.num_rounds), cohorts(setting))
-    assert exact.of_kernel_verdict(theory).passed
+    assert linear_models.of_kernel_verdict(theory).passed
 
 
 def own_data() -> tuple[Any, Any]:
@@ -181,7 +181,7 @@ def own_data() -> tuple[Any, Any]:
 
 
 def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
     monkeypatch.chdir(tmp_path)
     names = documents.run("side = ft.compare(")
     assert (tmp_path / "side.png").stat().st_size > 10_000
@@ -347,7 +347,7 @@ def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared() -> None:
     wrong = algorithm.composition
     wrong = algorithm._replace(composition=wrong._replace(rule={**algorithm.rule, "server_learning_rate": 0.475}))
     setting = comparison_of(wrong, examples_of(wrong, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
-    assert not exact.linearised_verdict(setting, cohorts(setting)).holds
+    assert not linear_models.linearised_verdict(setting, cohorts(setting)).holds
 
 
 def test_arrays_without_a_test_split_and_images() -> None:
@@ -409,10 +409,10 @@ def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> No
     by_optax = ft.Averaging(server_optimizer=optax.sgd(0.7, momentum=0.6, nesterov=looks_ahead))
     found = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3, averaging=by_optax)
     setting = comparison_of(found, examples_of(found, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
-    assert exact.linearised_verdict(setting, cohorts(setting)).passed
+    assert linear_models.linearised_verdict(setting, cohorts(setting)).passed
     assert setting.followed.nesterov == looks_ahead
     wrong = dataclasses.replace(setting, rule=dataclasses.replace(setting.followed, nesterov=not looks_ahead))
-    assert not exact.linearised_verdict(wrong, cohorts(wrong)).holds
+    assert not linear_models.linearised_verdict(wrong, cohorts(wrong)).holds
 
 
 def test_a_comparison_without_test_examples_has_training_metrics_only() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src import data
-from fedtangent._src.comparison import compare
+from fedtangent._src.comparison.comparing import compare
 from fedtangent._src.data import partition
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.run import predict, simulate

@@ -42,7 +42,7 @@ def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
 def runs_of(plan: Plan) -> forecasts_._Runs:
     setting, blocks = plan.setting, plan.setting.blocks()
     flow = run_flow(setting, blocks, cohorts(setting))
-    return forecasts_._Runs(plan, (flow,), forecasts_.drawn_starts(setting, blocks, plan.forecasting.draws))
+    return forecasts_._Runs(plan, (flow,), forecasts_.prior_starts(setting, blocks, plan.forecasting.draws))
 
 
 def foretold(plan: Plan) -> forecasts_.Forecast:
@@ -72,10 +72,10 @@ def test_a_curve_is_each_functions_own_prediction_measured() -> None:
     plan = planned(2, algorithm="fed_ensemble", num_models=2, loss="cross_entropy")
     setting, runs = plan.setting, runs_of(plan)
     flow, starts, curve = runs.flow, runs.starts, runs.curve(plan.rate, False)
-    assert not np.allclose(starts[0], starts[1])
-    n = len(setting.problem.x_train)
+    assert not np.allclose(starts.test[0], starts.test[1])
     for draw in range(2):
-        ends = flow.predict(starts[draw, :, :n], starts[draw, :, n:], 3), flow.predict_train(starts[draw, :, :n], 3)
+        train, test = starts.train[draw], starts.test[draw]
+        ends = flow.predict(train, test, 3), flow.predict_train(train, 3)
         for split, outputs in zip(("test", "train"), ends, strict=True):
             targets = setting.problem.labels_test if split == "test" else plan.examples.train.labels
             found = float(uncertainty.negative_log_likelihood(outputs, jnp.asarray(targets)))
@@ -236,7 +236,8 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
 def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
     plan = planned(2, num_rounds=4, **more)
     up, down = forecasts_._traffic(plan, cohorts(plan.setting))
-    run = simulate(plan.algorithm, plan.examples.data, num_rounds=4, seed=plan.setting.seed, evaluation=Evaluation(1))
+    setting = plan.setting
+    run = simulate(setting.algorithm, plan.examples.data, num_rounds=4, seed=setting.seed, evaluation=Evaluation(1))
     assert [e.uplink_bytes for e in run.history.evaluations] == up.tolist()
     assert [e.downlink_bytes for e in run.history.evaluations] == down.tolist()
     assert up[-1] > up[1] > 0

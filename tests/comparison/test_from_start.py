@@ -12,7 +12,7 @@ import pytest
 from flax import linen
 
 import fedtangent as ft
-from fedtangent._src.comparison.exact import MOST_ROWS
+from fedtangent._src.comparison.linear_models import MOST_ROWS
 
 from .. import documents
 from ..nightly import nightly

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison import Comparison
+from fedtangent._src.comparison.all_verdicts import without_clients
 from fedtangent._src.comparison.cases import LOCAL_STEPS
 from fedtangent._src.comparison.laziness import along
 from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
 from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
 from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
-from fedtangent._src.comparison.predicted import Predicted, run_flow, without_clients
+from fedtangent._src.comparison.predicted import Predicted, run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, trained_networks
 from fedtangent._src.comparison.statistics import fitted_slope
 from fedtangent._src.engine import Devices, Evaluation

@@ -13,7 +13,8 @@ import pytest
 
 import fedtangent
 from fedtangent._src import data
-from fedtangent._src.comparison import ResidualLedger, ledger_bounds, residual_ledger
+from fedtangent._src.comparison import ledger_bounds
+from fedtangent._src.comparison.ledger import ResidualLedger, residual_ledger
 from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.data import partition
 from fedtangent._src.engine import Devices, Evaluation, simulate

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fedtangent as ft
-from fedtangent._src.comparison.predicted import drawn_starts, run_flow
+from fedtangent._src.comparison.predicted import prior_starts, run_flow
 from fedtangent._src.comparison.rotations import SAME, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.kernels.features import kernel_features
@@ -40,7 +40,7 @@ def test_runs_on_features_are_the_flow(name: str, loss: str) -> None:
     setting = described(name, loss=loss)
     problem, rounds, n = setting.problem, setting.size.rounds, len(setting.problem.x_train)
     blocks = setting.blocks()
-    f0 = drawn_starts(setting, blocks, 1)[0]
+    f0 = np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0]
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
     simulated = paths(kernel_features(blocks, f0.shape[-1]), f0, setting.seed)
     moved = np.max(np.abs(simulated - simulated[0]))

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison import Comparison, Setting, build, exact, judged, predicted, run
+from fedtangent._src.comparison import all_verdicts, linear_models, predicted
+from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.predicted import Predicted
-from fedtangent._src.comparison.settings import standardised
-from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, initial_functions, trained
+from fedtangent._src.comparison.settings import Setting, standardised
+from fedtangent._src.comparison.side_by_side import Comparison, run
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, trained
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.types import Cohort
@@ -200,12 +202,14 @@ RIGHT_FLOW = predicted.run_flow
 def test_a_wrong_flow_is_noticed(linear_result: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained anew: the right networks are held against a mistaken theory."""
     setting, seen = linear_result.setting, linear_result.simulated[0]
-    propagated = exact._propagated(linear_result.theory, exact.some_points(setting.problem), setting.size.num_rounds)
-    monkeypatch.setattr(exact, "_propagated", lambda *given: propagated)
+    propagated = linear_models._propagated(
+        linear_result.theory, linear_models.some_points(setting.problem), setting.size.num_rounds
+    )
+    monkeypatch.setattr(linear_models, "_propagated", lambda *given: propagated)
     for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
         monkeypatch.setattr(predicted, "run_flow", theory_of)
         theory = predicted.predict(setting, linear_result.theory.cohorts)
-        verdicts = [exact.linear_verdict(theory, seen), *exact.law_verdicts(theory)]
+        verdicts = [linear_models.linear_verdict(theory, seen), *linear_models.law_verdicts(theory)]
         assert len(verdicts) == 3
         assert all(v.holds is (theory_of is RIGHT_FLOW) for v in verdicts), theory_of
 
@@ -221,11 +225,11 @@ def test_float64_is_asked_for(linear_setting: Setting) -> None:
 
 def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Setting) -> None:
     blocks = linear_setting.blocks()
-    drawn = initial_functions(linear_setting, 100, 800).reshape(1, 2, 400, -1, 1)
+    drawn = network_functions(linear_setting, 100, 800, linear_setting.problem.x_test).reshape(1, 2, 400, -1, 1)
 
     def judge(starts: np.ndarray, prior: float = 1.0) -> list[Verdict]:
         theory = stand_in(Predicted, setting=linear_setting, blocks=blocks._replace(nngp_test=prior * blocks.nngp_test))
-        return judged._starts(theory, (stand_in(Simulated, width=100, test=starts),))
+        return all_verdicts._starts(theory, (stand_in(Simulated, width=100, test=starts),))
 
     law, apart = judge(drawn)
     assert law.passed and apart.passed, (law, apart)

@@ -12,7 +12,7 @@ import pytest
 from fedtangent._src.cli.main import run
 from fedtangent._src.comparison import forecast, sizes
 from fedtangent._src.comparison.forecast import forecasts
-from fedtangent._src.comparison.predicted import drawn_starts
+from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.engine import memory
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
@@ -108,7 +108,7 @@ def test_a_large_kernel_predicts_what_blocks_do(monkeypatch: pytest.MonkeyPatch)
     assert own.rates is None and own.best is own.given
     assert abs(own.given.mean("test", "mse")[0] / right.given.mean("test", "mse")[0] - 1) > 1e-3
     blocks = plan.setting.blocks()
-    monkeypatch.setattr(forecast, "drawn_starts", lambda setting, kernels, draws: drawn_starts(setting, blocks, draws))
+    monkeypatch.setattr(forecast, "prior_starts", lambda setting, kernels, draws: prior_starts(setting, blocks, draws))
     (same,) = forecasts([plan])
     for key, values in right.given.values.items():
         assert np.allclose(same.given.values[key], values, rtol=1e-4, atol=1e-5), key

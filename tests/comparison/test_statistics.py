@@ -88,7 +88,7 @@ def test_a_variance_is_known_better_beside_predictions_and_a_wrong_one_is_seen(l
     rng = np.random.default_rng(3)
     right, wider = (paired(rng, law, wider=by) for by in (1.0, 1.1))
     found = st.variance_ratio(right, traces(law), traces(law))
-    alone = [st.Pair(p.width, p.seen, draw(rng, *law)) for p in right]  # predictions of other networks
+    alone = [st.Pair(p.width, p.simulated, draw(rng, *law)) for p in right]  # predictions of other networks
     assert found.length < 0.5 * st.variance_ratio(alone, traces(law), traces(law)).length
     assert found.low < 1 < found.high
     other = st.variance_ratio(wider, traces(law), traces(law))

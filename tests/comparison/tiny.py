@@ -7,10 +7,10 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from fedtangent._src.comparison import Problem, Scale, Setting, cases
+from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.cases import Build, sine_linear
 from fedtangent._src.comparison.cases import digits as whole_digits
-from fedtangent._src.comparison.settings import NTKRuns
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
 from fedtangent._src.data import partition
 from fedtangent._src.federated import schedule
 from fedtangent._src.models.dense import mlp

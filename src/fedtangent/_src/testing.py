@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from fedtangent._src.comparison.exact import linearised_verdict
 from fedtangent._src.comparison.followed import setting_of
-from fedtangent._src.comparison.settings import exact_arithmetic
+from fedtangent._src.comparison.linear_models import linearised_verdict
+from fedtangent._src.comparison.settings import Scale, exact_arithmetic
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.verdicts import EXACT
 from fedtangent._src.data.examples import Examples
@@ -258,6 +258,6 @@ def _theory(case: _Case) -> Law:
         return Law("theory", None, why=rule)
     if case.algorithm.composition.rebuild is None:
         return Law("theory", None, why="its recipe is not marked with fedtangent.recipe")
-    setting = setting_of(case.algorithm, case.examples, ROUNDS, SEED)
+    setting = setting_of(case.algorithm, case.examples, Scale((1,), 1, ROUNDS), SEED)
     verdict = linearised_verdict(setting, cohorts(setting))
     return Law("theory", bool(verdict.passed), float(verdict.measured), EXACT)

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from fedtangent._src.checks import MAX_SEED, folder, seed, whole
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.comparison import Comparison, Problem, Setting, run
-from fedtangent._src.comparison import build as case_settings
 from fedtangent._src.comparison.cases import DEFAULT_CASES
+from fedtangent._src.comparison.cases import build as case_settings
 from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, check_widths, comparison_of
 from fedtangent._src.comparison.followed import EVALUATIONS, followed_rule
+from fedtangent._src.comparison.settings import Problem, Setting
+from fedtangent._src.comparison.side_by_side import Comparison, run
 from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description

@@ -46,9 +46,9 @@ def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Settin
     toy = datasets.load("sine", seed=seed, gap=not model.is_linear, points_per_user=3)
     user = np.asarray(toy.user_train)
     # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
-    kept = np.tile(np.arange(3), len(user) // 3) <= user % 3
-    clients = partition.by_user(user[kept])
-    problem = Problem(toy.x_train[kept], toy.y_train[kept], toy.x_test[::2], toy.y_test[::2], clients)
+    rows = np.tile(np.arange(3), len(user) // 3) <= user % 3
+    clients = partition.by_user(user[rows])
+    problem = Problem(toy.x_train[rows], toy.y_train[rows], toy.x_test[::2], toy.y_test[::2], clients)
     algorithm = ensemble(problem, model, schedule.per_client_permutations(clients.num_clients, NUM_MODELS))
     # Later, modes of small eigenvalues evolve, which at these widths are far from those of infinite width.
     return standard_case(name, title, problem, algorithm, size, seed, NTKRuns(times=tuple(range(5, 41, 5))))

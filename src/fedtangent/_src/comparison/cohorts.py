@@ -39,16 +39,20 @@ def drawn_rows(
         return drawn_batches(work, streams.slot_keys(train, round_, i)[0], size, largest, most)
 
     of_round = jax.jit(jax.vmap(jax.vmap(places, in_axes=(None, 0, 0))))  # one program, not one for each operation
-    found = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
+    place = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
     first = np.asarray(partition.offsets)[np.asarray(client)][..., None, None]
-    rows = np.asarray(partition.indices)[first + np.maximum(found, 0)]
-    return np.where((found >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
+    rows = np.asarray(partition.indices)[first + np.maximum(place, 0)]
+    return np.where((place >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
 
 
 def steps_of(work: Work, partition: Partition) -> Int[np.ndarray, "N"]:
     """Computes the number of local steps of every client, [N]; each takes at least 1.
 
     One epoch of minibatches of size B has ``ceil(n_i / B)`` steps.
+
+    Args:
+        work: Local steps, or epochs and batch size.
+        partition: Training rows of every client.
     """
     if work.steps is not None:
         return np.full(partition.num_clients, work.steps)
@@ -60,6 +64,11 @@ def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) 
     """Counts the clients that get a model in each round of ``cohorts``, [R].
 
     Clients that drop out or are late after they got the model count too.
+
+    Args:
+        schedule: Schedule of the run.
+        cohorts: Its cohorts, [R, S].
+        seed: Seed or key of the run.
     """
     if schedule.contacted is None:
         return np.sum(np.asarray(cohorts.weight) > 0, axis=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedtangent._src.checks import whole
+from fedtangent._src.comparison import followed
 from fedtangent._src.comparison.cases import build
-from fedtangent._src.comparison.followed import (
-    check_analytic,
-    check_evaluation,
-    check_kernels,
-    evaluated_every,
-    setting_of,
-)
 from fedtangent._src.comparison.from_start import FromStart, compare_from
 from fedtangent._src.comparison.on_features import OnFeatures, compare_on_features
 from fedtangent._src.comparison.settings import Scale, Setting
@@ -126,17 +119,16 @@ def comparison_of(
     draws: int,
 ) -> Setting:
     """Builds the setting that ``compare`` runs, from the same arguments; raises ``ValueError`` as ``compare`` does."""
-    check_evaluation(evaluation)
+    followed.check_evaluation(evaluation)
     whole("num_rounds", num_rounds)
     whole("draws", draws, FEWEST_DRAWS)
     widths = check_widths(algorithm.model, widths)
     if algorithm.composition.rebuild is None:
         algorithm.on(algorithm.model)  # says what can be done
-    is_followed = not isinstance(algorithm.rule, str)
-    setting = setting_of(algorithm, examples, num_rounds, seed, is_followed=is_followed)
-    check_kernels(algorithm.model, setting.problem.x_train[:2])
-    size = Scale(widths, draws, num_rounds, evaluated_every(evaluation, num_rounds))
-    return dataclasses.replace(setting, size=size)
+    size = Scale(widths, draws, num_rounds, followed.evaluated_every(evaluation, num_rounds))
+    setting = followed.setting_of(algorithm, examples, size, seed, is_followed=not isinstance(algorithm.rule, str))
+    followed.check_kernels(algorithm.model, setting.problem.x_train[:2])
+    return setting
 
 
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,10 +143,10 @@ def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
     """
     for width in widths:
         whole("widths", width)
-    check_analytic(model)
+    followed.check_analytic(model)
     if model.at_width is None:
         return (1,)
-    found = tuple(sorted(set(widths)))
-    if len(found) < FEWEST_WIDTHS:
+    rising = tuple(sorted(set(widths)))
+    if len(rising) < FEWEST_WIDTHS:
         raise ValueError(f"widths: got {widths}, must be {FEWEST_WIDTHS} or more different ones")
-    return found
+    return rising

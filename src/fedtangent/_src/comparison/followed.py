@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from fedtangent._src.losses import words
 from fedtangent._src.optimizers import first_steps, in_round
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.theory.flow.rules import read_rule
-from fedtangent._src.types import NO_RULE, Algorithm, Model, Partition, Training
+from fedtangent._src.types import NO_RULE, Algorithm, Array, ArrayLike, Model, Partition, Training
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
 EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
@@ -29,30 +30,30 @@ FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functio
 def setting_of(
     algorithm: Algorithm,
     examples: Examples,
-    num_rounds: int,
+    size: Scale,
     seed: int,
     most_points: int | None = MOST_POINTS,
     own_width: bool = False,
     is_followed: bool = True,
 ) -> Setting:
-    """Builds the setting of a run, at the width of the algorithm's model.
+    """Builds the setting of a run.
 
     Args:
         algorithm: The run's algorithm.
-        examples: Its training and test examples and who holds them.
-        num_rounds: Rounds R.
-        seed: Seed of its schedule and its minibatches.
+        examples: Its training and test examples and their clients.
+        size: Widths, draws and rounds.
+        seed: Seed of the schedule and the minibatches.
         most_points: Largest number of test examples; the first ones are used. None: all.
-        own_width: Whether networks keep the width of the algorithm's model at every width that is asked for.
+        own_width: Whether networks have the width of the algorithm's model, whatever the widths of ``size``.
         is_followed: Whether theory must follow the run; otherwise the setting has no rule.
 
     Raises:
         ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
     """
-    rule = rule_of(algorithm, examples.clients, num_rounds, seed) if is_followed else None
+    rule = rule_of(algorithm, examples.clients, size.num_rounds, seed) if is_followed else None
     training, clients, model = _training(algorithm), examples.clients, algorithm.model
     if training.optimizer is None:
-        rates_of(training, num_rounds)
+        _rates_of(training, size.num_rounds)
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     on_device = (examples.train if examples.test is None else examples.test).labels
@@ -67,7 +68,7 @@ def setting_of(
         problem=Problem(x_train, y_train, x_test, y_test, clients, labels, points, loss),
         algorithm=_of_fixed_width(algorithm) if own_width else algorithm,
         rule=rule,
-        size=Scale((1,), 1, num_rounds),
+        size=size,
         seed=seed,
     )
 
@@ -85,16 +86,16 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
         ValueError: Theory does not follow the algorithm, or its learning rate is 0 in every round.
     """
     rule, training = followed_rule(algorithm, num_rounds), _training(algorithm)
-    rates, steps = rates_of(training, num_rounds), steps_of(training.work, clients)
+    rates, steps = _rates_of(training, num_rounds), steps_of(training.work, clients)
     cohorts = drawn_cohorts(algorithm.schedule, clients, num_rounds, seed, algorithm.composition.weighting)
     batches = drawn_rows(training.work, clients, cohorts, seed)
     return Rule(**{"local_steps": steps, "learning_rate": rates, **rule, "batches": batches})
 
 
-def rates_of(training: Training, num_rounds: int) -> Any:
+def _rates_of(training: Training, num_rounds: int) -> ArrayLike:
     """Returns the clients' learning rate, a number or one for each round [R]; raises ``ValueError`` if all are 0."""
     rate = training.learning_rate if training.optimizer is None else first_steps(training.optimizer, num_rounds)
-    rates = each_round(rate, num_rounds) if callable(rate) else rate
+    rates = _each_round(rate, num_rounds) if callable(rate) else rate
     if not np.max(rates) > 0:
         raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
     return rates
@@ -126,16 +127,16 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
     if isinstance(rule, str):
         raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
     followed: dict[str, Any] = {
-        name: each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
+        name: _each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
         for name, value in rule.items()
     }
     read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
     return followed
 
 
-def each_round(schedule: Any, num_rounds: int) -> Float[np.ndarray, "num_rounds"]:
+def _each_round(schedule: Callable[[Array], ArrayLike], num_rounds: int) -> Float[np.ndarray, "num_rounds"]:
     """Evaluates a schedule of numbers at every round, [R]."""
-    return np.array([float(in_round(schedule, jnp.int32(r))) for r in range(num_rounds)])
+    return np.array([float(np.asarray(in_round(schedule, jnp.int32(r)))) for r in range(num_rounds)])
 
 
 def check_evaluation(evaluation: Evaluation) -> None:

@@ -19,11 +19,10 @@ from jaxtyping import Float, Int, Num
 from fedtangent._src.checks import flag, instance, number, real_array, whole
 from fedtangent._src.comparison.cohorts import contacted_clients
 from fedtangent._src.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
-from fedtangent._src.comparison.from_start import check_rows, flow_outputs, flows_at_start, weights_of
-from fedtangent._src.comparison.predicted import drawn_starts, limit_of, run_flow
+from fedtangent._src.comparison.from_start import check_rows, flows_at_start, weights_of
+from fedtangent._src.comparison.predicted import Starts, at_once, from_starts, limit_of, prior_starts, run_flow
 from fedtangent._src.comparison.rates import Rates, searched_rates
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.side_by_side import Report
+from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.sizes import KernelPlan, plan_kernels, planned_kernels
 from fedtangent._src.comparison.table import expected_accuracy
@@ -45,7 +44,6 @@ from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Predi
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
 TRIALS = 25  # about how many rates a search tries, for its progress bar
-AT_ONCE = 2**26  # outputs that are held at once, half a GiB
 KERNELS = Path("results/kernels")
 
 
@@ -66,9 +64,8 @@ class Forecasting:
 class Plan(NamedTuple):
     """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
 
-    algorithm: Algorithm
-    examples: Examples
     setting: Setting
+    examples: Examples
     forecasting: Forecasting
     start: PyTree | None = None  # parameters of the K models, [K, ...], that theory linearises at; None: the prior
 
@@ -90,11 +87,9 @@ class Plan(NamedTuple):
     @property
     def at_once(self) -> int:
         """The number of initial functions that are computed together, a divisor of ``draws``."""
-        s, problem = self.setting, self.setting.problem
+        setting, problem = self.setting, self.setting.problem
         points, outputs = len(problem.x_train) + len(problem.x_test), problem.y_train.shape[1]
-        of_one = len(s.size.rounds) * s.num_models * points * outputs
-        draws = self.draws
-        return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
+        return at_once(self.draws, len(setting.size.rounds) * setting.num_models * points * outputs)
 
     @property
     def main(self) -> str:
@@ -105,7 +100,7 @@ class Plan(NamedTuple):
     def cost(self) -> Cost:
         """The bytes of a message and of a broadcast."""
         data = self.examples.data
-        return self.algorithm.cost(data, engine_for(data, default_mapping()))
+        return self.setting.algorithm.cost(data, engine_for(data, default_mapping()))
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -122,11 +117,21 @@ class Curve(NamedTuple):
     values: dict[tuple[str, str], Float[np.ndarray, "E r"]]  # (split, metric) -> [E, r]
 
     def mean(self, split: str, metric: str) -> Float[np.ndarray, "r"]:
-        """Returns the mean of a metric over the initial functions at each round, [r]."""
+        """Returns the mean of a metric over the initial functions at each round, [r].
+
+        Args:
+            split: "train" or "test".
+            metric: Name of the metric, as in ``simulate``.
+        """
         return self.values[split, metric].mean(axis=0)
 
     def band(self, split: str, metric: str) -> tuple[Float[np.ndarray, "r"], Float[np.ndarray, "r"]]:
-        """Returns the 5th and the 95th percentile of a metric over the initial functions at each round, [r] each."""
+        """Returns the 5th and the 95th percentile of a metric over the initial functions at each round, [r] each.
+
+        Args:
+            split: "train" or "test".
+            metric: Name of the metric, as in ``simulate``.
+        """
         with np.errstate(invalid="ignore"):
             low, high = np.percentile(self.values[split, metric], BAND, axis=0)
         return low, high
@@ -155,7 +160,7 @@ class Forecast(NamedTuple):
     @property
     def name(self) -> str:
         """The algorithm's name."""
-        return self.plan.algorithm.name
+        return self.plan.setting.algorithm.name
 
     @property
     def history(self) -> History:
@@ -167,7 +172,10 @@ class Forecast(NamedTuple):
         evaluations = [
             Measurement(
                 int(round_),
-                {s: {m: float(curve.mean(s, m)[i]) for t, m in splits if t == s} for s in dict(splits)},
+                {
+                    split: {m: float(curve.mean(split, m)[i]) for of, m in splits if of == split}
+                    for split in dict(splits)
+                },
                 int(self.uplink_bytes[i]),
                 int(self.downlink_bytes[i]),
                 0.0,
@@ -186,9 +194,9 @@ class Forecast(NamedTuple):
     def __repr__(self) -> str:
         """Returns one line with the final test loss, the best rate and the largest stable rate."""
         rates = self.rates
-        told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
+        at_rate = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
         points = "test" if self.plan.setting.problem.points == "test" else "training"
-        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{at_rate})"
 
     def _repr_html_(self) -> str:
         return html_of(self)
@@ -222,12 +230,12 @@ def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, ris
     Raises:
         ValueError: The shapes differ, or the target is not a number.
     """
-    at, seen = real_array("rounds", rounds), real_array("values", values)
-    if at.ndim != 1 or at.shape != seen.shape:
-        raise ValueError(f"values: got shape {seen.shape}, must be one for each of the rounds, {at.shape}")
+    at, metric = real_array("rounds", rounds), real_array("values", values)
+    if at.ndim != 1 or at.shape != metric.shape:
+        raise ValueError(f"values: got shape {metric.shape}, must be one for each of the rounds, {at.shape}")
     number("target", target)
-    found = np.flatnonzero(seen >= target if rising else seen <= target)
-    return int(at[found[0]]) if len(found) else None
+    reached = np.flatnonzero(metric >= target if rising else metric <= target)
+    return int(at[reached[0]]) if len(reached) else None
 
 
 def predict(
@@ -270,8 +278,7 @@ def predict(
     require_float64()
     examples = examples_of(algorithm, data, clients)
     plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting, start)
-    (found,) = forecasts([plan], evaluation.progress)
-    return found
+    return next(forecasts([plan], evaluation.progress))
 
 
 def forecasts(
@@ -287,13 +294,11 @@ def forecasts(
     Yields:
         One forecast for each plan.
     """
-    first = plans[0]
-    if first.start is not None:
-        yield from (_from_start(plan, progress, say) for plan in plans)
-        return
-    memory = memory_of(first)
-    say(str(memory))
-    kernels = planned_kernels(first.setting, memory, progress)
+    kernels = None
+    if plans[0].start is None:
+        memory = memory_of(plans[0])
+        say(str(memory))
+        kernels = planned_kernels(plans[0].setting, memory, progress)
     for plan in plans:
         yield forecast(plan, kernels, progress, say)
 
@@ -303,10 +308,10 @@ def memory_of(plan: Plan) -> KernelPlan:
 
     Raises ``ValueError`` if there is too little memory and disk, or if the kernel's file was altered.
     """
-    found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
-    if found.folder is not None:
-        check_file(plan.setting.kernel, plan.setting.problem.x_train, found.folder)
-    return found
+    memory = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
+    if memory.folder is not None:
+        check_file(plan.setting.kernel, plan.setting.problem.x_train, memory.folder)
+    return memory
 
 
 def check_forecasting(forecasting: Forecasting) -> None:
@@ -333,74 +338,70 @@ def plan_of(
     whole("num_rounds", num_rounds)
     if start is None:
         check_analytic(algorithm.model)
-    setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
+    size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
+    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True)
     weights = None
     if start is None:
         check_kernels(algorithm.model, setting.problem.x_train[:2])
     else:
         check_rows(algorithm, examples)
         weights = weights_of(algorithm, examples, seed, start)
-    every = 1 if evaluation.every is None else evaluation.every
-    setting = dataclasses.replace(setting, size=setting.size._replace(evaluate_every=every))
-    plan = Plan(algorithm, examples, setting, forecasting, weights)
+    plan = Plan(setting, examples, forecasting, weights)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
     return plan
 
 
 def forecast(
-    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool | None = False, say: Report = lambda line: None
+    plan: Plan,
+    kernels: KernelBlocks | LargeKernel | None,
+    progress: bool | None = False,
+    say: Report = lambda line: None,
 ) -> Forecast:
-    """Computes the forecast of a plan without a start.
+    """Computes the forecast of a plan.
 
     Args:
         plan: The run.
-        kernels: The kernels of its setting.
+        kernels: The kernels of its setting; None for a plan with a start, whose models are linearised there.
         progress: Whether to show progress.
         say: Called with a line of text for each step of the work.
     """
-    setting = plan.setting
     with jax.default_matmul_precision("highest"):
-        flows = (run_flow(setting, kernels, cohorts(setting)),)
-        return _forecast(_Runs(plan, flows, drawn_starts(setting, kernels, plan.draws)), kernels, progress, say)
-
-
-def _from_start(plan: Plan, progress: bool | None, say: Report) -> Forecast:
-    """Computes the forecast of a plan with a start: each model is linearised at its initial weights."""
-    setting, model = plan.setting, plan.algorithm.model
-    x = jnp.asarray(np.concatenate([setting.problem.x_train, setting.problem.x_test]))
-    with jax.default_matmul_precision("highest"):
-        say(f"{setting.name}: tangent kernel at the start")
-        flows = flows_at_start(setting, plan.start)
-        starts = np.asarray(jax.jit(jax.vmap(model.apply, (0, None)))(plan.start, x), np.float64)
-        return _forecast(_Runs(plan, tuple(flows), starts[None]), None, progress, say)
-
-
-def _forecast(runs: _Runs, kernels: KernelBlocks | LargeKernel | None, progress: bool | None, say: Report) -> Forecast:
-    plan, setting, name = runs.plan, runs.plan.setting, runs.plan.setting.name
-    with jax.default_matmul_precision("highest"):
-        drawn = cohorts(setting)
-        say(f"{name}: learning curve, {len(runs.starts)} starts")
-        given = runs.curve(plan.rate, progress)
-        found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
+        runs, name = _runs_of(plan, kernels, say), plan.setting.name
+        say(f"{name}: learning curve, {runs.draws} starts")
+        curve = runs.curve(plan.rate, progress)
+        forecast = Forecast(plan, curve, curve, None, *_traffic(plan, cohorts(plan.setting)), None)
         if plan.forecasting.rates:
             say(f"{name}: stable and best rate, {runs.tried} starts")
-            rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
+            rates = _rates(runs, float(curve.values["train", plan.loss][: runs.tried, 0].mean()), progress)
             say(f"{name}: learning curve at the best rate")
-            found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
+            forecast = forecast._replace(best=runs.curve(rates.best, progress), rates=rates)
             fastest = _fastest_rate(runs, rates)
             if fastest is not None:
                 say(f"{name}: learning curve at the rate of the fewest rounds to the target")
-                found = found._replace(fastest=runs.curve(fastest, progress))
+                forecast = forecast._replace(fastest=runs.curve(fastest, progress))
         target = plan.forecasting.target
-        if target is not None and kernels is not None and found.reached(target, found.best).round is None:
-            found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
-    return found
+        if target is not None and kernels is not None and forecast.reached(target, forecast.best).round is None:
+            forecast = forecast._replace(limit=_at_limit(plan.setting, kernels, runs.flow))
+    return forecast
 
 
 def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
     """Sorts forecasts by test loss after the last round, each at the best rate of its algorithm, lowest first."""
-    return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
+    return sorted(forecasts, key=lambda forecast: forecast.loss if np.isfinite(forecast.loss) else np.inf)
+
+
+def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
+    """Builds the flows of a plan, and its initial functions."""
+    setting, problem = plan.setting, plan.setting.problem
+    if kernels is not None:
+        flow = run_flow(setting, kernels, cohorts(setting))
+        return _Runs(plan, (flow,), prior_starts(setting, kernels, plan.draws))
+    say(f"{setting.name}: tangent kernel at the start")
+    x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+    functions = jax.jit(jax.vmap(setting.algorithm.model.apply, (0, None)))(plan.start, x)
+    both = np.split(np.asarray(functions, np.float64)[None], [len(problem.x_train)], axis=2)
+    return _Runs(plan, tuple(flows_at_start(setting, plan.start)), Starts(*both))
 
 
 class _Runs(NamedTuple):
@@ -408,7 +409,7 @@ class _Runs(NamedTuple):
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each
-    starts: Float[np.ndarray, "E K points C"]
+    starts: Starts
 
     @property
     def flow(self) -> Flow:
@@ -416,74 +417,71 @@ class _Runs(NamedTuple):
         return self.flows[0]
 
     @property
+    def draws(self) -> int:
+        """The number of initial functions."""
+        return len(self.starts.train)
+
+    @property
     def tried(self) -> int:
         """The number of initial functions with which rates are tried."""
-        return min(TRIED_DRAWS, len(self.starts))
-
-    def at(self, rate: float) -> list[Flow]:
-        """Returns the flows at another rate; shapes stay the same, so that nothing is compiled again."""
-        rounds = self.flow.rounds
-        changed = rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
-        return [dataclasses.replace(flow, rounds=changed) for flow in self.flows]
+        return min(TRIED_DRAWS, self.draws)
 
     def measured(
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
-        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
-        plan, train, starts = self.plan, len(self.plan.setting.problem.x_train), self.starts[draws]
-        splits, loss = plan.splits, plan.examples.loss
-        given = starts[:, :, :train], starts[:, :, train:]
-        flows, num_measured = self.at(rate), len(splits["train"].x)
-        outputs_of: tuple[Any, Any] = (
-            flows[0].runs(*given, rounds, num_measured)
-            if len(flows) == 1
-            else flow_outputs(flows, given[0][0], given[1][0], rounds)
-        )
+        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r].
+
+        Shapes are the same at every rate, so that nothing is compiled again.
+        """
+        splits, loss, rounds_ = self.plan.splits, self.plan.examples.loss, self.flow.rounds
+        at_rate = rounds_._replace(learning_rate=rounds_.learning_rate * (rate / self.plan.rate))
+        flows = [dataclasses.replace(flow, rounds=at_rate) for flow in self.flows]
+        starts = Starts(*(part[draws] for part in self.starts))
+        runs = from_starts(flows[0] if len(flows) == 1 else flows, starts, rounds, len(splits["train"].x))
         values: dict[tuple[str, str], np.ndarray] = {}
-        for split, functions in zip(("train", "test"), outputs_of, strict=True):
-            outputs = np.asarray(functions)[..., : len(splits[split].x), :]
-            found = [
+        for split, functions in runs._asdict().items():
+            metrics = [
                 [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
-                for run in outputs.transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+                for run in functions[..., : len(splits[split].x), :].transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
             ]
-            for name in found[0][0]:
-                values[split, name] = np.array([[one[name] for one in run] for run in found])
+            for name in metrics[0][0]:
+                values[split, name] = np.array([[of_round[name] for of_round in run] for run in metrics])
         return values
 
     def losses(self, rate: float) -> tuple[float, float]:
         """Returns training and test loss after the last round, averaged over the first ``tried`` initial functions."""
-        found = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
-        train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
+        values = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
+        train, test = (float(values[split, self.plan.loss].mean()) for split in ("train", "test"))
         return train, test
 
     def curve(self, rate: float, progress: bool | None) -> Curve:
         """Computes all metrics at all evaluated rounds."""
-        setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
+        setting, step = self.plan.setting, self.plan.at_once
         values: dict[tuple[str, str], list[np.ndarray]] = {}
-        with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
-            for first in range(0, total, step):
+        with progress_of(self.draws, f"{setting.name}: learning curve", "run", shown=progress) as bar:
+            for first in range(0, self.draws, step):
                 for key, value in self.measured(rate, setting.size.rounds, slice(first, first + step)).items():
                     values.setdefault(key, []).append(value)
-                shown.update(step)
+                bar.update(step)
         return Curve(rate, np.array(setting.size.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
-    flow, given = runs.flow, runs.plan.rate
+    flow, rate = runs.flow, runs.plan.rate
     bound = None
     if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
-        scale = given / float(np.max(flow.rounds.learning_rate))
+        scale = rate / float(np.max(flow.rounds.learning_rate))
         bound = flow.stability().max_stable_learning_rate * scale
     # the normaliser of fed_nova is a positive number below this rate alone
     most = 1 / float(flow.numbers.mu) if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0 else np.inf
-    with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
+    with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as bar:
 
         def losses(rate: float) -> tuple[float, float]:
-            shown.update(1)
+            bar.update(1)
             return runs.losses(rate) if rate < most else (np.inf, np.inf)
 
-        return searched_rates(losses, given, first_loss)._replace(guaranteed=bound)
+        return searched_rates(losses, rate, first_loss)._replace(guaranteed=bound)
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
@@ -502,15 +500,15 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
     return min(reached)[2] if reached else None
 
 
-def _traffic(plan: Plan, drawn: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
+def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting, cost = plan.setting, plan.cost
-    contacted = contacted_clients(setting.algorithm.schedule, drawn, setting.seed)
-    weight = np.asarray(drawn.weight)
-    examples = np.asarray(setting.problem.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    contacted = contacted_clients(setting.algorithm.schedule, cohorts, setting.seed)
+    present = np.asarray(cohorts.weight) > 0
+    examples = np.asarray(setting.problem.partition.sizes)[np.asarray(cohorts.client)] * present
     sent = [at_start(cost)]
     for r in range(setting.size.num_rounds):
-        cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
+        cohort = Cohort(cohorts.client[r], cohorts.model[r], cohorts.weight[r])
         sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
     up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.size.rounds)].T
     return up, down
@@ -530,6 +528,6 @@ def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow)
         return None
     mean, m = np.asarray(limit.mean), len(problem.x_test)
     cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.num_models
-    found = {"mse": float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)))}
+    mse = {"mse": float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)))}
     accuracy = expected_accuracy(problem, mean, cov)
-    return found if accuracy is None else found | {"accuracy": accuracy}
+    return mse if accuracy is None else mse | {"accuracy": accuracy}

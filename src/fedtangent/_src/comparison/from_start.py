@@ -7,7 +7,6 @@ tangent kernel at ``w_0`` is the same function to rounding, which a verdict chec
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,21 +18,22 @@ from jaxtyping import Float
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
-from fedtangent._src.comparison.exact import MOST_ROWS, at_some_points, empirical_blocks, follows
 from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, rule_of, setting_of
 from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
-from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of, trained_networks
+from fedtangent._src.comparison.linear_models import MOST_ROWS, empirical_blocks, linearised_follows
+from fedtangent._src.comparison.predicted import from_starts, run_flow, starts_of
+from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, trained_networks
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import check_start
-from fedtangent._src.models.linearised import linearised
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, Key, PyTree
+
+STATEMENT = "network linearised at its start = flow of its tangent kernel, every round"
 
 
 class FromStart(NamedTuple):
@@ -71,8 +71,8 @@ class FromStart(NamedTuple):
                 f"{last:.3g}, so the learning rate is too large for the kernel at the start"
             )
         for verdict in self.verdicts:
-            said = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
-            lines.append(f"{said}: {verdict.statement} (difference {verdict.measured})")
+            outcome = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
+            lines.append(f"{outcome}: {verdict.statement} (difference {verdict.measured})")
         return f"FromStart({self.setting.title}; {'; '.join(lines)})"
 
     def _repr_html_(self) -> str:
@@ -90,11 +90,7 @@ class FromStart(NamedTuple):
     @property
     def history(self) -> History:
         """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
-        theory = history_of(
-            self.setting.problem, self.simulated, self.train, self.test, self.test.mean(axis=1), is_predicted=True
-        )
-        seen = self.simulated
-        return history_of(self.setting.problem, seen, seen.train, seen.test, seen.ensemble, predicted=theory)
+        return history_beside(self.setting.problem, self.simulated, self.train, self.test)
 
 
 def compare_from(
@@ -121,18 +117,19 @@ def compare_from(
         why = _too_large(algorithm, examples)
     except ValueError as error:
         why = str(error)
-    setting = setting_of(algorithm, examples, num_rounds, seed, own_width=True, is_followed=not why)
-    every = evaluated_every(evaluation, num_rounds)
-    setting = dataclasses.replace(setting, size=setting.size._replace(evaluate_every=every))
+    size = Scale((1,), 1, num_rounds, evaluated_every(evaluation, num_rounds))
+    setting = setting_of(algorithm, examples, size, seed, own_width=True, is_followed=not why)
     with jax.default_matmul_precision("highest"):
         networks, verdicts = trained_networks(setting, 1, evaluation.progress, start=weights), list[Verdict]()
         if why:
             train, test = _trained_linearised(setting, weights, networks.rounds)
             how = f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
         else:
-            flows = flows_at_start(setting, weights)
-            train, test = flow_outputs(flows, networks.train[0, :, 0], networks.test[0, :, 0], networks.rounds)
-            how, verdicts = "the flow of the tangent kernel at the start", [linearised_at_start(setting, weights)]
+            train, test = from_starts(flows_at_start(setting, weights), starts_of(networks), networks.rounds)
+            how = "the flow of the tangent kernel at the start"
+            # all K models are linearised at the first one's start, and each begins with its own weights
+            base, at = setting.model(1), pytrees.take(weights, 0)
+            verdicts = [linearised_follows(setting, STATEMENT, base, at, cohorts(setting), weights)]
     return FromStart(setting, networks, train, test, how, tuple(verdicts), time.perf_counter() - begun)
 
 
@@ -182,29 +179,10 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
         setting: The run.
         weights: Parameters of the models, [K, ...].
     """
-    model, drawn, flows = setting.model(1), cohorts(setting), []
-    for k in range(setting.num_models):
-        blocks = empirical_blocks(model, pytrees.take(weights, k), setting.problem.x_train, setting.problem.x_test)
-        flows.append(run_flow(setting, blocks, drawn, outputs="full"))
-    return flows
-
-
-def flow_outputs(
-    flows: Sequence[Flow], train: Float[np.ndarray, "K n C"], test: Float[np.ndarray, "K m C"], rounds: Sequence[int]
-) -> tuple[Float[np.ndarray, "r K 1 n C"], Float[np.ndarray, "r K 1 m C"]]:
-    """Returns the outputs of K models, each by its flow, at training and test points, [r, K, 1, ., C] each.
-
-    Args:
-        flows: One flow for each model.
-        train: Initial outputs of the models at the training points, [K, n, C].
-        test: Initial outputs at the test points, [K, m, C].
-        rounds: Rounds after which outputs are returned, [r].
-    """
-    at_train, at_test = [], []
-    for k, flow in enumerate(flows):
-        at_train.append(np.asarray(flow.predict_train(train[k], rounds, k)))
-        at_test.append(np.asarray(flow.predict(train[k], test[k], rounds, k)))
-    return np.stack(at_train, axis=1)[:, :, None], np.stack(at_test, axis=1)[:, :, None]
+    model, plan, problem = setting.model(1), cohorts(setting), setting.problem
+    at = (pytrees.take(weights, k) for k in range(setting.num_models))
+    blocks = (empirical_blocks(model, params, problem.x_train, problem.x_test) for params in at)
+    return [run_flow(setting, of_model, plan, outputs="full") for of_model in blocks]
 
 
 def _trained_linearised(
@@ -216,19 +194,3 @@ def _trained_linearised(
     train_paths = linearised_paths(algorithm.on, setting.model(1), problem.federated(), x, rounds)
     outputs = train_paths(setting.seed, weights)[:, :, None]
     return outputs[..., :n, :], outputs[..., n:, :]
-
-
-def linearised_at_start(setting: Setting, weights: PyTree) -> Verdict:
-    """Checks that networks linearised at the first model's start follow the flow of its kernel.
-
-    All K models are linearised there, and each starts from different weights; wrong flows are the controls.
-
-    Args:
-        setting: The run.
-        weights: Parameters of the models, [K, ...].
-    """
-    base, at = setting.model(1), pytrees.take(weights, 0)
-    small = at_some_points(setting, linearised(base, at))
-    blocks = empirical_blocks(base, at, small.problem.x_train, small.problem.x_test)
-    statement = "network linearised at its start = flow of its tangent kernel, every round"
-    return follows(small, statement, trained_networks(small, 1, start=weights), cohorts(small), blocks, "full")

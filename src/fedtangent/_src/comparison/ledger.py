@@ -88,17 +88,18 @@ class ResidualLedger:
             ValueError: The round is beyond ``num_rounds``, or not after the previous evaluation.
         """
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
-        seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
-        if seen.round > self.federation.num_rounds:
-            raise ValueError(f"state: got round {seen.round}, must be up to num_rounds, {self.federation.num_rounds}")
-        if self.snapshots and seen.round <= self.snapshots[-1].round:
-            raise ValueError(f"state: got round {seen.round}, must be after {self.snapshots[-1].round}: a ledger a run")
-        return self._record(seen)
+        snapshot = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
+        round_, last = snapshot.round, self.federation.num_rounds
+        if round_ > last:
+            raise ValueError(f"state: got round {round_}, must be up to num_rounds, {last}")
+        if self.snapshots and round_ <= self.snapshots[-1].round:
+            raise ValueError(f"state: got round {round_}, must be after {self.snapshots[-1].round}: a ledger a run")
+        return self._record(snapshot)
 
-    def _record(self, seen: Snapshot) -> dict[str, float]:
+    def _record(self, snapshot: Snapshot) -> dict[str, float]:
         before = self.snapshots[-1].round if self.snapshots else 0
-        self.snapshots.append(seen)
-        rows = [row for k in range(len(self.paths)) for row in self._of_model(k, seen, before)]
+        self.snapshots.append(snapshot)
+        rows = [row for k in range(len(self.paths)) for row in self._of_model(k, snapshot, before)]
         self.rows.extend(rows)
         with np.errstate(invalid="ignore"):
             ratios = np.array([row.gap for row in rows]) / [row.tolerance for row in rows]
@@ -109,12 +110,12 @@ class ResidualLedger:
             "tolerance": float(np.mean([row.tolerance for row in rows])),
         }
 
-    def _of_model(self, k: int, seen: Snapshot, before: int) -> list[LedgerRow]:
-        of, path, r = self.federation, self.paths[k], seen.round
+    def _of_model(self, k: int, snapshot: Snapshot, before: int) -> list[LedgerRow]:
+        of, path, r = self.federation, self.paths[k], snapshot.round
         if r > before:
-            self.sources[k].append(bounds.source(of, path, seen.change[k], before, r, float(seen.travelled[k])))
+            self.sources[k].append(bounds.source(of, path, snapshot.change[k], before, r, float(snapshot.travelled[k])))
         shape = path.coefficients.shape[1:]
-        gap = (seen.outputs[k] - path.outputs[r]).reshape(shape)
+        gap = (snapshot.outputs[k] - path.outputs[r]).reshape(shape)
         moved = (path.outputs[r] - path.outputs[0]).reshape(shape)
         kernel = self.observer.kernels[k]
         steps = r * float(np.max(of.rule.local_steps))
@@ -123,14 +124,14 @@ class ResidualLedger:
             steps,
             self.observer.parameters + len(kernel),
             float(np.sqrt(np.max(np.diag(kernel)))),
-            max(float(s.weights[k]) for s in self.snapshots),
+            max(float(earlier.weights[k]) for earlier in self.snapshots),
         )
         rows = []
         for client in np.flatnonzero(of.partition.sizes):
-            own = of.rows(int(client))
-            off = bounds.rms(gap[own])
-            allowed = floor + bounds.first_order(self.sources[k], r, int(client), own)
-            rows.append(LedgerRow(r, k, int(client), off, allowed, bool(off <= allowed), bounds.rms(moved[own])))
+            examples = of.rows(int(client))
+            off = bounds.rms(gap[examples])
+            allowed = floor + bounds.first_order(self.sources[k], r, int(client), examples)
+            rows.append(LedgerRow(r, k, int(client), off, allowed, bool(off <= allowed), bounds.rms(moved[examples])))
         return rows
 
     def against(
@@ -149,13 +150,13 @@ class ResidualLedger:
             A new ledger with the same evaluations.
         """
         old = self.federation
-        drawn = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
-        of = old._replace(cohorts=drawn, rule=dataclasses.replace(old.rule, **changes))
+        cohorts = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
+        of = old._replace(cohorts=cohorts, rule=dataclasses.replace(old.rule, **changes))
         starts = self.paths if models is None else [self.paths[m] for m in models]
-        made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
-        for seen in self.snapshots:
-            made._record(seen)
-        return made
+        ledger = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
+        for snapshot in self.snapshots:
+            ledger._record(snapshot)
+        return ledger
 
     def is_of(self, history: History) -> bool:
         """Checks whether the cohorts recorded in ``history`` are the same, slot for slot, as in the prediction."""
@@ -242,12 +243,12 @@ def residual_ledger(
     if not jnp.issubdtype(data.y.dtype, jnp.floating):
         raise ValueError(f"data: got {data.y.dtype} labels as targets, must be numbers [n, C] for the squared loss")
     check_watchable(algorithm, model, data.num_clients)
-    held = Partition(np.asarray(data.indices), np.asarray(data.offsets))
+    partition = Partition(np.asarray(data.indices), np.asarray(data.offsets))
     shared = model.output_size == 1 or isinstance(model.structure, LinearStructure)
     of = bounds.Federation(
         y=np.asarray(data.y, np.float64),
-        partition=held,
-        cohorts=drawn_cohorts(algorithm.schedule, held, rounds, seed, weighting),
+        partition=partition,
+        cohorts=drawn_cohorts(algorithm.schedule, partition, rounds, seed, weighting),
         num_models=algorithm.schedule.num_models,
         outputs="shared" if shared else "full",
         rule=rule,
@@ -286,8 +287,8 @@ def _observer(
 
     @jax.jit
     def look(state: PyTree) -> tuple[Array, Array, Array, Array]:
-        found: tuple[Array, Array, Array, Array] = jax.lax.map(one, (parameters(state), initial))
-        return found
+        measured: tuple[Array, Array, Array, Array] = jax.lax.map(one, (parameters(state), initial))
+        return measured
 
     along = None
     if np.any(np.asarray(of.rule.weight_decay) != 0):

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.flow import Rule, federated_flow
 from fedtangent._src.theory.flow.clients import client_rows
-from fedtangent._src.types import Cohort, Partition
+from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 ROUNDING = 8.0  # standard deviations, about, of a sum of independent roundings
 PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that may be one number a round
@@ -83,7 +83,7 @@ class Federation(NamedTuple):
         return coefficients.reshape(len(every), size, -1), outputs
 
 
-def _later(values: np.ndarray, skip: int, fill: Any) -> np.ndarray:
+def _later(values: np.ndarray, skip: int, fill: ArrayLike) -> np.ndarray:
     """Returns ``values`` [R, ...] from row ``skip`` on, padded with ``fill`` to R rows."""
     return np.concatenate([values[skip:], np.full_like(values[:skip], fill)])
 
@@ -133,10 +133,10 @@ def _local_moves(
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
     rates = np.broadcast_to(np.asarray(of.rule.server_learning_rate, np.float64), (of.num_rounds,))
     moves = np.zeros(of.num_rounds)
-    for r, s in zip(*np.nonzero(weight), strict=True):
-        own = of.rows(int(client[r, s]))
-        coefficients = steps[r, own] * weight[r].sum() / (weight[r, s] * rates[r])
-        squared = float(np.sum(coefficients * (theta[np.ix_(own, own)] @ coefficients)))
+    for r, slot in zip(*np.nonzero(weight), strict=True):
+        rows = of.rows(int(client[r, slot]))
+        coefficients = steps[r, rows] * weight[r].sum() / (weight[r, slot] * rates[r])
+        squared = float(np.sum(coefficients * (theta[np.ix_(rows, rows)] @ coefficients)))
         moves[r] = max(moves[r], np.sqrt(max(squared, 0.0)))
     return moves
 
@@ -147,7 +147,7 @@ class Source(NamedTuple):
     round: int  # the end of the interval
     later: np.ndarray  # [R + 1 - round, q, D]
     sizes: Float64[np.ndarray, "N"]  # root mean square per client without cancellation; at least that over all clients
-    left: Float64[np.ndarray, "rounds"]  # share of the whole source that remains
+    remaining: Float64[np.ndarray, "rounds"]  # share of the whole source that remains
     local: float  # share that the weights' moves within a round may add
 
 
@@ -170,15 +170,15 @@ def source(
     sizes = np.zeros(len(rows))
     for adds in rows:  # a client that holds nothing has no rows, and adds nothing
         added = np.sum((change[:, adds] @ steps[adds]) ** 2, axis=1)
-        sizes += [np.sqrt(np.sum(added[own]) / max(len(own) * steps.shape[1], 1)) for own in rows]
+        sizes += [np.sqrt(np.sum(added[of_client]) / max(len(of_client) * steps.shape[1], 1)) for of_client in rows]
     # A client's block of the kernel may end the interval near its start though it was not so on the way: none gets less
     # than all clients' root mean square.
-    counts = np.array([len(own) for own in rows])
+    counts = np.array([len(of_client) for of_client in rows])
     sizes = np.maximum(sizes, np.sqrt(np.sum(counts * sizes**2) / np.sum(counts)))
     whole = np.sqrt(np.sum(later**2, axis=(1, 2)))
     local = float(np.max(path.local_moves[begin:end], initial=0.0))
-    left = whole / whole[0] if whole[0] > 0 else np.zeros_like(whole)
-    return Source(end, later, sizes, left, local / travelled if local > 0 else 0.0)
+    remaining = whole / whole[0] if whole[0] > 0 else np.zeros_like(whole)
+    return Source(end, later, sizes, remaining, local / travelled if local > 0 else 0.0)
 
 
 def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
@@ -193,11 +193,12 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
         client: Number of the client.
         rows: The client's rows of the kernel.
     """
-    sizes = [
-        (1 + s.local) * max(rms(s.later[round_ - s.round][rows]), s.sizes[client] * s.left[round_ - s.round])
-        for s in sources
-    ]
-    return float(sum(sizes))
+    bound = 0.0
+    for source in sources:
+        after = round_ - source.round
+        unchanged = source.sizes[client] * source.remaining[after]
+        bound += (1 + source.local) * max(rms(source.later[after][rows]), unchanged)
+    return float(bound)
 
 
 def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:

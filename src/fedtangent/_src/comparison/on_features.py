@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from fedtangent._src.comparison.predicted import drawn_starts
+from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.simulated import Simulated, history_of, trained_networks
+from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
 from fedtangent._src.comparison.statistics import Pair, relative_errors
 from fedtangent._src.comparison.verdicts import AtRound, Verdict, mean_verdict, slope_verdict, summary
 from fedtangent._src.data import partition
@@ -88,9 +88,7 @@ class OnFeatures(NamedTuple):
     @property
     def history(self) -> History:
         """The metrics of the widest networks; ``predicted`` has those of the features."""
-        problem, networks, train, test = self.setting.problem, self.simulated[-1], self.train[-1], self.test[-1]
-        theory = history_of(problem, networks, train, test, test.mean(axis=1), is_predicted=True)
-        return history_of(problem, networks, networks.train, networks.test, networks.ensemble, predicted=theory)
+        return history_beside(self.setting.problem, self.simulated[-1], self.train[-1], self.test[-1])
 
 
 def compare_on_features(setting: Setting, why: str, progress: bool | None = False) -> OnFeatures:
@@ -109,7 +107,8 @@ def compare_on_features(setting: Setting, why: str, progress: bool | None = Fals
         blocks = setting.blocks()
         features = kernel_features(blocks, problem.y_train.shape[1])
         paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
-        rotations = rotation_test(paths, features, drawn_starts(setting, blocks, 1)[0], setting.seed)
+        f0 = np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0]
+        rotations = rotation_test(paths, features, f0, setting.seed)
         if rotations.reason:
             raise ValueError(
                 f"algorithm: got {setting.algorithm.name!r}, which theory does not follow: {why}; nor does the kernel "

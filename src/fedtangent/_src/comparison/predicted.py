@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
@@ -17,10 +17,12 @@ from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import words
 from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.theory.flow import Flow, federated_flow
+from fedtangent._src.theory.flow.flow import finite_functions
 from fedtangent._src.theory.prior import covariance_terms, prior_functions
-from fedtangent._src.types import Cohort, Gaussian
+from fedtangent._src.types import AnyArray, Cohort, Gaussian
 
 PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has no closed form
+AT_ONCE = 2**26  # outputs that ``from_starts`` computes together, half a GiB
 
 
 class ModelLaw(NamedTuple):
@@ -53,35 +55,100 @@ class Predicted:
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
     """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; empty if a run is not linear in f_0."""
 
-    drawn: np.ndarray | None = None
+    sampled: np.ndarray | None = None
     """Final test outputs [draws, K, m, C] from initial functions of the prior; None with a law in closed form."""
-
-    def networks(self, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
-        """Predicts each network from its initial function: the function ``networks`` for this flow.
-
-        Args:
-            seen: Simulated networks, one entry for each width.
-            rounds: Evaluated rounds.
-
-        Returns:
-            Predictions at the test points, [r, K, E, m, C] for each entry of ``seen``.
-        """
-        return networks(self.flow, seen, rounds, self.influences or None)
 
 
 def predict(setting: Setting, cohorts: Cohort) -> Predicted:
-    """Predicts flow, law and limit of ``setting`` under ``cohorts`` [R, S], from the analytic kernel."""
-    blocks = setting.blocks()
+    """Predicts flow, law and limit of a setting from its analytic kernel.
+
+    Args:
+        setting: The setting.
+        cohorts: Cohorts of its rounds, [R, S].
+    """
+    blocks, rounds = setting.blocks(), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
         why = f"a law is known of the loss squared_error, not of {words(setting.problem.loss)}"
-        drawn = _from_prior(setting, blocks, flow)
-        return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
+        # one by one, so that equal starts have equal outputs to the last bit
+        outputs = from_starts(flow, prior_starts(setting, blocks, PRIOR_DRAWS), rounds, together=1).test
+        sampled = finite_functions(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, m, C]
+        return Predicted(setting, cohorts, blocks, flow, _sampled_laws(sampled), None, why, sampled=sampled[:, -1])
     limit, why = limit_of(setting.problem, blocks)
-    influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.size.rounds}
-    covs = [np.stack([covariance_terms(blocks, b).total for b in each]) for each in influences.values()]
-    moments = tuple(map(ModelLaw, np.asarray(flow.mean(setting.size.rounds)), covs))
+    influences = {r: np.asarray(flow.dependence(r)[0]) for r in rounds}
+    covs = [np.stack([covariance_terms(blocks, b).total for b in of_models]) for of_models in influences.values()]
+    moments = tuple(map(ModelLaw, np.asarray(flow.mean(rounds)), covs))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
+
+
+class Starts(NamedTuple):
+    """E initial functions of each of the K models."""
+
+    train: Float[np.ndarray, "E K n C"]
+    test: Float[np.ndarray, "E K m C"]
+
+
+class Outputs(NamedTuple):
+    """Outputs of the K models after r rounds, from each of E initial functions."""
+
+    train: Float[np.ndarray, "r K E n C"]
+    test: Float[np.ndarray, "r K E m C"]
+
+
+def from_starts(
+    flow: Flow | Sequence[Flow],
+    starts: Starts,
+    rounds: Sequence[int],
+    num_train: int | None = None,
+    together: int | None = None,
+) -> Outputs:
+    """Computes the outputs of the K models, from each initial function, after ``rounds``.
+
+    Outputs of a run that is not stable may be infinite or NaN.
+
+    Args:
+        flow: Flow of all models, or the flow of each model if the models have different kernels.
+        starts: E initial functions.
+        rounds: Numbers of finished rounds, [r].
+        num_train: Number of training points in the result, counted from the first; None for all.
+        together: Number of initial functions whose runs are computed together; None: as many as memory allows.
+    """
+    draws, runs = len(starts.train), list[tuple[AnyArray, AnyArray]]()
+    step = together or at_once(draws, len(rounds) * sum(part[0].size for part in starts))
+    for first in range(0, draws, step):
+        train, test = (part[first : first + step] for part in starts)
+        if isinstance(flow, Flow):
+            runs.append(flow.runs(train, test, rounds, num_train))
+            continue
+        of_models = [f.runs(train[:, k], test[:, k], rounds, num_train, k) for k, f in enumerate(flow)]
+        runs.append(Outputs(*(np.concatenate(part, axis=1) for part in zip(*of_models, strict=True))))
+    return Outputs(*(np.concatenate(part, axis=2) for part in zip(*runs, strict=True)))
+
+
+def at_once(draws: int, of_one: int) -> int:
+    """Returns the number of initial functions whose runs are computed together, a divisor of ``draws``.
+
+    Args:
+        draws: Number of all initial functions.
+        of_one: Numbers that the outputs of one have, at all rounds; ``AT_ONCE`` of them are computed together.
+    """
+    return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
+
+
+def networks(flow: Flow, simulated: Sequence[Simulated], rounds: Sequence[int]) -> list[Float[np.ndarray, "r K E m C"]]:
+    """Predicts each network at the test points with the flow from the network's own initial function.
+
+    Args:
+        flow: The flow.
+        simulated: Networks, one entry for each width.
+        rounds: Numbers of finished rounds, [r].
+    """
+    return [from_starts(flow, starts_of(networks), rounds).test for networks in simulated]
+
+
+def starts_of(networks: Simulated) -> Starts:
+    """Returns the initial functions of the networks."""
+    return Starts(networks.train[0].swapaxes(0, 1), networks.test[0].swapaxes(0, 1))
 
 
 def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
@@ -91,14 +158,13 @@ def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
         problem: The problem; training points that no client holds are left out.
         kernels: Its kernels.
     """
-    held = np.unique(problem.partition.indices)  # rows that nobody holds are not learnt
-    known = kernels
-    if len(held) < len(problem.x_train):
+    rows = np.unique(problem.partition.indices)  # rows of no client are not learnt
+    if len(rows) < len(problem.x_train):
         if isinstance(kernels, LargeKernel):
             return None, "some training points of a large kernel are held by nobody"
-        known = _of_rows(kernels, held)
+        kernels = _of_rows(kernels, rows)
     try:
-        return gp_limit(known, problem.y_train[held], max_relative_jitter=0.0), ""
+        return gp_limit(kernels, problem.y_train[rows], max_relative_jitter=0.0), ""
     except SingularKernelError as error:
         return None, str(error)
 
@@ -106,57 +172,46 @@ def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
 def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
     """Returns the blocks of the training points ``rows`` and all test points."""
     square, cross = np.ix_(rows, rows), np.s_[:, rows]
-    train, test_train = (
-        (np.asarray(block)[square] for block in (blocks.ntk_train, blocks.nngp_train)),
-        (np.asarray(block)[cross] for block in (blocks.ntk_test_train, blocks.nngp_test_train)),
+    return blocks._replace(
+        ntk_train=np.asarray(blocks.ntk_train)[square],
+        ntk_test_train=np.asarray(blocks.ntk_test_train)[cross],
+        nngp_train=np.asarray(blocks.nngp_train)[square],
+        nngp_test_train=np.asarray(blocks.nngp_test_train)[cross],
     )
-    (ntk, nngp), (ntk_cross, nngp_cross) = train, test_train
-    return KernelBlocks(ntk, ntk_cross, nngp, nngp_cross, blocks.nngp_test, blocks.ntk_test)
 
 
-def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarray:
-    """Returns test outputs at every evaluated round for initial functions from the prior, [draws, r, K, m, C]."""
-    starts, train = drawn_starts(setting, blocks, PRIOR_DRAWS), len(setting.problem.x_train)
-    each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.size.rounds)) for f in starts]
-    return np.stack(each)
+def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: int) -> Starts:
+    """Draws initial functions of each of the K models from the prior.
 
-
-def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: int) -> np.ndarray:
-    """Draws ``draws`` initial functions for each of the K models, at all points.
-
-    They are draws from the prior. The prior of a large kernel is too large to factorise: then they are random networks
-    of the setting's width.
+    The prior of a large kernel is too large to factorise: its initial functions come from random networks of the
+    setting's width.
 
     Args:
         setting: The setting.
         kernels: Its kernels.
-        draws: Number of initial functions of each model.
-
-    Returns:
-        Outputs at the training and the test points, [draws, K, n + m, C].
+        draws: Number E of initial functions of each model.
     """
     models, problem = setting.num_models, setting.problem
-    outputs = problem.y_train.shape[1]
+    train, outputs = problem.y_train.shape
     if isinstance(kernels, LargeKernel):
         x = np.concatenate([problem.x_train, problem.x_test]).astype(np.float32)
-        found = network_functions(setting, setting.size.largest, draws * models, x)
-        return found.reshape(draws, models, len(x), outputs)
-    starts = np.asarray(prior_functions(kernels, draws * models * outputs, setting.seed))  # [n + m, .]
-    return starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
+        functions = network_functions(setting, setting.size.largest, draws * models, x)
+        functions = functions.reshape(draws, models, len(x), outputs)
+    else:
+        starts = np.asarray(prior_functions(kernels, draws * models * outputs, setting.seed))  # [n + m, .]
+        functions = starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
+    return Starts(functions[:, :, :train], functions[:, :, train:])
 
 
-def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
+def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
     """Returns mean and covariance over sampled initial functions at every round, for a loss without a closed-form law.
 
     The covariance is the average over outputs.
-
-    Args:
-        drawn: Predicted outputs from E initial functions, [E, r, K, m, C].
     """
-    first = drawn[0]
-    moved = drawn - first  # exactly 0 where all start as the same function, so that their covariance is
+    first = sampled[0]
+    moved = sampled - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)
-    cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((len(drawn) - 1) * drawn.shape[-1])
+    cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((len(sampled) - 1) * sampled.shape[-1])
     return tuple(map(ModelLaw, first + moved.mean(axis=0), cov))
 
 
@@ -187,59 +242,3 @@ def run_flow(
         num_models=setting.num_models if num_models is None else num_models,
         outputs=outputs,
     )
-
-
-def _from_own_start(flow: Flow, seen: Simulated, draw: int, rounds: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(flow.predict(seen.train[0][:, draw], seen.test[0][:, draw], rounds))
-
-
-def without_cross_terms(blocks: KernelBlocks, influences: np.ndarray) -> np.ndarray:
-    """Computes a wrong covariance, [K, m, m], as a negative control: prior and propagated terms, no cross terms.
-
-    Args:
-        blocks: Kernels, with the prior.
-        influences: The matrix B of each model, [K, m, n].
-    """
-    terms = [covariance_terms(blocks, b) for b in influences]
-    return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
-
-
-def without_clients(
-    cohorts: Cohort, clients: Sequence[int] | Sequence[np.integer] | Int[np.ndarray, "clients"]
-) -> Cohort:
-    """Returns the cohorts without ``clients``, as if they had never taken part: a negative control."""
-    weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
-    return cohorts._replace(weight=weight)  # type: ignore[arg-type]
-
-
-def networks(
-    flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...], influences: Mapping[int, np.ndarray] | None = None
-) -> list[np.ndarray]:
-    """Predicts each network at the test points with the flow, from the network's initial function.
-
-    For full batches and the squared error an initial function f0 becomes ``mean + gamma f0(x) - B f0(X)``, with one B
-    for all networks of a model. In other cases the flow runs once for each network.
-
-    Args:
-        flow: The flow.
-        seen: Simulated networks, one entry for each width.
-        rounds: Evaluated rounds.
-        influences: The matrix B [K, m, n] for each round, if known; gamma is then 1.
-
-    Returns:
-        One array [r, K, E, m, C] for each entry of ``seen``; r counts ``rounds``.
-    """
-    if flow.kind.stepwise and influences is None:
-        return [np.stack([_from_own_start(flow, s, e, rounds) for e in range(s.test.shape[2])], axis=2) for s in seen]
-    means, found = np.asarray(flow.mean(rounds)), [np.empty((len(rounds), *s.test.shape[1:])) for s in seen]
-    for at, r in enumerate(rounds):
-        if influences is None:
-            b, gamma = map(np.asarray, flow.dependence(r))
-        else:
-            b, gamma = influences[r], np.ones(flow.num_models)
-        for predicted, s in zip(found, seen, strict=True):
-            train, test = s.train[0], s.test[0]  # [K, E, n, C], [K, E, m, C]
-            given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)
-            pulled = (b[:, None] @ given).reshape(test.shape)
-            predicted[at] = means[at][:, None] + gamma[:, None, None, None] * test - pulled
-    return found

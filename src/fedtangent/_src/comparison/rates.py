@@ -26,31 +26,31 @@ class Rates(NamedTuple):
     losses: np.ndarray  # test loss after the last round at each
 
 
-def searched_rates(losses: Callable[[float], tuple[float, float]], given: float, first_loss: float) -> Rates:
-    """Searches the largest stable rate and the best rate, around the rate ``given``.
+def searched_rates(losses: Callable[[float], tuple[float, float]], start: float, first_loss: float) -> Rates:
+    """Searches the largest stable rate and the best rate, around the rate ``start``.
 
     Args:
         losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
-        given: Rate at which the search starts.
+        start: Rate at which the search starts.
         first_loss: Training loss of the untrained models; a rate with a larger one is not stable.
     """
-    seen: dict[float, tuple[float, float]] = {}
+    losses_at: dict[float, tuple[float, float]] = {}
     tried: dict[float, float] = {}
 
     def at(rate: float) -> tuple[float, float]:
-        if rate not in seen:
-            seen[rate] = losses(rate)
-        return seen[rate]
+        if rate not in losses_at:
+            losses_at[rate] = losses(rate)
+        return losses_at[rate]
 
     def test_loss(rate: float) -> float:
         tried[rate] = at(rate)[1]
         return tried[rate]
 
-    stable = given * largest_factor(lambda factor: at(given * factor)[0] <= first_loss)  # nor is what is no number
-    if stable == 0:  # then none that was tried trains, and none is better than another
-        return Rates(0.0, None, given, True, np.array([given]), np.array([at(given)[1]]))
-    high = min(stable, max(seen))
-    low = LOWEST * min(high, given)
+    stable = start * largest_factor(lambda factor: at(start * factor)[0] <= first_loss)  # a loss of NaN is not stable
+    if stable == 0:  # no rate that was tried trains, and none is better than another
+        return Rates(0.0, None, start, True, np.array([start]), np.array([at(start)[1]]))
+    high = min(stable, max(losses_at))
+    low = LOWEST * min(high, start)
     coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
     best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
     order = np.array(sorted(tried))

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
 from fedtangent._src.theory.flow import Rule
-from fedtangent._src.types import Algorithm, FederatedData, Key, Model, Partition, PyTree
+from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
 
+Report = Callable[[str], None]  # receives a line of text for each step of the work
 NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses
 
 
@@ -75,9 +76,9 @@ class Problem:
         targets = self.y_train[rows]
         if targets_of(self.loss) == "numbers":
             return np.sqrt(np.mean((outputs - targets) ** 2, axis=(1, 2, 3, 4)))
-        loss, shape = get_loss(mean_form(self.loss)), outputs.shape[1:]
-        each, mask = np.broadcast_to(targets, shape).reshape(-1, shape[-1]), jnp.ones(math.prod(shape[:-1]), bool)
-        return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
+        loss, shape = get_loss(mean_form(self.loss)), (math.prod(outputs.shape[1:-1]), outputs.shape[-1])
+        every, mask = jnp.asarray(np.broadcast_to(targets, outputs.shape[1:]).reshape(shape)), jnp.ones(shape[0], bool)
+        return np.array([float(loss(jnp.asarray(of_round.reshape(shape)), every, mask)) for of_round in outputs])
 
     @property
     def what_is_left(self) -> str:
@@ -96,8 +97,9 @@ class Problem:
         Returns:
             One number for each network, [...].
         """
-        seen = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
-        return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
+        predictions = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
+        targets = self.y_test if split == "test" else self.y_train
+        return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""
@@ -207,7 +209,7 @@ class Setting:
         return in_float64(model if model.at_width is None else model.at_width(width))
 
     @property
-    def kernel(self) -> Callable[..., Any]:
+    def kernel(self) -> Kernel:
         """The analytic kernel of the largest width; raises ``ValueError`` for a model without one."""
         kernel = self.model(self.size.largest).kernel
         if kernel is None:
@@ -248,9 +250,8 @@ def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
     assert model.kernel is not None
     # At once: a kernel of each client's own size would be a program each.
     theta = np.asarray(model.kernel(jnp.asarray(problem.x_train), None, get="ntk"), np.float64)
-    clients = (problem.partition.client(i) for i in range(problem.partition.num_clients))
-    largest = max(float(np.linalg.eigvalsh(theta[np.ix_(own, own)])[-1]) / len(own) for own in clients if len(own))
-    return fraction * 2 / largest
+    clients = [rows for i in range(problem.partition.num_clients) if len(rows := problem.partition.client(i))]
+    return fraction * 2 / max(float(np.linalg.eigvalsh(theta[np.ix_(rows, rows)])[-1]) / len(rows) for rows in clients)
 
 
 def standardised(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,11 +10,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedtangent._src.checks import whole
-from fedtangent._src.comparison import judged
+from fedtangent._src.comparison import all_verdicts
 from fedtangent._src.comparison.laziness.widths import Laziness, at_points, split, watched_draws
-from fedtangent._src.comparison.predicted import Predicted, predict
-from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, history_of, ntk_fl, trained_networks
+from fedtangent._src.comparison.predicted import Predicted, Starts, from_starts, predict, starts_of
+from fedtangent._src.comparison.settings import Report, Setting
+from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, ntk_fl, trained_networks
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent._src.comparison.verdicts import Verdict, summary
@@ -27,7 +26,6 @@ FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
 LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
 MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
-Report = Callable[[str], None]
 
 
 class FlowGap(NamedTuple):
@@ -80,9 +78,7 @@ class Comparison(NamedTuple):
 
         Test metrics are measured at the points where laws are compared, the first 500 at most.
         """
-        problem, seen, gap = self.setting.problem, self.simulated[-1], self.gaps[-1]
-        predicted = history_of(problem, seen, gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
-        return history_of(problem, seen, seen.train, seen.test, seen.ensemble, predicted=predicted)
+        return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
     @property
     def remark(self) -> str:
@@ -90,57 +86,45 @@ class Comparison(NamedTuple):
         first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
         if not last > LITTLE * first:
             return ""
-        what = self.setting.problem.what_is_left
-        return f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}; train longer or faster"
+        error = self.setting.problem.what_is_left
+        return f"the networks learned little: their {error} went from {first:.3g} to {last:.3g}; train longer or faster"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Returns each client's final training error (``Problem.left``) at the client's examples: predicted, simulated.
 
         The errors are of the widest networks; clients without examples are left out.
         """
-        problem, found = self.setting.problem, {}
+        problem, errors = self.setting.problem, {}
+        ends = self.gaps[-1].train[-1:], self.simulated[-1].train[-1:]
         for i in range(problem.partition.num_clients):
-            own = problem.partition.client(i)
-            if len(own):
-                outputs = self.gaps[-1].train[-1], self.simulated[-1].train[-1]
-                predicted, simulated = (float(problem.left(o[None][..., own, :], own)[0]) for o in outputs)
-                found[i] = predicted, simulated
-        return found
+            rows = problem.partition.client(i)
+            if len(rows):
+                predicted, simulated = (float(problem.left(end[..., rows, :], rows)[0]) for end in ends)
+                errors[i] = predicted, simulated
+        return errors
 
 
-def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
-    """Computes the distance of each network from the flow, relative to how far the flow has moved its function.
-
-    Args:
-        theory: The flow.
-        seen: Networks of one width.
-    """
-    problem, test = theory.setting.problem, theory.networks([seen], seen.rounds)[0]
-    starts = seen.train[0].swapaxes(0, 1)
-    train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
-    scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
-    error = relative_errors(test, seen.test, scale)
-    return FlowGap(error, problem.left(seen.train), problem.left(train), test, train)
+def _flow_gap(theory: Predicted, networks: Simulated) -> FlowGap:
+    """Computes the distance of each network from the flow, relative to how far the flow has moved its function."""
+    problem = theory.setting.problem
+    train, test = from_starts(theory.flow, starts_of(networks), networks.rounds)
+    scale = np.broadcast_to(test[-1] - networks.test[0], networks.test.shape)
+    error = relative_errors(test, networks.test, scale)
+    return FlowGap(error, problem.left(networks.train), problem.left(train), test, train)
 
 
-def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
-    """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows.
-
-    Args:
-        theory: The flow.
-        seen: Networks of one width.
-    """
-    problem, last = theory.setting.problem, theory.setting.size.num_rounds
-    left, score = list[np.ndarray](), list[np.ndarray]()
-    starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
+def _flow_curve(theory: Predicted, networks: Simulated) -> FlowCurve:
+    """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows."""
+    problem, last, starts = theory.setting.problem, theory.setting.size.num_rounds, starts_of(networks)
+    errors, scores = list[np.ndarray](), list[np.ndarray]()
     many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
-    rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), seen.rounds)
-    for train, test in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
-        found = theory.flow.runs(train[None], test[None], rounds.tolist())
-        left.append(problem.left(np.asarray(found.train)))
-        score.append(problem.score(np.asarray(found.test)))
+    rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), networks.rounds)
+    for start in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
+        train, test = from_starts(theory.flow, Starts(*(part[None] for part in start)), rounds.tolist())
+        errors.append(problem.left(train))
+        scores.append(problem.score(test))
     power = 2 if targets_of(problem.loss) == "numbers" else 1
-    return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
+    return FlowCurve(rounds, np.mean(np.power(errors, power), axis=0) ** (1 / power), np.concatenate(scores, axis=2))
 
 
 def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
@@ -170,25 +154,19 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen, watched = list[Simulated](), watched_draws(setting)
+        watched, of_widths = watched_draws(setting), list[Simulated]()
         for width in size.widths:
             say(f"{setting.name}: {setting.method}, {size.draws} x K = {setting.num_models}, width {width}")
-            seen.append(trained_networks(setting, width, progress, watched))
-        moved = _evolve(setting, progress, say)
-        gaps = tuple(flow_gap(theory, s) for s in seen)
-        curve = flow_curve(theory, seen[-1])
-        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
-        verdicts = judged.all_verdicts(theory, tuple(seen), moved, say)
-    rows = _rows(theory, seen, moved, gaps, flow_seconds)
-    return Comparison(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
-
-
-def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
-    """Splits the watched networks' distance from the infinite-width flow into its parts, see ``Laziness``.
-
-    The parts are the distance of each network from its linearisation, and of the linearisation from the flow.
-    """
-    return split(theory, seen, at_points(theory.setting.problem, gap.train, gap.test))
+            of_widths.append(trained_networks(setting, width, progress, watched))
+        networks, evolved = tuple(of_widths), _evolve(setting, progress, say)
+        gaps = tuple(_flow_gap(theory, of_width) for of_width in networks)
+        curve, laziness = _flow_curve(theory, networks[-1]), tuple[Laziness, ...]()
+        if watched:
+            flows = [at_points(setting.problem, gap.train, gap.test) for gap in gaps]
+            laziness = tuple(split(theory, *pair) for pair in zip(networks, flows, strict=True))
+        verdicts = all_verdicts.all_verdicts(theory, networks, evolved, say)
+    rows = _rows(theory, networks, evolved, gaps, flow_seconds)
+    return Comparison(theory, networks, evolved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
 
 
 def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
@@ -200,32 +178,32 @@ def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simul
     if setting.problem.loss != "squared_error":
         return ()
     widths, standard = setting.size.widths, setting.ntk_fl
-    wanted = [("averaged", widths[-1:] if standard is None else widths, setting.size.draws)]
+    runs = [("averaged", widths[-1:] if standard is None else widths, setting.size.draws)]
     if standard is not None and setting.problem.y_train.shape[1] > 1:
-        wanted.append(("exact", widths[:2], standard.exact_draws))  # the others would cost most of the run
-    moved = []
-    for kernel, widths, draws in wanted:
+        runs.append(("exact", widths[:2], standard.exact_draws))  # the others would cost most of the run
+    evolved = []
+    for kernel, widths, draws in runs:
         for width in widths:
             say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
-            moved.append(ntk_fl(setting, width, kernel, draws, progress))
-    return tuple(moved)
+            evolved.append(ntk_fl(setting, width, kernel, draws, progress))
+    return tuple(evolved)
 
 
 def _rows(
     theory: Predicted,
-    seen: list[Simulated],
-    moved: tuple[Simulated, ...],
+    networks: tuple[Simulated, ...],
+    evolved: tuple[Simulated, ...],
     gaps: tuple[FlowGap, ...],
     flow_seconds: float,
 ) -> tuple[MethodRow, ...]:
     last, num_rounds = theory.moments[-1], theory.setting.size.num_rounds
-    widest = {m.method: m for m in moved}.values()
+    widest = {of_width.method: of_width for of_width in evolved}.values()
     flow = theory_row(
         theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds
     )
     rows = [
-        *(simulated_row(theory, s, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)),
-        *(simulated_row(theory, m, None) for m in widest),
+        *(simulated_row(theory, n, float(np.mean(gap.error[-1]))) for n, gap in zip(networks, gaps, strict=True)),
+        *(simulated_row(theory, n, None) for n in widest),
         flow._replace(seconds=flow_seconds),
     ]
     if theory.limit is not None:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Simulated(NamedTuple):
     seconds: float  # of one run of the K models, without compilation if there are several runs
     sent: tuple[Measurement, ...]  # bytes of one run until each evaluated round, without metrics
     cost: Cost
-    info: dict[str, Any]
+    info: dict[str, np.ndarray]
     watched: WatchedNetworks | None = None
 
     def __repr__(self) -> str:
@@ -63,22 +63,13 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 
     Every width has a different key: with a common key the weights of a narrow network would be a part of a wider
     network's weights.
-    """
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
-
-
-def initial_functions(setting: Setting, width: int, count: int) -> Float[np.ndarray, "count m C"]:
-    """Returns outputs of ``count`` further random networks of ``width`` at the test points, without training.
 
     Args:
-        setting: The setting.
+        setting: The setting, with the seed.
+        draw: Number of the draw.
         width: Width of the networks.
-        count: Number of networks.
-
-    Returns:
-        Outputs [count, m, C].
     """
-    return network_functions(setting, width, count, setting.problem.x_test)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
 
 
 def network_functions(
@@ -125,12 +116,11 @@ def trained_networks(
     algorithm = setting.algorithm.on(model)
     watches: list[KernelDiagnostics] = []
     for draw in range(watched):
-        given = setting.seed, init_key(setting, draw, width)
+        seed, key = setting.seed, init_key(setting, draw, width)
         if watches:
-            watches.append(watches[0].of_seed(algorithm, problem.partition.num_clients, *given))
+            watches.append(watches[0].of_seed(algorithm, problem.partition.num_clients, seed, key))
         else:
-            data = problem.federated()
-            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, start=given[1]))
+            watches.append(kernel_diagnostics(algorithm, model, problem.federated(), seed, WATCHED, start=key))
     return trained(setting, algorithm, setting.method, width, progress, watches=watches, start=start)
 
 
@@ -174,7 +164,7 @@ def trained(
     watches: Sequence[KernelDiagnostics] = (),
     start: PyTree | None = None,
 ) -> Simulated:
-    """Runs ``algorithm`` once for each of the setting's draws.
+    """Trains the networks of an algorithm once for each of the setting's draws.
 
     Args:
         setting: Data, rounds and draws.
@@ -192,13 +182,14 @@ def trained(
     # once: all draws run one program
     resolved = resolve_mapping(algorithm, data, size.num_rounds, mapping, evaluated=[x])
 
-    def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: Any) -> dict[str, np.ndarray]:
+    def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: PyTree) -> dict[str, PyTree]:
         prediction = predict(algorithm, state, x)
-        found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
-        if watch is None:
-            return found
-        first = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
-        return found | first | {"drift": watch.drifts(state)}
+        measured: dict[str, PyTree] = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        if watch is not None:
+            measured["drift"] = watch.drifts(state)
+            if int(state.round) == 0:
+                measured["start"] = jax.tree.map(np.array, watch.parameters(state))
+        return measured
 
     def one_run(draw: int) -> tuple[History, float]:
         begun = time.perf_counter()
@@ -217,10 +208,10 @@ def trained(
         return run.history, time.perf_counter() - begun
 
     runs = []
-    with progress_of(size.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as shown:
+    with progress_of(size.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as bar:
         for draw in range(size.draws):
             runs.append(one_run(draw))
-            shown.update(1)
+            bar.update(1)
     histories, seconds = zip(*runs, strict=True)
     members, means = (
         np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
@@ -242,24 +233,35 @@ def trained(
     )
 
 
-def history_of(
+def history_beside(
     problem: Problem,
-    seen: Simulated,
+    networks: Simulated,
     train: Float[np.ndarray, "r K E n C"],
     test: Float[np.ndarray, "r K E m C"],
-    ensemble: Float[np.ndarray, "r E m C"],
-    **more: Any,
 ) -> History:
-    """Computes the metrics of networks along a run: means over the E draws, with bands if there are several draws.
+    """Computes the metrics of networks along a run; ``predicted`` has the metrics of their predictions.
+
+    Metrics are means over the E draws, with bands if there are several draws.
 
     Args:
         problem: The problem.
-        seen: The simulation, for its rounds and bytes.
-        train: Outputs at the training examples, [r, K, E, n, C].
-        test: Outputs at the test points, [r, K, E, m, C].
-        ensemble: The algorithm's prediction from the K networks at the test points, [r, E, m, C].
-        more: Further fields of ``History``.
+        networks: The simulation.
+        train: Predicted outputs at the training examples, [r, K, E, n, C].
+        test: Predicted outputs at the test points, [r, K, E, m, C].
     """
+    predicted = _history(problem, networks, train, test, test.mean(axis=1))._replace(is_predicted=True)
+    measured = _history(problem, networks, networks.train, networks.test, networks.ensemble)
+    return measured._replace(predicted=predicted)
+
+
+def _history(
+    problem: Problem,
+    networks: Simulated,
+    train: Float[np.ndarray, "r K E n C"],
+    test: Float[np.ndarray, "r K E m C"],
+    ensemble: Float[np.ndarray, "r E m C"],
+) -> History:
+    """Computes the metrics of outputs, at the rounds and with the bytes of ``networks``."""
     labels = None if problem.labels_test is None else np.argmax(problem.y_train, axis=-1)
     splits = {"train": (train, train.mean(axis=1), problem.y_train, labels)}
     if problem.points == "test":
@@ -278,18 +280,18 @@ def history_of(
     evaluations = [
         sent._replace(
             metrics={
-                split: {metric: float(table[i].mean()) for (s, metric), table in tables.items() if s == split}
+                split: {metric: float(table[i].mean()) for (of, metric), table in tables.items() if of == split}
                 for split in splits
             }
         )
-        for i, sent in enumerate(seen.sent)
+        for i, sent in enumerate(networks.sent)
     ]
     bands = {}
     for (split, metric), table in tables.items():
         if table.shape[1] > 1:
             low, high = np.percentile(table, (5, 95), axis=1)
             bands[f"{split}.{metric}"] = low, high
-    return History(evaluations, {}, seen.cost, bands, **more)
+    return History(evaluations, {}, networks.cost, bands)
 
 
 def _watched(histories: Sequence[History]) -> WatchedNetworks:

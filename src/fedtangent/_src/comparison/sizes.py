@@ -69,16 +69,16 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
         sizes_of = 4 * n**2, 4 * of_clients, functions, work
     else:
         sizes_of = 16 * (n + m) ** 2, 16 * of_clients, functions, PROGRAM + 24 * (n + m) ** 2
-    found = KernelPlan(*sizes_of, memory.memory_limit(), is_large, None)
-    if found.total <= memory.USABLE * found.limit:
-        return found
-    filed = found._replace(folder=folder)
+    plan = KernelPlan(*sizes_of, memory.memory_limit(), is_large, None)
+    if plan.total <= memory.USABLE * plan.limit:
+        return plan
+    filed = plan._replace(folder=folder)
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
-    if not is_large or filed.total > memory.USABLE * found.limit or found.kernel > free:
+    if not is_large or filed.total > memory.USABLE * plan.limit or plan.kernel > free:
         raise ValueError(
-            f"kernel: got {n} training points, whose flow needs {memory.size(found.total)} of memory, or "
-            f"{memory.size(filed.total)} and {memory.size(found.kernel)} of disk; there are "
-            f"{memory.size(found.limit)} and {memory.size(free)}"
+            f"kernel: got {n} training points, whose flow needs {memory.size(plan.total)} of memory, or "
+            f"{memory.size(filed.total)} and {memory.size(plan.kernel)} of disk; there are "
+            f"{memory.size(plan.limit)} and {memory.size(free)}"
         )
     return filed
 
@@ -93,11 +93,11 @@ def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = 
     """
     if not plan.is_large:
         return setting.blocks()
-    with progress_of(1, f"{setting.name}: kernel", "tile", shown=progress) as shown:
+    with progress_of(1, f"{setting.name}: kernel", "tile", shown=progress) as bar:
 
         def tick(done: int, total: int) -> None:
-            shown.total = total
-            shown.update(done - shown.n)
+            bar.total = total
+            bar.update(done - bar.n)
 
         devices = jax.devices() if jax.default_backend() != "cpu" or jax.process_count() > 1 else None
         x_train, x_test = setting.problem.x_train, setting.problem.x_test

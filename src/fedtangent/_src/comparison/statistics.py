@@ -32,7 +32,7 @@ Plain float64 NumPy. Samples are [K, E, m, C]: K models (schedules), E independe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Num
@@ -41,6 +41,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fedtangent._src.intervals import Interval
+from fedtangent._src.types import AnyArray
 
 LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
@@ -49,7 +50,7 @@ class Pair(NamedTuple):
     """Networks of one width and the predictions from the same initial functions."""
 
     width: int
-    seen: Float[np.ndarray, "K E m C"]
+    simulated: Float[np.ndarray, "K E m C"]
     predicted: Float[np.ndarray, "K E m C"]
 
 
@@ -83,10 +84,10 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
         scale: Unit of the norm, for instance how far training moves the functions.
         away: Difference [m, C] between the mean that is tested and the mean of the predictions.
     """
-    flat = [(p.seen - p.predicted).reshape(p.seen.shape[0] * p.seen.shape[1], -1) for p in pairs]
+    flat = [(p.simulated - p.predicted).reshape(p.simulated.shape[0] * p.simulated.shape[1], -1) for p in pairs]
     # A network scatters about its flow by O(width^-1/2).
     weights = at_infinite_width([p.width for p in pairs], [p.width * len(d) for p, d in zip(pairs, flat, strict=True)])
-    mean, rows = -np.broadcast_to(away, pairs[0].seen.shape[2:]).ravel(), []
+    mean, rows = -np.broadcast_to(away, pairs[0].simulated.shape[2:]).ravel(), []
     for c, d in zip(weights, flat, strict=True):
         centre = d.mean(axis=0)
         mean = mean + c * centre
@@ -99,10 +100,10 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
     if not variances.any():
         return Interval.about(float(np.sqrt(square)), 0.0)
     # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
-    parts = np.array([np.sum(own**2) for own in rows])
-    wider = (_quantile(parts, np.array([len(own) - 1 for own in rows])) / norm.ppf(1 - LEVEL / 2)) ** 2
-    found = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
-    return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
+    parts = np.array([np.sum(of_width**2) for of_width in rows])
+    wider = (_quantile(parts, np.array([len(of_width) - 1 for of_width in rows])) / norm.ppf(1 - LEVEL / 2)) ** 2
+    bounds = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
+    return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *bounds)
 
 
 def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[float, float]:
@@ -142,15 +143,15 @@ def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) 
     most = variances.max()
     scaled, noncentral = variances / most, mean**2 / most
 
-    def slope(log_left: float) -> float:
-        left = np.exp(log_left)
-        return float(np.sum(scaled / (1 - scaled + left * scaled)) + noncentral / left**2 - square / most)
+    def slope(log_factor: float) -> float:
+        factor = np.exp(log_factor)
+        return float(np.sum(scaled / (1 - scaled + factor * scaled)) + noncentral / factor**2 - square / most)
 
-    left = np.exp(brentq(slope, -40.0, 80.0))
-    s, each = (1 - left) / 2, scaled / (1 - scaled + left * scaled)
-    curvature = 2 * np.sum(each**2) + 4 * noncentral / left**3
-    exponent = s * square / most + np.sum(np.log1p(-2 * s * scaled)) / 2 - noncentral * s / left
-    w, u = np.sign(s) * np.sqrt(2 * max(exponent, 0.0)), s * np.sqrt(curvature)
+    factor = np.exp(brentq(slope, -40.0, 80.0))  # 1 - 2 x the saddlepoint, in units of the widest axis
+    saddle, shares = (1 - factor) / 2, scaled / (1 - scaled + factor * scaled)
+    curvature = 2 * np.sum(shares**2) + 4 * noncentral / factor**3
+    exponent = saddle * square / most + np.sum(np.log1p(-2 * saddle * scaled)) / 2 - noncentral * saddle / factor
+    w, u = np.sign(saddle) * np.sqrt(2 * max(exponent, 0.0)), saddle * np.sqrt(curvature)
     return float(norm.sf(w) + (norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
 
 
@@ -170,8 +171,8 @@ def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Fl
     """
     values = []
     for p in pairs:
-        draws = p.seen.shape[1]
-        change = _scatter(p.seen) - _scatter(p.predicted)  # [K, E]
+        draws = p.simulated.shape[1]
+        change = _scatter(p.simulated) - _scatter(p.predicted)  # [K, E]
         values.append(((draws / (draws - 1) * change + exact[:, None]) / law[:, None]).ravel())
     return combined([p.width for p in pairs], values, by_width=True, means=len(exact))
 
@@ -214,6 +215,11 @@ def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interv
     """Returns the estimate that decides whether all are within ``margin`` of ``target``.
 
     This is an estimate outside the margin, if any is; else the estimate whose interval reaches farthest.
+
+    Args:
+        estimates: Estimates of one quantity, such as one for each round.
+        target: The predicted value.
+        margin: Allowed deviation from it.
     """
     outside = [e for e in estimates if e.within(target - margin, target + margin) is False]
     return max(outside or estimates, key=lambda e: max(e.high - target, target - e.low))
@@ -288,12 +294,17 @@ def weighted_line(x: Num[np.ndarray, "n"], y: Num[np.ndarray, "n"], weight: Num[
     return Slope(slope, float(information**-0.5), float(weight @ y / weight.sum() - slope * centre))
 
 
-def relative_distance(a: Num[np.ndarray, "*shape"], b: Num[np.ndarray, "*shape"]) -> float:
-    """Computes ``|a - b| / |b|``, Euclidean over all entries."""
+def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) -> float:
+    """Computes ``|a - b| / |b|``, Euclidean over all entries.
+
+    Args:
+        a: An array.
+        b: Reference of the same shape.
+    """
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
 
 
-def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
+def law_distance(law: Sequence[AnyArray], reference: Sequence[AnyArray]) -> float:
     """Computes the larger of the relative distances of means and covariances.
 
     Args:
@@ -305,20 +316,20 @@ def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
 
 def relative_errors(
     predicted: Num[np.ndarray, "..."],
-    seen: Num[np.ndarray, "..."],
+    measured: Num[np.ndarray, "..."],
     scale: Num[np.ndarray, "..."],
     axes: tuple[int, ...] = (-2, -1),
 ) -> Float[np.ndarray, "..."]:
-    """Computes the root mean square of ``seen - predicted`` over ``axes``, over the root mean square of ``scale``.
+    """Computes the root mean square of ``measured - predicted`` over ``axes``, over the root mean square of ``scale``.
 
     It is 0 if both are equal, even if ``scale`` is 0.
 
     Args:
         predicted: Predictions.
-        seen: Measured values, of the same shape.
+        measured: Measured values, of the same shape.
         scale: Values whose root mean square is the unit.
         axes: Axes that are averaged over.
     """
-    off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (seen - predicted, scale))
+    off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (measured - predicted, scale))
     with np.errstate(divide="ignore"):
         return np.sqrt(np.divide(off, of, out=np.zeros_like(off), where=off != 0))

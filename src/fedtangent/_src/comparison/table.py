@@ -47,12 +47,12 @@ def scores(
         variance: Predicted knowledge variance, [m, C].
         y: Targets, [m, C].
     """
-    fit, held = slice(0, None, 2), slice(1, None, 2)
+    even, odd = slice(0, None, 2), slice(1, None, 2)
     residual = (y - mean) ** 2
-    noise = max(float(np.mean(residual[fit] - variance[fit])), 1e-6)
-    total = variance[held] + noise
-    nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[held] / total)
-    return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * total))
+    noise = max(float(np.mean(residual[even] - variance[even])), 1e-6)
+    total = variance[odd] + noise
+    nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[odd] / total)
+    return float(nll), float(np.mean(residual[odd] <= 1.959963985**2 * total))
 
 
 def _scores(
@@ -73,7 +73,7 @@ def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float 
     return float(np.mean(problem.accuracy(mean)))
 
 
-def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
+def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
     """Builds the row of a method that trains networks.
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
@@ -81,11 +81,11 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
 
     Args:
         theory: The predictions.
-        seen: Networks of one width.
+        networks: Networks of one width.
         flow_error: Mean relative error of the networks to the flow; None for NTK-FL.
     """
-    setting, problem, members = theory.setting, theory.setting.problem, seen.test[-1]  # [K, E, m, C]
-    ensembles = seen.ensemble[-1]  # [E, m, C]
+    setting, problem, members = theory.setting, theory.setting.problem, networks.test[-1]  # [K, E, m, C]
+    ensembles = networks.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
     nll, coverage = _scores(problem, draws.mean(axis=0), draws, variance)
@@ -94,7 +94,7 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
     accuracies = [_accuracy(problem, e) for e in ensembles]
     return MethodRow(
         setting=setting.name,
-        method=f"{seen.method}, width {seen.width}",
+        method=f"{networks.method}, width {networks.width}",
         test_mse=float(np.mean(problem.mse(ensembles))),
         accuracy=None if problem.labels_test is None else float(np.mean(np.array(accuracies, float))),
         nll=nll,
@@ -102,9 +102,9 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
         mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)) if comparable else None,
         variance_ratio=float(np.sum(variance.mean(axis=-1)) / np.trace(cov)) if comparable else None,
         flow_error=flow_error,
-        rounds=seen.rounds[-1],
-        uplink_mib=seen.sent[-1].uplink_bytes / MEBIBYTE,
-        seconds=seen.seconds,
+        rounds=networks.rounds[-1],
+        uplink_mib=networks.sent[-1].uplink_bytes / MEBIBYTE,
+        seconds=networks.seconds,
     )
 
 
@@ -137,19 +137,19 @@ def theory_row(
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
     nll: float | None
     coverage: float | None
-    if theory.drawn is None:
+    if theory.sampled is None:
         test_mse = float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
         nll, coverage = scores(mean, variance, problem.y_test)
     else:  # outputs depend on each other: draws, not moments
-        test_mse = float(np.mean(problem.mse(theory.drawn.mean(axis=1))))
-        nll, coverage = _scores(problem, mean, theory.drawn.reshape(-1, *mean.shape), variance)
+        test_mse = float(np.mean(problem.mse(theory.sampled.mean(axis=1))))
+        nll, coverage = _scores(problem, mean, theory.sampled.reshape(-1, *mean.shape), variance)
     return MethodRow(
         setting=setting.name,
         method=method,
         test_mse=test_mse,
         accuracy=expected_accuracy(problem, mean, cov / num_models)
-        if theory.drawn is None
-        else _accuracy(problem, theory.drawn.mean(axis=1)),
+        if theory.sampled is None
+        else _accuracy(problem, theory.sampled.mean(axis=1)),
         nll=nll,
         coverage=coverage,
         variance_ratio=float(np.trace(cov) / spread) if (spread := np.trace(reference(theory)[1])) > 0 else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
         return None if self.holds is None or self.control_fails is None else True
 
 
-def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
     """Returns the verdicts as rows of result.json."""
     return [{**v._asdict(), "passed": v.passed} for v in verdicts]
 
@@ -90,19 +90,19 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     failed = sum(v.holds is False for v in verdicts)
     passing = sum(v.control_fails is False for v in verdicts)
     undecided = sum(v.passed is None for v in verdicts)
-    said = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
-    said += [f"{undecided} undecided, for too few draws"] if undecided else []
+    parts = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
+    parts += [f"{undecided} undecided, for too few draws"] if undecided else []
     if failed:
-        said = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *said]
+        parts = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *parts]
     elif passing:
-        said[0] = f"Inconclusive: {said[0]}"
+        parts[0] = f"Inconclusive: {parts[0]}"
     elif undecided < len(verdicts):
         decided = len(verdicts) - undecided
-        shown = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
+        agreeing = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
         if not undecided:
-            shown = f"all {decided} comparisons, and every wrong theory fails"
-        said = [f"Simulation and theory agree in {shown}", *said]
-    return "; ".join(said)
+            agreeing = f"all {decided} comparisons, and every wrong theory fails"
+        parts = [f"Simulation and theory agree in {agreeing}", *parts]
+    return "; ".join(parts)
 
 
 class Rival(NamedTuple):
@@ -114,7 +114,7 @@ class Rival(NamedTuple):
 
 
 def judged(
-    subject: str, statement: str, target: float, margin: float, found: Sequence[Interval], rivals: Sequence[Rival]
+    subject: str, statement: str, target: float, margin: float, estimates: Sequence[Interval], rivals: Sequence[Rival]
 ) -> Verdict:
     """Checks that all estimates are within ``margin`` of ``target``, with a wrong theory as the negative control.
 
@@ -128,14 +128,14 @@ def judged(
         statement: Name of the comparison.
         target: Value that theory predicts.
         margin: Allowed deviation from it.
-        found: Estimates.
+        estimates: Estimates.
         rivals: Wrong theories.
     """
-    least = margin + max(e.length for e in found)
-    sizes = target == 0 and min(e.low for e in found) >= 0  # they cannot be below
-    allowed = f"<= {margin:g}" if sizes else f"{target:g} +- {margin:g}"
-    shown = worst(found, target, margin)
-    right = str(shown), allowed, shown.within(target - margin, target + margin)
+    least = margin + max(e.length for e in estimates)
+    are_sizes = target == 0 and min(e.low for e in estimates) >= 0  # they cannot be below
+    allowed = f"<= {margin:g}" if are_sizes else f"{target:g} +- {margin:g}"
+    decisive = worst(estimates, target, margin)
+    right = str(decisive), allowed, decisive.within(target - margin, target + margin)
     wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
     for rival in sorted(rivals, key=lambda rival: rival.distance):
         if rival.distance < least:
@@ -167,7 +167,7 @@ def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWid
 def slope_verdict(
     subject: str,
     widths: tuple[int, ...],
-    seen: Sequence[Simulated],
+    networks: Sequence[Simulated],
     right: Sequence[np.ndarray],
     wrong: Mapping[str, Sequence[np.ndarray]],
 ) -> Verdict:
@@ -178,25 +178,25 @@ def slope_verdict(
     Args:
         subject: The setting.
         widths: Widths of the networks.
-        seen: Simulated networks, one entry for each width.
+        networks: Simulated networks, one entry for each width.
         right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width.
         wrong: The same predictions of each wrong flow, by name.
     """
-    errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
+    errors = [_of_run(n, p, n.test[-len(p) :]) for n, p in zip(networks, right, strict=True)]
     rivals = []
     for name, other in wrong.items():
-        floors = [_of_run(s, p, o) for s, p, o in zip(seen, right, other, strict=True)]
-        missed = [_of_run(s, o, s.test[-len(o) :]) for s, o in zip(seen, other, strict=True)]
+        floors = [_of_run(n, p, q) for n, p, q in zip(networks, right, other, strict=True)]
+        missed = [_of_run(n, q, n.test[-len(q) :]) for n, q in zip(networks, other, strict=True)]
         rivals.append(slope_rival(name, widths, errors, missed, floors))
     statement = "each network to the flow: slope of the error against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
 
 
 def _of_run(
-    seen: Simulated, predicted: Float[np.ndarray, "r K E m C"], other: Float[np.ndarray, "r K E m C"]
+    networks: Simulated, predicted: Float[np.ndarray, "r K E m C"], other: Float[np.ndarray, "r K E m C"]
 ) -> Float[np.ndarray, "K E"]:
     """Returns the distance of ``other`` from ``predicted``, relative to how far ``predicted`` moves, [K, E]."""
-    return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
+    return relative_errors(predicted, other, predicted - networks.test[0], (0, -2, -1))
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
@@ -214,10 +214,10 @@ def exact_verdict(subject: str, statement: str, error: float, controls: dict[str
     """
     name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
     control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
-    found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
+    right = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
     wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
     share = bound / controls[name] if controls[name] else np.inf
-    return Verdict.of(subject, statement, "", found, wrong, f"{share:.0e} of the control")
+    return Verdict.of(subject, statement, "", right, wrong, f"{share:.0e} of the control")
 
 
 def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
@@ -231,8 +231,8 @@ def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, cont
         control: Name of the wrong bound.
         wrong: Measured value divided by the wrong bound.
     """
-    found, other = (f"{ratio:.3g}", "<= 1", bool(ratio <= 1)), (control, f"{wrong:.3g}", bool(wrong > 1))
-    return Verdict.of(subject, statement, sizes, found, other, f"bound x {ratio:.2g}")
+    right, other = (f"{ratio:.3g}", "<= 1", bool(ratio <= 1)), (control, f"{wrong:.3g}", bool(wrong > 1))
+    return Verdict.of(subject, statement, sizes, right, other, f"bound x {ratio:.2g}")
 
 
 class AtRound(NamedTuple):
@@ -255,14 +255,14 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, S
         widths: Widths of the networks.
         squares: Squares [n] for each width; one entry for each way to sum over points, by name.
     """
-    found = [combined(widths, each) for each in squares.values()]
+    estimates = [combined(widths, values) for values in squares.values()]
     rivals = [
-        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in each]))
+        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [of_width / by**2 for of_width in values]))
         for by in (1.2, 1.3, 1.4, 1.6)
-        for each in squares.values()
+        for values in squares.values()
     ]
     statement = f"variance of initial functions = prior's: {', '.join(squares)}"
-    return judged(subject, statement, 1.0, INITIAL_MARGIN, found, rivals)
+    return judged(subject, statement, 1.0, INITIAL_MARGIN, estimates, rivals)
 
 
 def independence_verdict(
@@ -276,16 +276,10 @@ def independence_verdict(
         products: Products [n] for each width; one entry for each way to choose the two networks, by name.
         squares: Control: if both outputs came from the same network, their products would equal ``squares``.
     """
-    found = [combined(widths[-len(each) :], each) for each in products.values()]
+    estimates = [combined(widths[-len(values) :], values) for values in products.values()]
     statement = f"networks start independently of each other: of other {', '.join(products)}"
-    return judged(
-        subject,
-        statement,
-        0.0,
-        INITIAL_MARGIN,
-        found,
-        [Rival("the same start", 1.0, partial(combined, widths, squares))],
-    )
+    rival = Rival("the same start", 1.0, partial(combined, widths, squares))
+    return judged(subject, statement, 0.0, INITIAL_MARGIN, estimates, [rival])
 
 
 def mean_verdict(
@@ -304,8 +298,8 @@ def mean_verdict(
         far = [float(np.linalg.norm(a)) / f.scale if m else 0.0 for f, a, m in zip(rounds, away, moved, strict=True)]
         at = int(np.argmax(far))
         rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
-    found = [mean_error(f.pairs, f.scale) for f, m in zip(rounds, moved, strict=True) if m]
-    return judged(subject, statement, 0.0, MEAN_MARGIN, found, rivals)
+    estimates = [mean_error(f.pairs, f.scale) for f, m in zip(rounds, moved, strict=True) if m]
+    return judged(subject, statement, 0.0, MEAN_MARGIN, estimates, rivals)
 
 
 def variance_verdict(
@@ -319,11 +313,11 @@ def variance_verdict(
         rounds: Networks and predictions at each round.
         wrong: Wrong variances [K] at the last round, by name.
     """
-    found, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
+    estimates, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
     for name, law in wrong.items():
         away = abs(float(np.mean(last.law / law)) - 1)
         rivals.append(Rival(name, away, partial(_variance, last._replace(law=law))))
-    return judged(subject, statement, 1.0, VARIANCE_MARGIN, found, rivals)
+    return judged(subject, statement, 1.0, VARIANCE_MARGIN, estimates, rivals)
 
 
 def _variance(followed: AtRound) -> Interval:

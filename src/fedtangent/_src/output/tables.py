@@ -127,25 +127,22 @@ def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
 
 
 LEGEND = (
-    "test MSE, accuracy: the ensemble of K models, averaged over the independent draws. NLL, 95 % cover: Gaussian with "
-    "the mean and variance of all the draws, plus fitted noise; under the cross entropy, MSE and NLL are of "
-    "probabilities.\n"
-    "For the rows of theory they are what K draws have on average, and what one draw has.\n"
-    "|diff| / SE, var ratio: to the GP limit; of a run of your own, or where there is no limit, to the flow's last "
-    "round; 0.80 and 1 in agreement. flow error: of each network to the flow from its own initial function.\n"
-    "MiB up, s: uplink and time of one run of the K models (for the flow: all of it)."
+    "test MSE, accuracy: of the ensemble of K models, averaged over the draws. NLL, 95 % cover: of a Gaussian with the "
+    "mean and variance over all networks, plus fitted noise; under the cross entropy, of probabilities. Rows of theory "
+    "show expected values.\n"
+    "|diff| / SE, var ratio: distance to the GP limit, or to the flow's last round if there is no limit; 0.80 and 1 "
+    "mean agreement. flow error: distance of each network to the flow from its initial function.\n"
+    "MiB up, s: uplink and time of one run of the K models; for the flow, the time of the whole prediction."
 )
 VERDICT_LEGEND = (
-    "measured, expected: in simulation, and by the theory with its tolerance. Each negative control is a wrong theory, "
-    "put through the same check, which it has to fail.\n"
-    "notices: the smallest error of a theory that is noticed, in the units of what is measured, as a share of the "
-    "control's mistake, or as a factor of the bound. undecided: too few draws to tell, which counts neither way."
+    "measured: by simulation. expected: by theory, with the tolerance. The negative control is a wrong theory, which "
+    "must fail the same check.\n"
+    "notices: the smallest error of the theory that the check notices. undecided: too few draws to tell; no run fails "
+    "because of it."
 )
 COMPARISON_LEGEND = (
-    "mean: distance of the networks' mean from the predicted one, over how far training has moved the function. "
-    "variance: theirs over the predicted one. Both are extrapolated to infinite width; their intervals miss 1 in "
-    "10,000. The control is the nearest of several wrong theories that is far enough to be noticed.\n"
-    "linearised network, law: models for which the flow is exact, trained by the same code; small mistakes show."
+    "Means and variances of networks are extrapolated to infinite width; the distance of a mean is relative to how far "
+    "training moved the function. Linear and linearised models follow the flow to rounding."
 )
 
 

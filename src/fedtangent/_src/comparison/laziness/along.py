@@ -17,7 +17,7 @@ from fedtangent._src import pytrees
 from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
 from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Setting, exact_arithmetic, in_float64
+from fedtangent._src.comparison.settings import Scale, Setting, exact_arithmetic, in_float64
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.loop import evaluated_rounds
@@ -68,7 +68,7 @@ def linearised_paths(
         rounds: Rounds after which outputs are computed, ascending from 0.
     """
     of_network = algorithm_of(model)
-    params, num_clients = of_network.params, data.num_clients
+    params, num_clients, num_models = of_network.params, data.num_clients, of_network.schedule.num_models
     assert params is not None and rounds[0] == 0
     engine, lengths = single_device_engine(data, "auto"), np.diff(rounds, prepend=0).astype(np.int32)
 
@@ -86,11 +86,8 @@ def linearised_paths(
     def paths(seed: Key | int, init: Key | PyTree | None = None) -> Float[np.ndarray, "r K m C"]:
         key = jax.random.key(seed) if isinstance(seed, int) else seed
         starts = params(of_network.init(key, num_clients, init))
-        each = [
-            path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x)
-            for k in range(of_network.schedule.num_models)
-        ]
-        return np.stack([np.asarray(found, np.float64) for found in each], axis=1)
+        of_models = [path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x) for k in range(num_models)]
+        return np.stack([np.asarray(outputs, np.float64) for outputs in of_models], axis=1)
 
     return paths
 
@@ -126,17 +123,17 @@ class LazinessDiagnostics:
     rounds: tuple[int, ...]
     kernels: KernelDiagnostics
     paths: LinearisedPaths
-    limit: Callable[[int], Flow] | None
+    limit: Callable[[int], Flow] | None  # builds the flow of infinite width for a seed
     why_no_limit: str = ""
     seed: int = 0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """Returns the metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
-        found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
-        each = {name: values for name, values in found.items() if values is not None}
-        means = {name: float(np.mean(values)) for name, values in each.items()}
-        if len(each["drift"]) > 1:
-            means |= {f"{name}_model_{k}": float(v) for name, values in each.items() for k, v in enumerate(values)}
+        of_models = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
+        of_models = {name: values for name, values in of_models.items() if values is not None}
+        means = {name: float(np.mean(values)) for name, values in of_models.items()}
+        if len(of_models["drift"]) > 1:
+            means |= {f"{name}_model_{k}": float(v) for name, values in of_models.items() for k, v in enumerate(values)}
         return means
 
     def parts(self, state: PyTree) -> Parts:
@@ -221,12 +218,12 @@ def _limit(built: Built, x: Shaped[Array, "m ..."]) -> Callable[[int], Flow]:
     if examples > MOST_EXAMPLES:
         raise ValueError(f"data: got {examples} training examples, must be at most {MOST_EXAMPLES} for their kernel")
 
-    def told(seed: int) -> Setting:
-        return setting_of(built.algorithm, built.examples, run.num_rounds, seed)
+    def setting(seed: int) -> Setting:
+        return setting_of(built.algorithm, built.examples, Scale((1,), 1, run.num_rounds), seed)
 
     with exact_arithmetic():
         check_analytic(model)
-        x_train = told(run.seed).problem.x_train  # raises here where theory does not follow the run
+        x_train = setting(run.seed).problem.x_train  # raises here where theory does not follow the run
         check_kernels(model, x_train[:2])
 
     @functools.cache
@@ -234,7 +231,7 @@ def _limit(built: Built, x: Shaped[Array, "m ..."]) -> Callable[[int], Flow]:
         return kernel_blocks(model.kernel, x_train, np.asarray(x, x_train.dtype))  # type: ignore[arg-type]
 
     def flow(seed: int) -> Flow:
-        setting = told(seed)
-        return run_flow(setting, blocks(), cohorts(setting))
+        of_seed = setting(seed)
+        return run_flow(of_seed, blocks(), cohorts(of_seed))
 
     return flow

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from fedtangent._src import pytrees
-from fedtangent._src.comparison import exact
+from fedtangent._src.comparison import linear_models
 from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import Predicted, run_flow
 from fedtangent._src.comparison.settings import Problem, Setting
@@ -33,12 +33,12 @@ def watched_draws(setting: Setting) -> int:
 
     It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
     """
-    if setting.is_linear or setting.problem.y_train.size > exact.MOST_ROWS:
+    if setting.is_linear or setting.problem.y_train.size > linear_models.MOST_ROWS:
         return 0
     return 1 if setting.num_models > 1 else 2
 
 
-def split(theory: Predicted, seen: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
+def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
     """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
 
     The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
@@ -46,31 +46,31 @@ def split(theory: Predicted, seen: Simulated, infinite: Float[np.ndarray, "r K E
 
     Args:
         theory: Setting and cohorts.
-        seen: Networks of one width, some of them watched.
+        networks: Networks of one width, some of them watched.
         infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
     """
-    assert seen.watched is not None
-    setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.watched.starts)
-    network = at_points(setting.problem, seen.train, seen.test)[:, :, :draws]
+    assert networks.watched is not None
+    setting, model, draws = theory.setting, theory.setting.model(networks.width), len(networks.watched.starts)
+    network = at_points(setting.problem, networks.train, networks.test)[:, :, :draws]
     linear = np.empty_like(network)
-    for draw, starts in enumerate(seen.watched.starts):
+    for draw, starts in enumerate(networks.watched.starts):
         for k in range(network.shape[1]):
             linear[:, k, draw] = linearised_flow(theory, model, pytrees.take(starts, k), network[0, k, draw], k)
     moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
-    return Laziness(seen.width, parts(*moved), seen.watched.drift)
+    return Laziness(networks.width, parts(*moved), networks.watched.drift)
 
 
 def at_points(
     problem: Problem, train: Num[np.ndarray, "*axes n C"], test: Num[np.ndarray, "*axes m C"]
 ) -> Num[np.ndarray, "*axes p C"]:
-    """Joins outputs at all training examples and at some test examples (``exact.some_points``).
+    """Joins outputs at all training examples and at some test examples (``linear_models.some_points``).
 
     Args:
         problem: The problem.
         train: Outputs at the training examples, [..., n, C].
         test: Outputs at the test examples, [..., m, C].
     """
-    return np.concatenate([train, test[..., exact.some_points(problem), :]], axis=-2)
+    return np.concatenate([train, test[..., linear_models.some_points(problem), :]], axis=-2)
 
 
 def linearised_flow(
@@ -89,7 +89,8 @@ def linearised_flow(
         Outputs at the evaluated rounds, [r, p, C].
     """
     setting, problem = theory.setting, theory.setting.problem
-    x = np.concatenate([problem.x_train, problem.x_test[exact.some_points(problem)]])
-    blocks = exact.empirical_blocks(model, params, problem.x_train, x)
+    x = np.concatenate([problem.x_train, problem.x_test[linear_models.some_points(problem)]])
+    blocks = linear_models.empirical_blocks(model, params, problem.x_train, x)
     flow = run_flow(setting, blocks, theory.cohorts, outputs="full")
-    return np.asarray(flow.predict(start[: len(problem.x_train)], start, setting.size.rounds, k))
+    runs = flow.runs(start[None, : len(problem.x_train)], start[None], setting.size.rounds, model=k)
+    return np.asarray(runs.test)[:, 0, 0]

@@ -9,7 +9,7 @@ client trains; with these at their initial value the fixed point is unique.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,9 +34,7 @@ NULL, LEAST = 1e-13, 1e-11
 class PassSpectrum(NamedTuple):
     """Eigenvalues of a pass over all rounds."""
 
-    eigenvalues: Inexact[
-        np.ndarray, "d"
-    ]  # complex, without the eigenvalues of directions that never change (exactly 1)
+    eigenvalues: Inexact[np.ndarray, "d"]  # complex, without those of directions that never change (exactly 1)
     constants: int  # number of directions that never change
 
     @property
@@ -50,94 +48,42 @@ class _Frame(NamedTuple):
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
     up: Float64[np.ndarray, "q rank"]  # V Lambda^(-1/2)
-    own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
+    of_clients: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
 
     def reduced(self, state: FlowState) -> Float64[np.ndarray, "d D"]:
         """Returns the coordinates [d, D] of a state of one model."""
         shared = [part for part in (state.a, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
-        for own, (down, _, counts) in zip(state.own or (), self.own, strict=False):
-            parts.append((down @ np.asarray(own[:, 0]))[counts])
+        for correction, (down, _, counts) in zip(state.corrections or (), self.of_clients, strict=False):
+            parts.append((down @ np.asarray(correction[:, 0]))[counts])
         return np.concatenate(parts)
 
     def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
         """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
-        shared, rest, own = [], coordinates, []
+        shared, rest, corrections = [], coordinates, []
         for _ in range(1 if like.memory is None else 2):
             shared.append(jnp.asarray((self.up @ rest[:rank])[:, None, :]))
             rest = rest[rank:]
-        for _, (_, up, counts) in zip(like.own or (), self.own, strict=False):
+        for _, (_, up, counts) in zip(like.corrections or (), self.of_clients, strict=False):
             wide, count = np.zeros((*counts.shape, columns)), int(counts.sum())
             wide[counts], rest = rest[:count], rest[count:]
-            own.append(jnp.asarray((up @ wide)[:, None]))
-        return FlowState(shared[0], shared[1] if like.memory is not None else None, tuple(own) or None)
+            corrections.append(jnp.asarray((up @ wide)[:, None]))
+        return FlowState(shared[0], shared[1] if like.memory is not None else None, tuple(corrections) or None)
 
 
 def _frame(program: Program) -> _Frame:
     values, vectors = np.linalg.eigh(np.asarray(program.theta))
     zero = 10 * len(values) * np.finfo(float).eps * values[-1]
     root, vectors = np.sqrt(values[values > zero]), vectors[:, values > zero]
-    own = []
+    of_clients = []
     for bucket in program.buckets:
         v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
         counts = v > zero
         size = np.sqrt(np.where(counts, v, 1.0))
         down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
-        own.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
-    return _Frame(root[:, None] * vectors.T, vectors / root, tuple(own))
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """All rounds of a flow as one affine map of the state of one model's run, in coordinates."""
-
-    flow: Flow
-    model: int
-    frame: _Frame
-
-    @in_float64
-    def matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes L, [d, d]."""
-        like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
-        size = len(self.frame.reduced(like))
-        zeros = np.zeros((len(self.flow.theta), 1, size))
-        return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
-
-    @in_float64
-    def drives(self, taken: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
-
-        The second is 0 unless weight decay has ``taken`` w_0 away.
-        """
-        eye = np.eye(len(self.flow.theta))[:, None, :]
-        zeros = np.zeros_like(eye)
-        start = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, len(self.flow.theta))
-        plain = self._end(eye, zeros, start, taken)
-        return plain, self._end(zeros, eye, start, True) if taken else np.zeros_like(plain)
-
-    def decay(self) -> np.ndarray | None:
-        """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
-        if not self.flow.kind.decays:
-            return None
-        found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
-        return None if found[0, 0] == 1 else found
-
-    def _end(self, residual: Any, along: Any, start: FlowState, taken: bool) -> np.ndarray:
-        """Computes the end of a pass; before it all of w_0 is present, or weight decay has ``taken`` it."""
-        flow = self.flow
-        given, beta = Input(residual, along if flow.kind.decays else None), np.full((flow.num_rounds + 1, 1), not taken)
-        program = flow.program(self.model, residual.shape[2])
-        return self.frame.reduced(last_state(flow.kind, program, given, beta.astype(float), start))
-
-
-def _pass_of(flow: Flow, model: int) -> _Pass:
-    flow.check_law("pass over all rounds")
-    program = flow.program(model, 1)
-    rounds = program.rounds
-    check_known("rule", rounds.learning_rate, rounds.server_learning_rate, rounds.anchoring, flow.numbers)
-    check_known("cohorts.weight", rounds.weight)
-    return _Pass(flow, model, _frame(program))
+        of_clients.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
+    return _Frame(root[:, None] * vectors.T, vectors / root, tuple(of_clients))
 
 
 def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
@@ -160,58 +106,113 @@ def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]
     return u[:, null].T
 
 
-def spectrum(flow: Flow, model: int) -> PassSpectrum:
-    """Computes the eigenvalues of a pass, without the combinations that never change."""
-    rounds = _pass_of(flow, model)
-    matrix, decay = rounds.matrix(), rounds.decay()
-    count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
-    eigenvalues = np.linalg.eigvals(matrix)
-    moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
-    return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
+@dataclass(frozen=True)
+class Pass:
+    """All rounds of a flow as one affine map of the state of one model's run, in coordinates; built by ``pass_of``."""
+
+    flow: Flow
+    model: int
+    frame: _Frame
+
+    def spectrum(self) -> PassSpectrum:
+        """Computes the eigenvalues of the pass, without the combinations that never change."""
+        matrix, decay = self._matrix(), self._decay()
+        count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
+        eigenvalues = np.linalg.eigvals(matrix)
+        moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
+        return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
+
+    def fixed_point(self) -> Gaussian:
+        """Computes the law of the model at the fixed point of repeated passes that its initial state leads to."""
+        on_residual, on_along, c = self._influence()
+        mean = self._mean(on_residual)
+        return Gaussian(mean, covariance_terms(self.flow.blocks, on_residual + c * on_along, 1 - c).total)
+
+    def mean(self) -> Float64[np.ndarray, "m C"]:
+        """Computes the mean of ``fixed_point`` without its covariance, [m, C]; it needs no prior."""
+        return self._mean(self._influence()[0])
+
+    def _mean(self, on_residual: Float64[np.ndarray, "rows q"]) -> Float64[np.ndarray, "m C"]:
+        return (on_residual @ self.flow.targets).reshape(-1, self.flow.y_train.shape[1])
+
+    def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
+        """Computes how the fixed point depends on residuals and ``J(X) w_0`` [m, q], and the share that decay takes."""
+        matrix, decays = self._matrix(), self._decay() is not None
+        change = np.eye(len(matrix)) - matrix
+        constants = _constants(change)
+        stacked = np.concatenate(self._drives(decays), axis=1)
+        size = np.linalg.norm(stacked)
+        drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
+        if not drift <= 1e-9:
+            raise SingularKernelError(
+                f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
+            )
+        ends = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
+        solved = np.linalg.lstsq(np.concatenate([change, constants]), ends, rcond=None)[0]
+        up = self.frame.up
+        b = self.flow.blocks.ntk_test_train @ (up @ solved[: up.shape[1]])
+        on_residual, on_along = np.split(b, 2, axis=1)
+        return on_residual, on_along, float(self.flow.numbers.homogeneity) if decays else 0.0
+
+    @in_float64
+    def _matrix(self) -> Float64[np.ndarray, "d d"]:
+        """Computes L, [d, d]."""
+        like = zero_state(self.flow.program(self.model, 1), 1)
+        size = len(self.frame.reduced(like))
+        zeros = np.zeros((len(self.flow.theta), 1, size))
+        return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
+
+    @in_float64
+    def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
+        """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
+
+        The second is 0 unless weight decay has removed w_0.
+        """
+        eye = np.eye(len(self.flow.theta))[:, None, :]
+        zeros = np.zeros_like(eye)
+        start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))
+        plain = self._end(eye, zeros, start, decayed)
+        return plain, self._end(zeros, eye, start, True) if decayed else np.zeros_like(plain)
+
+    def _decay(self) -> np.ndarray | None:
+        """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
+        if not self.flow.kind.decays:
+            return None
+        of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
+        return None if of_pass[0, 0] == 1 else of_pass
+
+    def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
+        """Computes the end of a pass, before which weight decay has removed all of w_0 (``decayed``) or nothing."""
+        flow = self.flow
+        starts = Input(jnp.asarray(residual), jnp.asarray(along) if flow.kind.decays else None)
+        beta = np.full((flow.num_rounds + 1, 1), float(not decayed))
+        return self.frame.reduced(last_state(flow.program(self.model, residual.shape[2]), starts, beta, start))
 
 
-def fixed_point(flow: Flow, model: int) -> Gaussian:
-    """Computes the law of a model at the fixed point of repeated passes that its initial state leads to."""
-    on_residual, on_along, c = _influence_at_end(flow, model)
-    mean: Any = _mean(flow, on_residual)
-    return Gaussian(mean, covariance_terms(flow.blocks, on_residual + c * on_along, 1 - c).total)
+def pass_of(flow: Flow, model: int) -> Pass:
+    """Builds the pass of one model; raises ``ValueError`` for a flow without a closed-form law, or of traced numbers.
 
-
-def mean_at_end(flow: Flow, model: int) -> Float64[np.ndarray, "m C"]:
-    """Computes the mean of ``fixed_point`` without its covariance, [m, C]; it needs no prior."""
-    return _mean(flow, _influence_at_end(flow, model)[0])
-
-
-def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
-    return (on_residual @ flow.targets).reshape(-1, flow.y_train.shape[1])
-
-
-def _influence_at_end(flow: Flow, model: int) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
-    """Computes how the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and the share that decay takes."""
-    rounds = _pass_of(flow, model)
-    matrix, decays = rounds.matrix(), rounds.decay() is not None
-    change = np.eye(len(matrix)) - matrix
-    constants = _constants(change)
-    stacked = np.concatenate(rounds.drives(decays), axis=1)
-    size = np.linalg.norm(stacked)
-    drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
-    if not drift <= 1e-9:
-        raise SingularKernelError(
-            f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
-        )
-    wanted = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
-    solved = np.linalg.lstsq(np.concatenate([change, constants]), wanted, rcond=None)[0]
-    up = rounds.frame.up
-    b = flow.blocks.ntk_test_train @ (up @ solved[: up.shape[1]])
-    on_residual, on_along = np.split(b, 2, axis=1)
-    return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
+    Args:
+        flow: Flow whose R rounds are the pass.
+        model: Index of the model.
+    """
+    flow.check_law("pass over all rounds")
+    program = flow.program(model, 1)
+    rounds = program.rounds
+    check_known("rule", rounds.learning_rate, rounds.server_learning_rate, rounds.anchoring, flow.numbers)
+    check_known("cohorts.weight", rounds.weight)
+    return Pass(flow, model, _frame(program))
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of the step sizes at which passes do not grow, to a relative ``tolerance``.
+    """Computes the largest factor of the step sizes at which passes do not grow: inf if every one is stable, 0 if none.
 
-    Returns inf if every factor is stable and 0 if none is. The search begins far below every client's bound and
-    doubles.
+    The search begins far below every client's bound and doubles.
+
+    Args:
+        flow: Flow whose R rounds are a pass.
+        model: Index of the model.
+        tolerance: Relative tolerance of the factor.
     """
     last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
     small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
@@ -220,7 +221,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
         rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
         with np.errstate(over="ignore", invalid="ignore"):
             try:
-                return spectrum(replace(flow, rounds=rounds), model).radius > 1 + 1e-9
+                return pass_of(replace(flow, rounds=rounds), model).spectrum().radius > 1 + 1e-9
             except np.linalg.LinAlgError:  # overflowed
                 return True
 
@@ -266,10 +267,10 @@ def stability(flow: Flow) -> Stability:
     flow.check_law("bound of stable steps")
     has_optimizer = flow.kind.client_optimizer is not None
     if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or has_optimizer:
-        whose = {"server_momentum": flow.kind.has_server_momentum, "client_optimizer": has_optimizer}
-        with_ = " and ".join(name for name, is_on in whose.items() if is_on)
-        found = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
-        raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
+        parts = {"server_momentum": flow.kind.has_server_momentum, "client_optimizer": has_optimizer}
+        with_ = " and ".join(name for name, is_on in parts.items() if is_on)
+        rule = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
+        raise ValueError(f"rule: got {rule}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
     for i in np.flatnonzero(flow.slots.trains(flow.partition.num_clients)):
@@ -289,10 +290,10 @@ def _stiffness(flow: Flow, i: int) -> float:
     bucket, place = clients.buckets[clients.bucket_of[i]], clients.place_in_bucket[i]
     assert bucket.block is not None
     block, worst = np.asarray(bucket.block[place]), 0.0
-    drawn = np.asarray(batches)[flow.slots.present & (flow.slots.client == i)][:, : flow.local_steps[i]]
-    for places in np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0):
-        taken = places[places >= 0]
-        share = np.bincount(taken, minlength=len(block) // flow.kind.rows_per_example) / len(taken)
+    steps = np.asarray(batches)[flow.slots.present & (flow.slots.client == i)][:, : flow.local_steps[i]]
+    for padded in np.unique(steps.reshape(-1, steps.shape[-1]), axis=0):
+        places = padded[padded >= 0]
+        share = np.bincount(places, minlength=len(block) // flow.kind.rows_per_example) / len(places)
         root = np.sqrt(np.repeat(share, flow.kind.rows_per_example))
         worst = max(worst, float(np.linalg.eigvalsh(root[:, None] * block * root)[-1]))
     return worst

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -101,10 +99,10 @@ def federated_flow(
 
     kind = kind._replace(rows_per_example=targets.shape[1] if outputs == "full" else 1)
     batches = batch_places(rule, steps, partition, slots.client, slots.present)
-    theta: Any = kernels if isinstance(kernels, LargeKernel) else kernels.ntk_train
+    theta = kernels if isinstance(kernels, LargeKernel) else kernels.ntk_train
     clients = build_clients(theta, partition, steps, kind.rows_per_example, kind.stepwise)
     checks.check_own_blocks(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     rounds = build_rounds(clients, slots, cohorts.weight, each_round, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
-    held: Any = kernels.ntk_train if isinstance(kernels, LargeKernel) else on_device(kernels.ntk_train)
-    return Flow(kernels, targets, outputs, num_models, partition, slots, held, clients, rounds, kind, numbers, steps)
+    placed = theta.ntk_train if isinstance(theta, LargeKernel) else on_device(theta)
+    return Flow(kernels, targets, outputs, num_models, partition, slots, placed, clients, rounds, kind, numbers, steps)

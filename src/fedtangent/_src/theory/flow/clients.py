@@ -93,11 +93,9 @@ def build_clients(
     for power in np.unique(scale[sizes > 0]):
         members = np.flatnonzero((scale == power) & (sizes > 0))
         bucket_of[members], place[members] = len(buckets), np.arange(len(members))
-        bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
+        bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example, stepwise)
         if not isinstance(theta, LargeKernel):
             largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
-        if stepwise:
-            bucket = _with_blocks(bucket, theta)
         buckets.append(bucket)
     return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
@@ -105,8 +103,14 @@ def build_clients(
 def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Float[Array, "..."]:
     """Computes the eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
 
-    The value at lambda = 0 is ``eta T / n_i``.
-    Accurate to rounding for small x (through log1p and expm1) and valid for x > 1 too, where 1 - x is negative.
+    The value at lambda = 0 is ``eta T / n_i``. The result is accurate to rounding for small x (through log1p and expm1)
+    and valid for x > 1 too, where 1 - x is negative.
+
+    Args:
+        eigenvalues: Eigenvalues lambda of Theta_ii.
+        learning_rate: Step size eta.
+        num_examples: Number n_i of the client's examples.
+        local_steps: Number T of its steps.
     """
     step = learning_rate / num_examples
     x = step * eigenvalues
@@ -125,7 +129,10 @@ def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_step
 def client_rows(partition: Partition, client: int | np.integer, rows_per_example: int) -> Int[np.ndarray, "s"]:
     """Returns the indices of the kernel's rows for a client's examples, [n_i * rows_per_example] int64.
 
-    Example e has the rows from ``e * rows_per_example`` up to, but not including, ``(e + 1) * rows_per_example``.
+    Args:
+        partition: Training examples of each client.
+        client: Number of the client.
+        rows_per_example: Number of kernel rows of an example; the rows of one example are adjacent.
     """
     examples = np.asarray(partition.client(client), np.int64)
     return (examples[:, None] * rows_per_example + np.arange(rows_per_example)[None, :]).reshape(-1)
@@ -137,39 +144,32 @@ def _build_bucket(
     members: Int[np.ndarray, "b"],
     local_steps: Int[np.ndarray, "N"],
     rows_per_example: int,
+    stepwise: bool,
 ) -> Bucket:
-    sizes = np.asarray(partition.sizes)[members]
+    sizes, is_large = np.asarray(partition.sizes)[members], isinstance(theta, LargeKernel)
     width = int(sizes.max()) * rows_per_example
     rows = np.full((len(members), width), len(theta), np.int32)
-    kept = 0 if isinstance(theta, LargeKernel) else width
-    eigenvalues, eigenvectors = np.zeros((len(members), kept)), np.zeros((len(members), kept, kept))
+    modes = 0 if is_large else width
+    eigenvalues, eigenvectors = np.zeros((len(members), modes)), np.zeros((len(members), modes, modes))
+    blocks = np.zeros((len(members), width, width), np.float32 if is_large else np.float64) if stepwise else None
     for position, client in enumerate(members):
-        own = client_rows(partition, client, rows_per_example)
-        used = slice(0, len(own))
-        rows[position, used] = own
-        if not isinstance(theta, LargeKernel):
-            eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
-    return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
-
-
-def _with_blocks(bucket: Bucket, theta: Float64[np.ndarray, "q q"] | LargeKernel) -> Bucket:
-    """Returns the bucket with each client's kernel block, 0 in padding."""
-    rows = np.asarray(bucket.rows)
-    block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if isinstance(theta, LargeKernel) else np.float64)
-    for i, own in enumerate(rows):
-        mine = own[own < len(theta)]
-        block[i, : len(mine), : len(mine)] = _own_block(theta, mine)
-    return bucket._replace(block=block)
-
-
-def _own_block(theta: Float64[np.ndarray, "q q"] | LargeKernel, rows: Int[np.ndarray, "s"]) -> Float[np.ndarray, "s s"]:
-    return theta.block(rows) if isinstance(theta, LargeKernel) else theta[np.ix_(rows, rows)]
+        kernel_rows = client_rows(partition, client, rows_per_example)
+        used = slice(0, len(kernel_rows))
+        rows[position, used] = kernel_rows
+        if isinstance(theta, LargeKernel):
+            block = theta.block(kernel_rows)
+        else:
+            block = theta[np.ix_(kernel_rows, kernel_rows)]
+            eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(block)
+        if blocks is not None:
+            blocks[position, used, used] = block
+    return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members], blocks)
 
 
 class Gains(NamedTuple):
-    """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = own g - tilt b_i``."""
+    """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = residual g - tilt b_i``."""
 
-    own: Float[Array, "s"]  # A, the factor of the residual
+    residual: Float[Array, "s"]  # A, the factor of the residual
     tilt: Float[Array, "s"]  # C, the factor of the tilt; 0 for a rule without tilt
     kappa: Float[Array, ""]  # how far a constant force of size 1 moves the client
 
@@ -192,27 +192,38 @@ def gains(
         num_examples: Number n_i of the client's examples, [].
         steps: Number of the client's local steps, [].
     """
-    nu = numbers.nu
     if kind.dynamics == "gradient_flow":
-        return _flow(kind, numbers, eigenvalues / num_examples, nu, rate, num_examples, steps)
+        return _of_gradient_flow(kind, numbers, eigenvalues / num_examples, rate, num_examples, steps)
     if kind.weighs_steps:
         return _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps)
-    own = response(eigenvalues + num_examples * nu, rate, num_examples, steps)
-    kappa = response(nu, rate, jnp.ones(()), steps)
+    residual = response(eigenvalues + num_examples * numbers.nu, rate, num_examples, steps)
+    kappa = response(numbers.nu, rate, jnp.ones(()), steps)
     if not kind.tilts:
-        return Gains(own, jnp.zeros_like(own), kappa)
-    return Gains(own, _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps).tilt, kappa)
+        return Gains(residual, jnp.zeros_like(residual), kappa)
+    return Gains(residual, _by_recursion(kind, numbers, eigenvalues, rate, num_examples, steps).tilt, kappa)
 
 
 def sizes_of_steps(
     kind: Kind, numbers: Numbers, rate: Float[Array, ""], steps: Int[Array, ""]
 ) -> Float[Array, "most_steps"]:
-    """Returns the size of each local step, [most_steps]; 0 after the client's last step."""
+    """Returns the size of each local step, [most_steps]; 0 after the client's last step.
+
+    Args:
+        kind: Static part of the rule.
+        numbers: Numbers of the rule.
+        rate: Learning rate of the round, [].
+        steps: Number of the client's local steps, [].
+    """
     return jnp.where(jnp.arange(kind.most_steps) < steps, rate * numbers.step_weights, 0.0)
 
 
 def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransformation:
-    """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1."""
+    """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1.
+
+    Args:
+        kind: Static part of the rule.
+        round_: Index of the round, [].
+    """
     if kind.client_optimizer is None:
         return optax.scale(-1.0)
     optimizer = at_round(kind.client_optimizer, round_)
@@ -241,11 +252,11 @@ def kappas(
     return before, last
 
 
-class Felt(NamedTuple):
-    """Functions that drive a client's local training at the server's model, on the client's rows."""
+class Drive(NamedTuple):
+    """Functions that drive local training at the server's models: on all training rows, or on one client's rows."""
 
-    values: Float[Array, "s D"]  # the client's residual; f under a loss other than the squared error
-    tilt: Float[Array, "s D"] | None  # values of b
+    values: Float[Array, "s *K D"]  # the residual; f under a loss other than the squared error
+    tilt: Float[Array, "s *K D"] | None  # values of b; None without a tilt common to all clients
     targets: Shaped[Array, "s D"] | None  # under a loss other than the squared error
 
 
@@ -264,7 +275,7 @@ def descent_by_steps(
     of_step: Callable[[Int[Array, ""]], Batch],
     steps: Int[Array, ""],
     sizes: Float[Array, "most_steps"],
-    felt: Felt,
+    drive: Drive,
 ) -> Float[Array, "s D"]:
     """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
 
@@ -276,28 +287,28 @@ def descent_by_steps(
         of_step: Returns the batch of step t.
         steps: Number of the client's local steps, [].
         sizes: Sizes of the steps (``sizes_of_steps``), [most_steps].
-        felt: Residual, tilt and targets on the client's rows.
+        drive: Residual, tilt and targets on the client's rows.
     """
     nu, before = numbers.nu, kappas(optimizer, numbers.nu, sizes)[0]
 
     def step(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[Array, PyTree]:
         (z, state), (t, eta, kappa) = carry, now
         rows, counts = of_step(t)
-        felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
-        f = felt_there.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
-        if felt_there.tilt is not None:
-            f = f - kappa * felt_there.tilt
-        push = _slope(kind, f, felt_there.targets, counts)
+        of_batch = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), drive)
+        f = of_batch.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
+        if of_batch.tilt is not None:
+            f = f - kappa * of_batch.tilt
+        push = _slope(kind, f, of_batch.targets, counts)
         if kind.client_optimizer is None:  # touches the rows of the batch only
             return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), state
         update, state = optimizer.update((nu * z).at[rows].add(-push, mode="drop"), state)
         return z + eta * update, state
 
-    def own(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, PyTree], None]:
+    def step_if_left(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, PyTree], None]:
         return jax.lax.cond(now[0] < steps, lambda c: step(c, now), lambda c: c, carry), None
 
-    start = jnp.zeros_like(felt.values)
-    return jax.lax.scan(own, (start, optimizer.init(start)), (jnp.arange(len(sizes)), sizes, before))[0][0]
+    start = jnp.zeros_like(drive.values)
+    return jax.lax.scan(step_if_left, (start, optimizer.init(start)), (jnp.arange(len(sizes)), sizes, before))[0][0]
 
 
 def _slope(
@@ -313,8 +324,8 @@ def _slope(
         number = jnp.maximum(jnp.sum(counts) / width, 1)
         return jnp.where(counts[:, None], f, 0.0) * (1 / number)
     # the outputs of an example, which a loss takes together, may be rows of their own
-    outputs, wanted = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
-    return jax.grad(get_loss(kind.loss))(outputs, wanted, counts[::width]).reshape(f.shape)
+    outputs, targets = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
+    return jax.grad(get_loss(kind.loss))(outputs, targets, counts[::width]).reshape(f.shape)
 
 
 def _by_recursion(
@@ -329,26 +340,25 @@ def _by_recursion(
     sizes = sizes_of_steps(kind, numbers, rate, steps)
 
     def step(carry: Gains, eta: Array) -> tuple[Gains, None]:
-        each, shrink = eta / num_examples, 1 - eta * nu
-        factor = shrink - each * eigenvalues
-        tilt = carry.tilt * factor + each * carry.kappa
-        return Gains(carry.own * factor + each, tilt, carry.kappa * shrink + eta), None
+        share, shrink = eta / num_examples, 1 - eta * nu
+        factor = shrink - share * eigenvalues
+        tilt = carry.tilt * factor + share * carry.kappa
+        return Gains(carry.residual * factor + share, tilt, carry.kappa * shrink + eta), None
 
     zeros = jnp.zeros_like(eigenvalues)
-    found, _ = jax.lax.scan(step, Gains(zeros, zeros, jnp.zeros(())), sizes)
-    return found
+    return jax.lax.scan(step, Gains(zeros, zeros, jnp.zeros(())), sizes)[0]
 
 
-def _flow(
+def _of_gradient_flow(
     kind: Kind,
     numbers: Numbers,
     x: Float[Array, "s"],
-    nu: Float[Array, ""],
     rate: Float[Array, ""],
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
     """Computes the gains of gradient flow for a time equal to the sum of the step sizes."""
+    nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 
     def phi(h: Array) -> Array:  # (1 - e^{-time h}) / h
@@ -362,9 +372,9 @@ def _flow(
         series = sum((-1) ** j * (j + 1) * y**j / float(np.prod(np.arange(1, j + 3, dtype=float))) for j in range(16))
         return jnp.where(near, series, (1 - (1 + far) * jnp.exp(-far)) / far**2)
 
-    own, kappa = phi(nu + x) / num_examples, phi(nu)
+    residual, kappa = phi(nu + x) / num_examples, phi(nu)
     if not kind.tilts:
-        return Gains(own, jnp.zeros_like(own), kappa)
+        return Gains(residual, jnp.zeros_like(residual), kappa)
     near = time * x < SMALL
     theta, weight = jnp.asarray((NODES + 1) / 2), jnp.asarray(NODE_WEIGHTS / 2)
     safe = jnp.where(near, x, 0.0)
@@ -372,4 +382,4 @@ def _flow(
         "j,j...->...", weight, slope(time * (nu + theta.reshape(-1, *([1] * x.ndim)) * safe[None]))
     )
     apart = (phi(nu) - phi(nu + x)) / jnp.where(near, 1.0, x)
-    return Gains(own, jnp.where(near, close, apart) / num_examples, kappa)
+    return Gains(residual, jnp.where(near, close, apart) / num_examples, kappa)

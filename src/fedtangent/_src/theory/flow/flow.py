@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -146,20 +146,23 @@ class Flow:
     @in_float64
     def runs(
         self,
-        f0_train: AnyArray | Sequence[Any],
-        f0_test: AnyArray | Sequence[Any],
+        f0_train: AnyArray | Sequence[AnyArray],
+        f0_test: AnyArray | Sequence[AnyArray],
         r: Sequence[int],
         num_train: int | None = None,
+        model: int | None = None,
     ) -> Runs:
         """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
 
         Args:
-            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C].
+            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model,
+                [E, n, C] and [E, m, C].
             r: Numbers of finished rounds.
             num_train: Number of training points in the result, counted from the first; None for all.
+            model: Index of one model, which is then the only one in the result; None for all.
         """
-        wanted = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
-        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), wanted)
+        count = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
+        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), count, model)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Float[AnyArray, "*r m C"]:
         """Computes the mean of the average of the K models, [..., m, C]."""
@@ -175,7 +178,7 @@ class Flow:
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
         b, gamma = self.dependence(r, model)
-        return _finite(jnp.asarray(covariance_terms(self._prior, b[0], gamma[0]).total))
+        return finite_functions(jnp.asarray(covariance_terms(self._prior, b[0], gamma[0]).total))
 
     @in_float64
     def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[Array, "*r m"]:
@@ -183,8 +186,9 @@ class Flow:
 
         With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
         """
-        found = [jnp.diagonal(jnp.asarray(self.cov(i, model)), axis1=-2, axis2=-1) for i in np.atleast_1d(r).tolist()]
-        return jnp.stack(found) if np.ndim(r) else found[0]
+        covs = (jnp.asarray(self.cov(i, model)) for i in np.atleast_1d(r).tolist())
+        variances = [jnp.diagonal(cov, axis1=-2, axis2=-1) for cov in covs]
+        return jnp.stack(variances) if np.ndim(r) else variances[0]
 
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Float[Array, "m m"]:
@@ -192,12 +196,12 @@ class Flow:
 
         Models that start from independent functions have covariance 0.
         """
-        (prior, prior_cross, prior_test), last = prior_blocks(self._prior), self.num_models - 1
-        model, other = whole("model", model, 0, last), whole("other", other, 0, last)
-        (b,), (g,) = self.dependence(r, model)
+        prior, prior_cross, prior_test = prior_blocks(self._prior)
+        other = whole("other", other, 0, self.num_models - 1)
+        (b,), (g,) = self.dependence(r, self._index(model))
         (c,), (h,) = self.dependence(r, other)
         cross = h * (b @ prior_cross.T) + g * (c @ prior_cross.T).T
-        return _finite(g * h * prior_test + b @ prior @ c.T - cross)
+        return finite_functions(g * h * prior_test + b @ prior @ c.T - cross)
 
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Float[Array, "K m q"], Float[Array, "K"]]:
@@ -208,11 +212,10 @@ class Flow:
         """
         theta_x = jnp.asarray(self.check_law("covariance").ntk_test_train)
         r = whole("r", r, 0, self.num_rounds)
-        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
-        found = influence(self.kind, program, theta_x, shares, active, num_models=num_models)
+        of_start = influence(self.program(model, len(theta_x)), theta_x, shares, active)
         c = self.numbers.homogeneity
-        b = found.residual if found.along is None else found.residual + c * found.along
+        b = of_start.residual if of_start.along is None else of_start.residual + c * of_start.along
         return b.transpose(1, 2, 0), 1 + c * (shares[r] - 1)
 
     @in_float64
@@ -224,17 +227,16 @@ class Flow:
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
         b, gamma = self.dependence(r, None)
-        return _finite(jnp.asarray(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total))
+        return finite_functions(jnp.asarray(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total))
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Float[Array, "q q"]:
         """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems."""
         self.check_law("operator")
-        model = whole("model", model, 0, self.num_models - 1)
-        eye = np.eye(len(self.theta))[:, None, :]
-        given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
-        program = self.program(model, len(eye))
-        return path(self.kind, program, given, self.shares(model), self.rounds_of(r))[0, :, 0]
+        eye = jnp.eye(len(self.theta))[:, None, :]
+        residuals = Input(eye, jnp.zeros_like(eye) if self.kind.decays else None)
+        program, shares = self.program(self._index(model), len(eye)), self.shares(model)
+        return path(program, residuals, shares, self.rounds_of(r))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
@@ -247,7 +249,7 @@ class Flow:
         Raises:
             SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
         """
-        return asymptotics.fixed_point(self, whole("model", model, 0, self.num_models - 1))
+        return asymptotics.pass_of(self, self._index(model)).fixed_point()
 
     def bias(self, model: int = 0) -> Float[AnyArray, "m C"]:
         """Computes the mean of the fixed point minus the mean of Theorem 2, [m, C].
@@ -258,9 +260,9 @@ class Flow:
         the mean of Theorem 2 uses the pseudo-inverse of Theta.
         """
         kernels = self.blocks
-        found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
+        mean = asymptotics.pass_of(self, self._index(model)).mean()
         reference = kernels.ntk_test_train @ np.linalg.pinv(kernels.ntk_train, rcond=1e-12, hermitian=True)
-        return found - (reference @ self.targets).reshape(found.shape)
+        return mean - (reference @ self.targets).reshape(mean.shape)
 
     def contraction(self, model: int = 0) -> float:
         """Computes the spectral radius of a pass over all rounds: its contraction of the distance to the fixed point.
@@ -272,7 +274,7 @@ class Flow:
 
     def spectrum(self, model: int = 0) -> PassSpectrum:
         """Computes the eigenvalues of a pass over all rounds, a linear map of a model, its momentum and corrections."""
-        return asymptotics.spectrum(self, whole("model", model, 0, self.num_models - 1))
+        return asymptotics.pass_of(self, self._index(model)).spectrum()
 
     def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
         """Computes the largest learning rate at which repeated passes over the rounds do not grow.
@@ -286,9 +288,8 @@ class Flow:
             model: Index of the model.
             tolerance: Relative tolerance of the result.
         """
-        whole("model", model, 0, self.num_models - 1)
         number("tolerance", tolerance, above=0)
-        return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
+        return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
         """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``)."""
@@ -305,12 +306,20 @@ class Flow:
         """
         return asymptotics.stability(self)
 
+    def _index(self, model: int) -> int:
+        """Returns ``model``; raises ``ValueError`` unless it is the index of a model."""
+        return whole("model", model, 0, self.num_models - 1)
+
     def check_linear(self, what: str) -> None:
-        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function."""
+        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function.
+
+        Args:
+            what: Name of the requested quantity in the message.
+        """
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run of "
-                "one initial function is known (predict), of which draws can be averaged"
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run "
+                "of one initial function is known (predict), of which draws can be averaged"
             )
 
     @property
@@ -341,23 +350,21 @@ class Flow:
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
-            rounds = only_model(rounds, whole("model", model, 0, self.num_models - 1))
+            rounds = only_model(rounds, self._index(model))
         targets = None if self.kind.is_linear else jnp.asarray(self.targets)
-        return Program(self.theta, self.clients.buckets, rounds, self.numbers, targets)
+        return Program(self.kind, self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
-    def shares(self, model: int | None) -> Any:
+    def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
         """Computes the share of w_0 that weight decay has left before each round and after the last, [R + 1, K]."""
-        program, num_models = self.program(model, 1), self.num_models if model is None else 1
-        if not self.kind.decays:
-            return np.ones((self.num_rounds + 1, num_models))
-        return shares_of_start(self.kind, program, num_models=num_models)
+        program = self.program(model, 1)
+        return shares_of_start(program) if self.kind.decays else np.ones((self.num_rounds + 1, program.num_models))
 
     def at_train(self, a: Float[Array, "q ..."], count: int | None = None) -> Float[Array, "count ..."]:
         """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows."""
         if count is None or count >= len(a):
             return product(self.theta, a)
-        found = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
-        return found[:count].reshape(count, *a.shape[1:])
+        product_rows = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
+        return product_rows[:count].reshape(count, *a.shape[1:])
 
     @property
     def num_test(self) -> int:
@@ -374,25 +381,27 @@ class Flow:
     def check_law(self, what: str) -> KernelBlocks:
         """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
 
-        The law needs the squared error and kernel blocks (not a large kernel). ``what`` names the request in the
-        message.
+        The law needs the squared error and kernel blocks (not a large kernel).
+
+        Args:
+            what: Name of the requested quantity in the message.
         """
         self.check_linear(what)
         return self.blocks
 
     def _evolved(
-        self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None
+        self, trained: Input, start: Input, at: functions.KernelProduct, r: int | Sequence[int], model: int | None
     ) -> Float[AnyArray, "*r rows C"]:
-        found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
-        found = _finite(found if model is None else found[:, 0])
-        return found if np.ndim(r) else found[0]
+        of_models = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
+        outputs = finite_functions(of_models if model is None else of_models[:, 0])
+        return outputs if np.ndim(r) else outputs[0]
 
     def rounds_of(self, r: int | Sequence[int]) -> Int[np.ndarray, "r"]:
         """Returns ``r`` as an array of rounds; raises ``ValueError`` for an empty sequence and rounds out of range."""
-        wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
-        if not wanted:
+        rounds = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
+        if not rounds:
             raise ValueError("r: got an empty sequence, must have at least one round")
-        return np.array(wanted)
+        return np.array(rounds)
 
     @property
     def targets(self) -> Num[np.ndarray, "q D"]:
@@ -400,9 +409,11 @@ class Flow:
         return self.y_train.reshape(len(self.theta), -1)
 
 
-def _finite(found: Float[EitherArray, "*shape"]) -> Float[EitherArray, "*shape"]:
-    """Returns ``found``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
-    if is_concrete(found) and not np.isfinite(np.asarray(found)).all():
-        raise FloatingPointError("learning_rate: got one at which the run is not stable: its functions are beyond "
-                                 "float64; Flow.largest_stable_learning_rate() is the largest stable one")  # fmt: skip
-    return found
+def finite_functions(values: Float[EitherArray, "*shape"]) -> Float[EitherArray, "*shape"]:
+    """Returns ``values``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
+    if is_concrete(values) and not np.isfinite(np.asarray(values)).all():
+        raise FloatingPointError(
+            "learning_rate: got one at which the run is not stable: its functions are beyond float64; "
+            "Flow.largest_stable_learning_rate() is the largest stable one"
+        )
+    return values

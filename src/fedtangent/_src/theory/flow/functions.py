@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,14 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike
 if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
 
+KernelProduct: TypeAlias = Callable[[Array], AnyArray]  # maps coefficients a [q, ...] to Theta(points, X) a
+
 
 class Runs(NamedTuple):
     """Predicted functions of runs from E initial functions after r requested rounds."""
 
-    train: Float[Array, "r K E n C"]  # at the training points
-    test: Float[Array, "r K E m C"]  # at the test points
+    train: Float[AnyArray, "r K E n C"]  # at the training points
+    test: Float[AnyArray, "r K E m C"]  # at the test points
 
 
 def zero_functions(
@@ -31,7 +33,9 @@ def zero_functions(
 ) -> tuple[Float64[np.ndarray, "*K n C"], Float64[np.ndarray, "*K m C"]]:
     """Returns the zero function at the training and at the test points, for one model or (``model=None``) for all.
 
-    The shapes are [n, C] and [m, C] for one model, [K, n, C] and [K, m, C] for all.
+    Args:
+        flow: Flow with n training and m test points.
+        model: Index of one model, whose shapes are [n, C] and [m, C]; None for [K, n, C] and [K, m, C].
     """
     models, shape = (flow.num_models,) if model is None else (), flow.y_train.shape
     return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.kind.rows_per_example, shape[1]))
@@ -59,12 +63,13 @@ def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, mode
         if along is not None:
             raise ValueError(f"along_{split}: got one, must be None without weight_decay")
         return Input(start, None)
-    given = flow.numbers.homogeneity * start if along is None else _rows(flow, f"along_{split}", along, rows, model)
-    return Input(start, given)
+    if along is None:
+        return Input(start, flow.numbers.homogeneity * start)
+    return Input(start, _rows(flow, f"along_{split}", along, rows, model))
 
 
 def evolved(
-    flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: Int[np.ndarray, "r"], model: int | None
+    flow: Flow, trained: Input, start: Input, at: KernelProduct, rounds: Int[np.ndarray, "r"], model: int | None
 ) -> Float[AnyArray, "r K m C"]:
     """Computes the functions [r, K, m, C] after each of ``rounds`` [r].
 
@@ -72,59 +77,68 @@ def evolved(
         flow: Flow to follow.
         trained: Initial function at the training points.
         start: Initial function at the m points of the result.
-        at: Maps coefficients a to ``Theta(points, X) a``.
+        at: Product with the kernel at the m points.
         rounds: Numbers of finished rounds, in any order.
         model: Index of one model, or None for all.
     """
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
-    a = path(flow.kind, program, _given(flow, trained), shares, distinct)
-    found = _by_output(flow, _moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
-    return found if np.array_equal(rounds, distinct) else found[places]
+    a = path(program, recursion_input(flow, trained), shares, distinct)
+    functions = _by_output(flow, _moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
+    return functions if np.array_equal(rounds, distinct) else functions[places]
 
 
 def runs(
     flow: Flow,
-    f0_train: AnyArray | Sequence[Any],
-    f0_test: AnyArray | Sequence[Any],
+    f0_train: AnyArray | Sequence[AnyArray],
+    f0_test: AnyArray | Sequence[AnyArray],
     rounds: Int[np.ndarray, "r"],
     num_train: int,
+    model: int | None,
 ) -> Runs:
-    """Computes ``Flow.runs`` after each of ``rounds`` [r], at the first ``num_train`` training points."""
-    if not np.ndim(f0_train) == np.ndim(f0_test) == 4 or not len(f0_train) == len(f0_test) > 0:
+    """Computes ``Flow.runs``.
+
+    Args:
+        flow: Flow to follow.
+        f0_train: E initial functions at the training points, [E, K, n, C], or of one model [E, n, C].
+        f0_test: The same functions at the test points, [E, K, m, C] or [E, m, C].
+        rounds: Numbers of finished rounds, in any order.
+        num_train: Number of training points in the result, counted from the first.
+        model: Index of one model, or None for all.
+    """
+    axes = "E, K" if model is None else "E"
+    if not np.ndim(f0_train) == np.ndim(f0_test) == len(axes.split()) + 2 or not len(f0_train) == len(f0_test) > 0:
         got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
-        raise ValueError(f"f0_train and f0_test: got {got}, must be [E, K, n, C] and [E, K, m, C]")
+        raise ValueError(f"f0_train and f0_test: got {got}, must be [{axes}, n, C] and [{axes}, m, C]")
     train, test = (
-        jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, None) for f in functions))
+        jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, model) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))
     )
     distinct, places = np.unique(rounds, return_inverse=True)
-    shares, program = flow.shares(None), flow.program(None, train.residual.shape[3])
-    a = jax.vmap(lambda one: path(flow.kind, program, _given(flow, one), shares, distinct))(train)[:, places]
+    shares, program = flow.shares(model), flow.program(model, train.residual.shape[3])
+    a = jax.vmap(lambda one: path(program, recursion_input(flow, one), shares, distinct))(train)[:, places]
     count = num_train * flow.kind.rows_per_example
     first = jax.tree.map(lambda values: values[:, :count], train)
-    found = (
-        _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds]),
-        _moved(test, a, flow.kernels.at_test, shares[rounds]),
-    )
-    return Runs(*(_by_output(flow, each.transpose(1, 3, 0, 2, 4)) for each in found))
+    at_train = _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds])
+    at_test = _moved(test, a, flow.kernels.at_test, shares[rounds])
+    return Runs(*(_by_output(flow, values.transpose(1, 3, 0, 2, 4)) for values in (at_train, at_test)))
 
 
-def _given(flow: Flow, trained: Input) -> Input:
-    """Returns the input of the recursion: residuals under the squared error, functions under another loss."""
+def recursion_input(flow: Flow, trained: Input) -> Input:
+    """Returns the residuals of ``trained`` under the squared error, ``trained`` itself under another loss."""
     return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
 
 
 def _moved(
-    start: Input, a: Float[Array, "*r q K D"], at: Callable[[Any], Any], shares: Any
+    start: Input, a: Float[Array, "*r q K D"], at: KernelProduct, shares: Float[AnyArray, "r K"]
 ) -> Float[Array, "*r m K D"]:
     """Computes functions [.., r, m, K, D] from coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
-    moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
-    found = start.residual[..., None, :, :, :] - moved
+    functions = start.residual[..., None, :, :, :] - jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
     if start.along is not None:
         lost = jnp.asarray(shares)[:, None, :, None] - 1
-        found = found + lost.reshape((1,) * (found.ndim - 4) + lost.shape) * start.along[..., None, :, :, :]
-    return found
+        lost = lost.reshape((1,) * (functions.ndim - 4) + lost.shape)
+        functions = functions + lost * start.along[..., None, :, :, :]
+    return functions
 
 
 def _by_output(flow: Flow, rows: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -132,7 +146,7 @@ def _by_output(flow: Flow, rows: Float[Array, "..."]) -> Float[Array, "..."]:
     return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
 
 
-def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Any:
+def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[Array, "rows K D"]:
     """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])

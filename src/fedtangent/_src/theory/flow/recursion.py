@@ -11,30 +11,22 @@ The same map serves in both directions. Forward it gives the path of every predi
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Shaped
 
 from fedtangent._src.kernels.gram import product
-from fedtangent._src.theory.flow.clients import (
-    Batch,
-    Bucket,
-    Felt,
-    Gains,
-    descent_by_steps,
-    gains,
-    kappas,
-    sizes_of_steps,
-    unit_optimizer,
-)
+from fedtangent._src.theory.flow import clients
+from fedtangent._src.theory.flow.clients import Batch, Bucket, Drive
 from fedtangent._src.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent._src.theory.flow.rules import Kind, Numbers
-from fedtangent._src.types import Array
+from fedtangent._src.types import AnyArray, Array
 
 GATHERED = 2**25  # numbers of a large kernel gathered at once
+Momentum = TypeVar("Momentum", Array, Array | None)
 
 
 class FlowState(NamedTuple):
@@ -42,19 +34,25 @@ class FlowState(NamedTuple):
 
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
-    own: (
-        tuple[Float[Array, "_ K _ D"], ...] | None
-    )  # per bucket [b, K, s, D], each client's h_i or c_i on the client's rows
+    corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # per bucket [b, K, s, D]: h_i or c_i on the client's rows
 
 
-class Program(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Program:
     """Everything that the recursion reads in addition to its ``Input``."""
 
+    kind: Kind = field(metadata={"static": True})
     theta: Float[Array, "q p"]  # or of a large kernel [q, p]
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
     targets: Shaped[Array, "q D"] | None = None  # under a loss other than the squared error
+
+    @property
+    def num_models(self) -> int:
+        """Number K of models."""
+        return self.rounds.trained.shape[1]
 
 
 class Input(NamedTuple):
@@ -64,116 +62,105 @@ class Input(NamedTuple):
     along: Float[Array, "q _ D"] | None  # J(X) w_0; None without weight decay
 
 
-def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> FlowState:
-    """Returns the state before the first round, all zeros.
-
-    Args:
-        kind: Static part of the rule.
-        program: Kernel, clients and rounds.
-        num_models: Number K of models.
-        columns: Number D of coefficient columns of each model.
-    """
-    a = jnp.zeros((program.theta.shape[0], num_models, columns))
-    remembers = kind.has_server_momentum or kind.corrects
-    own = None
-    if kind.corrects:
-        own = tuple(jnp.zeros((b.rows.shape[0], num_models, b.rows.shape[1], columns)) for b in program.buckets)
-    return FlowState(a, jnp.zeros_like(a) if remembers else None, own)
+def zero_state(program: Program, columns: int) -> FlowState:
+    """Returns the state before the first round, all zeros, with ``columns`` coefficient columns of each model."""
+    a = jnp.zeros((program.theta.shape[0], program.num_models, columns))
+    remembers = program.kind.has_server_momentum or program.kind.corrects
+    corrections = None
+    if program.kind.corrects:
+        shapes = [(b.rows.shape[0], program.num_models, b.rows.shape[1], columns) for b in program.buckets]
+        corrections = tuple(map(jnp.zeros, shapes))
+    return FlowState(a, jnp.zeros_like(a) if remembers else None, corrections)
 
 
-@functools.partial(jax.jit, static_argnames=("kind", "num_models"))
-def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Float[Array, "rounds K"]:
+@jax.jit
+def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
     """Computes beta before each round and after the last, [R + 1, K]: the share of w_0 that weight decay has left."""
-    return _decay(kind, program, jnp.ones(num_models), jnp.zeros(num_models))[0]
+    return _decay(program, jnp.ones(program.num_models), jnp.zeros(program.num_models))[0]
 
 
-@functools.partial(jax.jit, static_argnames=("kind",))
-def decay_map(kind: Kind, program: Program) -> Float[Array, "s s"]:
+@jax.jit
+def decay_map(program: Program) -> Float[Array, "s s"]:
     """Computes the linear map of a pass on one model's beta and, with server momentum, the momentum of beta.
 
     Its shape is [1, 1] without and [2, 2] with server momentum.
     """
-    columns = [_decay(kind, program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
+    columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
-    return whole if kind.has_server_momentum else whole[:1, :1]
+    return whole if program.kind.has_server_momentum else whole[:1, :1]
 
 
 def _decay(
-    kind: Kind, program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
+    program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
     """Computes beta before each round and after the last, [R + 1, K], and its momentum at the end, [K]."""
-    rounds, num_models = program.rounds, len(beta)
+    rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
         beta, memory = carry
-        change = -program.numbers.weight_decay * _mean_kappa(kind, program, j, num_models) * beta
-        moved, memory = _server_momentum(kind, program.numbers, change, memory, rounds.trained[j])
+        change = -program.numbers.weight_decay * _mean_kappa(program, j) * beta
+        moved, memory = _server_momentum(program, change, memory, rounds.trained[j])
         return (beta + rounds.server_learning_rate[j] * moved, memory), beta
 
     (last, memory), before = jax.lax.scan(step, (beta, memory), jnp.arange(rounds.model.shape[0]))
     return jnp.concatenate([before, last[None]]), memory
 
 
-@functools.partial(jax.jit, static_argnames=("kind",))
+@jax.jit
 def path(
-    kind: Kind, program: Program, given: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
+    program: Program, starts: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
 ) -> Float[Array, "E q K D"]:
     """Computes the models' coefficients after each of ``rounds``: [E, q, K, D].
 
     Args:
-        kind: Static part of the rule.
-        program: Kernel, clients and rounds.
-        given: Initial functions at the training points.
+        program: Rule, kernel, clients and rounds.
+        starts: Initial functions at the training points.
         beta: Share of w_0 before each round and after the last, [R + 1, K].
         rounds: Numbers of finished rounds [E], increasing. The recursion stops after the last of them.
     """
-    start = zero_state(kind, program, beta.shape[1], given.residual.shape[2])
+    start = zero_state(program, starts.residual.shape[2])
     num_records, num_rounds = len(rounds), len(beta) - 1
-    # Where to keep it after each round: num_records for nowhere, -1 for a round that is not run.
+    # The record that each round fills: num_records for none, -1 for a round that is not run.
     record = jnp.where(jnp.arange(num_rounds) < rounds[-1], num_records, -1)
     record = record.at[jnp.where(rounds > 0, rounds - 1, num_rounds)].set(jnp.arange(num_records), mode="drop")
 
     def step(carry: tuple[FlowState, Array], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Array], None]:
-        state, kept = carry
+        state, records = carry
         j, place = now
-        state = jax.lax.cond(place >= 0, lambda: one_round(kind, program, given, beta[j], state, j), lambda: state)
+        state = jax.lax.cond(place >= 0, lambda: one_round(program, starts, beta[j], state, j), lambda: state)
 
-        def keep() -> Array:
-            return jax.lax.dynamic_update_index_in_dim(kept, state.a, place, 0)
+        def filled() -> Array:
+            return jax.lax.dynamic_update_index_in_dim(records, state.a, place, 0)
 
-        return (state, jax.lax.cond((place >= 0) & (place < num_records), keep, lambda: kept)), None
+        return (state, jax.lax.cond((place >= 0) & (place < num_records), filled, lambda: records)), None
 
     empty = jnp.zeros((num_records, *start.a.shape))
     return jax.lax.scan(step, (start, empty), (jnp.arange(num_rounds), record))[0][1]
 
 
-@functools.partial(jax.jit, static_argnames=("kind",))
-def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: FlowState) -> FlowState:
+@jax.jit
+def last_state(program: Program, starts: Input, beta: Float[AnyArray, "rounds K"], start: FlowState) -> FlowState:
     """Computes the state after all rounds.
 
     Args:
-        kind: Static part of the rule.
-        program: Kernel, clients and rounds.
-        given: Initial functions at the training points.
+        program: Rule, kernel, clients and rounds.
+        starts: Initial functions at the training points.
         beta: Share of w_0 before each round and after the last, [R + 1, K].
         start: State before the first round.
     """
 
     def step(state: FlowState, j: Array) -> tuple[FlowState, None]:
-        return one_round(kind, program, given, jnp.asarray(beta)[j], state, j), None
+        return one_round(program, starts, jnp.asarray(beta)[j], state, j), None
 
     return jax.lax.scan(step, start, jnp.arange(len(beta) - 1))[0]
 
 
-@functools.partial(jax.jit, static_argnames=("kind", "num_models"))
+@jax.jit
 def influence(
-    kind: Kind,
     program: Program,
     theta_x: Float[Array, "m q"],
     beta: Float[Array, "rounds K"],
     active: Bool[Array, "R"],
-    *,
-    num_models: int,
 ) -> Input:
     """Applies the transpose of ``(residual, along) -> Theta(x, X) a``: how a prediction depends on the input.
 
@@ -181,20 +168,17 @@ def influence(
     the gathered rows of every round.
 
     Args:
-        kind: Static part of the rule.
-        program: Kernel, clients and rounds.
+        program: Rule, kernel, clients and rounds.
         theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
         beta: Share of w_0 before each round, [R + 1, K].
         active: Whether each round has taken place, [R] bool.
-        num_models: Number K of models.
 
     Returns:
         The dependence on residual and ``J(X) w_0``, [q, K, m] each.
     """
-    columns = theta_x.shape[0]
-    state = zero_state(kind, program, num_models, columns)
+    state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)
-    given = Input(zeros, zeros if kind.decays else None)
+    starts = Input(zeros, zeros if program.kind.decays else None)
 
     def back(carry: tuple[FlowState, Input], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Input], None]:
         j, is_active = now
@@ -202,44 +186,36 @@ def influence(
         def transposed() -> tuple[FlowState, Input]:
             behind, total = carry
 
-            def forward(given: Input, state: FlowState) -> FlowState:
-                return one_round(kind, program, given, beta[j], state, j)
+            def forward(starts: Input, state: FlowState) -> FlowState:
+                return one_round(program, starts, beta[j], state, j)
 
-            of_input, of_state = jax.linear_transpose(forward, given, state)(behind)
+            of_input, of_state = jax.linear_transpose(forward, starts, state)(behind)
             return of_state, jax.tree.map(jnp.add, total, of_input)
 
         return jax.lax.cond(is_active, transposed, lambda: carry), None
 
     last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
     rounds = jnp.arange(len(active))
-    (_, total), _ = jax.lax.scan(back, (last, given), (rounds, active), reverse=True)
+    (_, total), _ = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
     return total
 
 
 def one_round(
-    kind: Kind, program: Program, given: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]
+    program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]
 ) -> FlowState:
     """Computes the state after round ``j``.
 
     Args:
-        kind: Static part of the rule.
-        program: Kernel, clients and rounds.
-        given: Initial functions at the training points.
+        program: Rule, kernel, clients and rounds.
+        starts: Initial functions at the training points.
         beta: Share of w_0 that is left before the round, [K].
         state: State before the round.
         j: Index of the round.
     """
-    felt = _felt(kind, program, given, beta, state, j)
-    sums = _trained(kind, program, felt, state, j)
-    change = _with_pull(kind, program.numbers, state, sums)
-    return _server(kind, program, j, state, change, sums)
-
-
-class _Felt(NamedTuple):
-    """Functions that drive the clients' training at the server's models, on all training points, [q, K, D] each."""
-
-    residual: Float[Array, "q K D"]  # f under a loss other than the squared error
-    tilt: Float[Array, "q K D"] | None  # values of b (see ``clients``); None without a tilt common to all clients
+    drive = _drive(program, starts, beta, state, j)
+    sums = _trained(program, drive, state, j)
+    change = _with_pull(program, state, sums)
+    return _server(program, j, state, change, sums)
 
 
 class _Sums(NamedTuple):
@@ -248,7 +224,7 @@ class _Sums(NamedTuple):
     change: Float[Array, "q K D"]  # coefficients of their moves
     corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
     pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
-    own: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's correction after the round, not added up
+    corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's after the round, not added up
 
 
 class _Answers(NamedTuple):
@@ -257,95 +233,94 @@ class _Answers(NamedTuple):
     kappa: Float[Array, "S"]
 
 
-def _felt(
-    kind: Kind, program: Program, given: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]
-) -> _Felt:
-    controlled = kind.algorithm == "scaffold"
+def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
+    """Computes the functions at the server's models on all training points, [q, K, D] each, and the targets [q, D]."""
+    controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
     moved = values[..., : state.a.shape[2]]
-    residual, tilt = given.residual - moved, None
-    if kind.decays and given.along is not None:
-        left = beta[None, :, None] * given.along
-        residual = residual + left - given.along
-        tilt = program.numbers.weight_decay * (left - moved)
+    residual, tilt = starts.residual - moved, None
+    if program.kind.decays and starts.along is not None:
+        remaining = beta[None, :, None] * starts.along
+        residual = residual + remaining - starts.along
+        tilt = program.numbers.weight_decay * (remaining - moved)
     elif controlled:
         tilt = -values[..., state.a.shape[2] :]
-    return _Felt(residual, tilt)
+    return Drive(residual, tilt, program.targets)
 
 
-def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Int[Array, ""]) -> _Sums:
+def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]) -> _Sums:
     """Trains the round's clients, bucket after bucket, and adds up their answers."""
-    rounds, num_models = program.rounds, state.a.shape[1]
-    change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(num_models)
-    normaliser = _mean_kappa(kind, program, j, num_models) if kind.algorithm == "fed_nova" else None
-    kept = []
+    rounds = program.rounds
+    change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
+    normaliser = _mean_kappa(program, j) if program.kind.algorithm == "fed_nova" else None
+    corrections = []
     for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
         weight, model = _weights_of(slots, rounds, j)
-        own = None if state.own is None else state.own[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
-        answer = _answers(kind, program, bucket, slots, j, felt, own)
+        correction = None
+        if state.corrections is not None:
+            correction = state.corrections[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
+        answer = _answers(program, bucket, slots, j, drive, correction)
         if normaliser is not None:
             weight = weight * normaliser[model] / jnp.where(answer.kappa > 0, answer.kappa, 1.0)
         at = bucket.rows[slots.place[j]], model[:, None]
         change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
         pull = pull.at[model].add(weight * answer.kappa)
-        if state.own is not None and own is not None:
-            step = _own_change(kind, program.numbers, answer, own)
+        if state.corrections is not None and correction is not None:
+            step = _correction_change(program, answer, correction)
             step = jnp.where(slots.present[j][:, None, None], step, 0.0)
-            kept.append(state.own[i].at[slots.place[j], model].add(step))
+            corrections.append(state.corrections[i].at[slots.place[j], model].add(step))
             corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
-    return _Sums(change, corrected, pull, tuple(kept) or None)
+    return _Sums(change, corrected, pull, tuple(corrections) or None)
 
 
-def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
+def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
     """Adds to the clients' move the forces that do not come from data: weight decay and SCAFFOLD's c."""
     change, pull = sums.change, sums.pull[None, :, None]
-    if kind.decays:
-        change = change - numbers.weight_decay * pull * state.a
-    if kind.algorithm == "scaffold" and state.memory is not None:
+    if program.kind.decays:
+        change = change - program.numbers.weight_decay * pull * state.a
+    if program.kind.algorithm == "scaffold" and state.memory is not None:
         change = change - pull * state.memory
     return change
 
 
 def _answers(
-    kind: Kind,
     program: Program,
     bucket: Bucket,
     slots: BucketSlots,
     j: Int[Array, ""],
-    felt: _Felt,
-    own: Float[Array, "S s D"] | None,
+    drive: Drive,
+    correction: Float[Array, "S s D"] | None,
 ) -> _Answers:
-    """Computes the answers of one bucket's clients to ``felt`` in round ``j``."""
+    """Computes the answers of one bucket's clients in round ``j`` to the functions on all training points."""
     place = slots.place[j]
     at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
-    its = Felt(
-        felt.residual.at[at].get(mode="fill", fill_value=0.0),
-        None if felt.tilt is None else felt.tilt.at[at].get(mode="fill", fill_value=0.0),
-        None if program.targets is None else program.targets.at[at[0]].get(mode="fill", fill_value=0.0),
+    on_rows = Drive(
+        drive.values.at[at].get(mode="fill", fill_value=0.0),
+        None if drive.tilt is None else drive.tilt.at[at].get(mode="fill", fill_value=0.0),
+        None if drive.targets is None else drive.targets.at[at[0]].get(mode="fill", fill_value=0.0),
     )
 
-    def one(slot: tuple[Array, Array, Felt, Array | None, Array | None]) -> Array:
-        i, present, felt, e, batches = slot
+    def one(slot: tuple[Array, Array, Drive, Array | None, Array | None]) -> Array:
+        i, present, drive, e, batches = slot
 
         def trained() -> Array:
-            return _train(kind, program, bucket, i, j, felt, e, batches)
+            return _train(program, bucket, i, j, drive, e, batches)
 
-        return jax.lax.cond(present, trained, lambda: jnp.zeros_like(felt.values))
+        return jax.lax.cond(present, trained, lambda: jnp.zeros_like(drive.values))
 
-    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], its, own, batches))
-    kappa = _kappas_of(kind, program, bucket, slots, j)
-    return _Answers(z if own is None else z + kappa[:, None, None] * own, z, kappa)
+    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], on_rows, correction, batches))
+    kappa = _kappas_of(program, bucket, slots, j)
+    return _Answers(z if correction is None else z + kappa[:, None, None] * correction, z, kappa)
 
 
 def _train(
-    kind: Kind,
     program: Program,
     bucket: Bucket,
     i: Int[Array, ""],
     j: Int[Array, ""],
-    felt: Felt,
+    drive: Drive,
     e: Float[Array, "s D"] | None,
     batches: Int[Array, "T B"] | None,
 ) -> Float[Array, "s D"]:
@@ -354,66 +329,68 @@ def _train(
     ``e`` [s, D] are the coefficients of the client's h_i or c_i, which tilts its objective by -e. ``batches`` [T, B]
     are places in the client's examples, -1 as padding; None: all examples in every step.
     """
-    numbers, steps, rate = program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
+    kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
         assert bucket.block is not None
-        block, sizes, width = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps), kind.rows_per_example
+        block, width = bucket.block[i], kind.rows_per_example
+        sizes = clients.sizes_of_steps(kind, numbers, rate, steps)
         if e is not None:
-            felt = felt._replace(tilt=product(block, e) + (0.0 if felt.tilt is None else felt.tilt))
+            drive = drive._replace(tilt=product(block, e) + (0.0 if drive.tilt is None else drive.tilt))
         count, everyone = bucket.num_examples[i], jnp.arange(block.shape[0])
 
         def of_step(t: Int[Array, ""]) -> Batch:
             if batches is None:
                 return Batch(everyone, everyone // width < count)
-            rows, held = batches[t][:, None] * width + jnp.arange(width)[None], batches[t][:, None] >= 0
-            rows = jnp.where(held, rows, block.shape[0]).ravel()
+            rows = batches[t][:, None] * width + jnp.arange(width)[None]
+            rows = jnp.where(batches[t][:, None] >= 0, rows, block.shape[0]).ravel()
             return Batch(rows, jnp.repeat(batches[t] >= 0, width))
 
-        return descent_by_steps(kind, numbers, block, unit_optimizer(kind, j), of_step, steps, sizes, felt)
+        optimizer = clients.unit_optimizer(kind, j)
+        return clients.descent_by_steps(kind, numbers, block, optimizer, of_step, steps, sizes, drive)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
-    found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
-    turned = found.own[:, None] * product(vectors.T, felt.values)
+    gains = clients.gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
+    turned = gains.residual[:, None] * product(vectors.T, drive.values)
     if kind.tilts:
-        force = jnp.zeros_like(turned) if felt.tilt is None else product(vectors.T, felt.tilt)
+        force = jnp.zeros_like(turned) if drive.tilt is None else product(vectors.T, drive.tilt)
         if e is not None:
             force = force + eigenvalues[:, None] * product(vectors.T, e)
-        turned = turned - found.tilt[:, None] * force
+        turned = turned - gains.tilt[:, None] * force
     return product(vectors, turned)
 
 
-def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Float[Array, "S s D"]) -> Float[Array, "S s D"]:
+def _correction_change(program: Program, answer: _Answers, correction: Float[Array, "S s D"]) -> Float[Array, "S s D"]:
     """Computes the change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
-    if kind.algorithm == "fed_dyn":
-        return -numbers.mu * answer.moves
+    if program.kind.algorithm == "fed_dyn":
+        return -program.numbers.mu * answer.moves
     moves = (answer.kappa > 0)[:, None, None]  # in a round of rate 0 no control variate changes
-    return jnp.where(moves, -answer.gradient / jnp.where(moves, answer.kappa[:, None, None], 1.0) - own, 0.0)
+    return jnp.where(moves, -answer.gradient / jnp.where(moves, answer.kappa[:, None, None], 1.0) - correction, 0.0)
 
 
 def _server(
-    kind: Kind, program: Program, j: Int[Array, ""], state: FlowState, change: Float[Array, "q K D"], sums: _Sums
+    program: Program, j: Int[Array, ""], state: FlowState, change: Float[Array, "q K D"], sums: _Sums
 ) -> FlowState:
     """Applies the server's update; a model without a client in the round keeps its state."""
-    numbers, rounds = program.numbers, program.rounds
+    rounds = program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
     fraction = rounds.fraction[j][None, :, None]
-    if kind.algorithm == "fed_dyn" and state.memory is not None:
-        h = state.memory - numbers.mu * fraction * change
-        return FlowState(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, sums.own)
-    if kind.algorithm == "scaffold" and state.memory is not None:
-        return FlowState(state.a + rate * change, state.memory + fraction * sums.corrected, sums.own)
-    if kind.algorithm == "modified_local_gd":  # (1 - alpha) w_0 + alpha w, of which w_0 has no coefficients
+    if program.kind.algorithm == "fed_dyn" and state.memory is not None:
+        h = state.memory - program.numbers.mu * fraction * change
+        return FlowState(state.a + rate * jnp.where(trained, change - h / program.numbers.mu, 0.0), h, sums.corrections)
+    if program.kind.algorithm == "scaffold" and state.memory is not None:
+        return FlowState(state.a + rate * change, state.memory + fraction * sums.corrected, sums.corrections)
+    if program.kind.algorithm == "modified_local_gd":  # (1 - alpha) w_0 + alpha w, of which w_0 has no coefficients
         drawn_back = rounds.anchoring[j] * (state.a + rate * change)
         return FlowState(jnp.where(trained, drawn_back, state.a), None, None)
-    moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)
-    return FlowState(state.a + rate * moved, memory, sums.own)
+    moved, memory = _server_momentum(program, change, state.memory, trained)
+    return FlowState(state.a + rate * moved, memory, sums.corrections)
 
 
-def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:
+def _server_momentum(program: Program, change: Array, memory: Momentum, trained: Array) -> tuple[Array, Momentum]:
     """Computes the server's move, v or (Nesterov) ``change + momentum v``, and ``v = momentum v + change``."""
-    if not kind.has_server_momentum or memory is None:
+    if not program.kind.has_server_momentum or memory is None:
         return change, memory
-    new = jnp.where(trained, numbers.server_momentum * memory + change, memory)
-    moved = change + numbers.server_momentum * new if kind.nesterov else new
+    new = jnp.where(trained, program.numbers.server_momentum * memory + change, memory)
+    moved = change + program.numbers.server_momentum * new if program.kind.nesterov else new
     return jnp.where(trained, moved, 0.0), new
 
 
@@ -423,28 +400,27 @@ def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
-def _kappas_of(
-    kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]
-) -> Float[Array, "S"]:
+def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
     """Computes how far a constant force of size 1 moves each client of a bucket's slots in round ``j``, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
-    one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
-    optimizer = unit_optimizer(kind, j)
+    kind, optimizer = program.kind, clients.unit_optimizer(program.kind, j)
+    untilted = kind._replace(algorithm="fed_avg", decays=False)
 
     def kappa(num_examples: Array, steps: Array) -> Array:
         if kind.stepwise:
-            return kappas(optimizer, program.numbers.nu, sizes_of_steps(kind, program.numbers, rate, steps))[1]
-        return one(jnp.zeros(1), rate, num_examples, steps).kappa
+            sizes = clients.sizes_of_steps(kind, program.numbers, rate, steps)
+            return clients.kappas(optimizer, program.numbers.nu, sizes)[1]
+        return clients.gains(untilted, program.numbers, jnp.zeros(1), rate, num_examples, steps).kappa
 
     return jax.vmap(kappa)(jnp.asarray(bucket.num_examples)[place], jnp.asarray(bucket.local_steps)[place])
 
 
-def _mean_kappa(kind: Kind, program: Program, j: Int[Array, ""], num_models: int) -> Float[Array, "num_models"]:
+def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
     """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
-    mean = jnp.zeros(num_models)
+    mean = jnp.zeros(program.num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
         weight, model = _weights_of(slots, program.rounds, j)
-        mean = mean.at[model].add(weight * _kappas_of(kind, program, bucket, slots, j))
+        mean = mean.at[model].add(weight * _kappas_of(program, bucket, slots, j))
     return mean
 
 
@@ -454,16 +430,17 @@ def _products(program: Program, a: Float[Array, "q K D"], j: Int[Array, ""]) -> 
         return product(program.theta, a)
     rows = program.rounds.needed[j]
     if program.theta.dtype == jnp.float32:  # a large kernel, of which nothing is transposed: a loop may end early
-        mapped = jax.lax.map(lambda own: in_chunks(program.theta, *own), (rows, a.transpose(1, 0, 2)))
+        mapped = jax.lax.map(lambda model: in_chunks(program.theta, *model), (rows, a.transpose(1, 0, 2)))
         return mapped.transpose(1, 0, 2)
 
     def one(model: tuple[Array, Array]) -> Array:
         mine, columns = model
         return product(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
 
-    # Without the checkpoint a transpose would gather the rows of all models first, another n x n numbers.
-    found = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
-    return jnp.zeros_like(a).at[rows, jnp.arange(a.shape[1])[:, None]].add(found, mode="drop", unique_indices=True)
+    # Without the checkpoint a transpose would gather the rows of all models first, another n x n program.numbers.
+    products = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
+    models = jnp.arange(a.shape[1])[:, None]
+    return jnp.zeros_like(a).at[rows, models].add(products, mode="drop", unique_indices=True)
 
 
 @jax.jit
@@ -478,9 +455,9 @@ def in_chunks(theta: Float[Array, "q p"], rows: Int[Array, "E"], a: Float[Array,
     q, chunk = theta.shape[0], max(1, min(len(rows), GATHERED // theta.shape[1]))
     rows = jnp.concatenate([rows, jnp.full(-len(rows) % chunk, q, rows.dtype)])
 
-    def some(i: Array, found: Array) -> Array:
+    def with_chunk(i: Array, products: Array) -> Array:
         mine = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)
-        return found.at[mine].set(product(theta.at[mine].get(mode="fill", fill_value=0.0), a), mode="drop")
+        return products.at[mine].set(product(theta.at[mine].get(mode="fill", fill_value=0.0), a), mode="drop")
 
     count = jnp.sum(rows < q)  # they come first
-    return jax.lax.fori_loop(0, (count + chunk - 1) // chunk, some, jnp.zeros_like(a))
+    return jax.lax.fori_loop(0, (count + chunk - 1) // chunk, with_chunk, jnp.zeros_like(a))

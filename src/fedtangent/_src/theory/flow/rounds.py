@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,9 @@ class RunSlots(NamedTuple):
 
     def trains(self, num_clients: int) -> Bool[np.ndarray, "N"]:
         """Returns whether each client trains in any round, [N] bool."""
-        found = np.zeros(num_clients, bool)
-        found[self.client[self.present]] = True
-        return found
+        trains = np.zeros(num_clients, bool)
+        trains[self.client[self.present]] = True
+        return trains
 
 
 class BucketSlots(NamedTuple):
@@ -76,15 +76,20 @@ def build_rounds(
         mine = present & (clients.bucket_of[client] == index)
         width = max(1, int(mine.sum(axis=1).max(initial=0)))
         order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
-        held = np.take_along_axis(mine, order, axis=1)
-        place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
-        packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), held))
+        filled = np.take_along_axis(mine, order, axis=1)
+        place = np.where(filled, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
+        packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), filled))
     return _weighted(slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
 
 
 @functools.partial(jax.jit, static_argnames=("num_clients", "num_models"))
 def _weighted(
-    slots: RunSlots, weight: Any, rates: Any, packed: tuple[BucketSlots, ...], num_clients: int, num_models: int
+    slots: RunSlots,
+    weight: ArrayLike,
+    rates: tuple[ArrayLike, ArrayLike, ArrayLike],
+    packed: tuple[BucketSlots, ...],
+    num_clients: int,
+    num_models: int,
 ) -> Rounds:
     """Builds the rounds with weights divided by their model's total in the round; empty slots have weight 0."""
     model, present = slots.model, slots.present
@@ -134,31 +139,40 @@ def rows_needed(
 ) -> Int32[np.ndarray, "R K E"]:
     """Returns the distinct kernel rows of each model's clients in each round, [R, K, E] int32.
 
-    Entries of ``num_rows`` or more are padding.
+    Args:
+        partition: Training rows of each client.
+        slots: Client and model of every slot.
+        num_models: Number K of models.
+        rows_per_example: Kernel rows of an example.
+        num_rows: Number of kernel rows; entries from it on are padding.
     """
     client, model, present = slots
-    own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
-    found = []
+    rows_of = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
+    needed = []
     for r in range(len(client)):
         for k in range(num_models):
             mine = client[r][present[r] & (model[r] == k)]
-            found.append(np.unique(np.concatenate([own[i] for i in mine])) if len(mine) else np.zeros(0, np.int64))
+            needed.append(np.unique(np.concatenate([rows_of[i] for i in mine])) if len(mine) else np.zeros(0, np.int64))
     # A power of two, so that another schedule of the same clients is the same program.
-    width = min(num_rows, 1 << max(0, max(len(rows) for rows in found) - 1).bit_length())
-    table = np.tile(num_rows + np.arange(width, dtype=np.int32), (len(found), 1))
-    for line, rows in zip(table, found, strict=True):
+    width = min(num_rows, 1 << max(0, max(len(rows) for rows in needed) - 1).bit_length())
+    table = np.tile(num_rows + np.arange(width, dtype=np.int32), (len(needed), 1))
+    for line, rows in zip(table, needed, strict=True):
         line[: len(rows)] = rows
     return table.reshape(len(client), num_models, width)
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+    """Raises ``ValueError`` if a client trains one model in two slots of a round: its correction would be ambiguous.
 
-    Its correction of that round would be ambiguous.
+    Args:
+        slots: Client and model of every slot.
+        algorithm: Name of the algorithm in the message.
     """
     for r, present in enumerate(slots.present):
         pairs = np.stack([slots.client[r], slots.model[r]], axis=1)[present]
         values, counts = np.unique(pairs, axis=0, return_counts=True)
         if np.any(counts > 1):
-            raise ValueError(f"cohorts: got client {values[np.argmax(counts > 1)][0]} twice in round {r}, must be once "
-                             f"per model and round for {algorithm}")  # fmt: skip
+            client = values[np.argmax(counts > 1)][0]
+            raise ValueError(
+                f"cohorts: got client {client} twice in round {r}, must be once per model and round for {algorithm}"
+            )

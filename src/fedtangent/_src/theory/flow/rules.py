@@ -20,7 +20,7 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
 DYNAMICS = ("gradient_descent", "gradient_flow")
 STATIC = {"static": True}  # fields of a Rule that are no numbers
-Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
+Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places among the client's examples
 
 
 @jax.tree_util.register_dataclass
@@ -162,8 +162,8 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
     values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
-    known = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
-    return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in known))
+    numbers = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
+    return kind, Numbers(*(jnp.asarray(number_, jnp.float64) for number_ in numbers))
 
 
 def check_fed_avg(rule: Rule) -> None:
@@ -227,12 +227,12 @@ def batch_places(
         return None
     if isinstance(rule.batches, (np.ndarray, jax.Array)):
         return _drawn_places(np.asarray(rule.batches), local_steps, partition, client, present)
-    each = _listed_places(rule.batches, local_steps, partition)
-    most = max((len(places) for steps in each for places in steps), default=1)
+    of_clients = _listed_places(rule.batches, local_steps, partition)
+    most = max((len(places) for steps in of_clients for places in steps), default=1)
     table = np.full((partition.num_clients, int(local_steps.max()), most), -1, np.int32)
-    for own, steps in zip(table, each, strict=True):
-        for line, places in zip(own, steps, strict=False):
-            line[: len(places)] = places
+    for i, steps in enumerate(of_clients):
+        for t, places in enumerate(steps):
+            table[i, t, : len(places)] = places
     return table[client]
 
 
@@ -251,25 +251,25 @@ def _drawn_places(
     places = np.full(rows.shape, -1, np.int32)
     lookup = np.full(int(np.max(partition.indices, initial=-1)) + 2, -1, np.int64)
     for i in range(partition.num_clients):
-        own, mine = partition.client(i), present & (client == i)
+        examples, mine = partition.client(i), present & (client == i)
         lookup[:] = -1
-        lookup[own] = np.arange(len(own))
-        given = rows[mine]
-        inside = (given >= -1) & (given < len(lookup) - 1)
-        found = lookup[np.where(inside, given, -1)]
-        if np.any(~inside | ((found < 0) & (given >= 0))):
-            bad = given[~inside | ((found < 0) & (given >= 0))][0]
+        lookup[examples] = np.arange(len(examples))
+        batches = rows[mine]
+        inside = (batches >= -1) & (batches < len(lookup) - 1)
+        places[mine] = lookup[np.where(inside, batches, -1)]
+        foreign = ~inside | ((places[mine] < 0) & (batches >= 0))
+        if np.any(foreign):
+            bad = batches[foreign][0]
             raise ValueError(f"batches: got row {bad} of client {i}, must be rows of that client, -1 for none")
-        taken = np.arange(rows.shape[2]) < local_steps[i]
-        if np.any(taken & ~np.any(given >= 0, axis=-1)):
+        is_step = np.arange(rows.shape[2]) < local_steps[i]
+        if np.any(is_step & ~np.any(batches >= 0, axis=-1)):
             raise ValueError(f"batches: got an empty one of client {i}, must have one row or more in each local step")
-        places[mine] = found
     return places
 
 
-def _listed_places(batches: Any, local_steps: np.ndarray, partition: Partition) -> Batches:
+def _listed_places(batches: Any, local_steps: Int[np.ndarray, "N"], partition: Partition) -> Batches:
     """Converts each client's listed batches, the same in every round, to places in the client's examples."""
-    lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
+    lists = isinstance(batches, Sequence) and all(isinstance(steps, (Sequence, np.ndarray)) for steps in batches)
     if not lists or len(batches) != partition.num_clients:
         got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
         raise ValueError(f"batches: got {got}, must be one list per client, {partition.num_clients}")
@@ -279,10 +279,12 @@ def _listed_places(batches: Any, local_steps: np.ndarray, partition: Partition) 
     )
 
 
-def _places_of(client: int, steps: Sequence[Any], own: np.ndarray, num_steps: int) -> tuple[np.ndarray, ...]:
+def _places_of(
+    client: int, steps: Sequence[Any], examples: Int[np.ndarray, "n_i"], num_steps: int
+) -> tuple[np.ndarray, ...]:
     if len(steps) != num_steps:
         raise ValueError(f"batches: got {len(steps)} of client {client}, must be one per local step, {num_steps}")
-    place_of, places = {int(row): place for place, row in enumerate(own)}, []
+    place_of, places = {int(row): place for place, row in enumerate(examples)}, []
     for t, batch in enumerate(steps):
         try:
             rows = np.asarray(batch).reshape(-1)
@@ -327,8 +329,8 @@ def _check_company(rule: Rule, kind: Kind) -> None:
         "client_optimizer": (kind.client_optimizer is not None, all_but_scaffold),
         "anchoring": (bool(drawn_back), ("modified_local_gd",)),
     }
-    for name, (given, goes_with) in excluded.items():
-        if given and rule.algorithm not in goes_with:
+    for name, (is_used, goes_with) in excluded.items():
+        if is_used and rule.algorithm not in goes_with:
             raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
     if rule.nesterov and not kind.has_server_momentum:
         raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
@@ -343,6 +345,7 @@ def _check_company(rule: Rule, kind: Kind) -> None:
 
 
 def _step_weights(rule: Rule, most: int) -> Any:
+    """Returns the first ``most`` step weights, 1 by default; raises ``ValueError`` for wrong ones."""
     weights = rule.step_weights
     if weights is None:
         return np.ones(most)

@@ -77,9 +77,14 @@ class BestRate(NamedTuple):
 
 
 def best_learning_rate(
-    loss: Callable[[Any], Any], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4,
+    loss: Callable[[Any], Any],
+    low: float,
+    high: float,
+    *,
+    coarse: int = 9,
+    tolerance: float = 1e-4,
     derivative: bool = True,
-) -> BestRate:  # fmt: skip
+) -> BestRate:
     """Minimises a predicted loss over the learning rates in [low, high].
 
     The loss is evaluated at ``coarse`` rates, evenly spaced in the logarithm. Between the best of them and its
@@ -113,11 +118,11 @@ def best_learning_rate(
         return tried[-1]
 
     grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
-    place = int(np.argmin([found.value for found in grid]))
+    place = int(np.argmin([point.value for point in grid]))
     if not np.isfinite(grid[place].value):
         raise ValueError(f"loss: got no finite one for learning rates from {low} to {high}, must be finite for some")
     (_descend if derivative else _narrow)(look, grid, place, tolerance)
-    best = min(tried, key=lambda found: found.value)
+    best = min(tried, key=lambda point: point.value)
     values = np.array(tried)
     edge = place in (0, coarse - 1) and best.log in (grid[0].log, grid[-1].log)
     return BestRate(float(np.exp(best.log)), best.value, best.slope, edge, np.exp(values[:, 0]), values[:, 1])
@@ -129,27 +134,30 @@ class _Tried(NamedTuple):
     slope: float
 
 
-def _descend(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+_Look = Callable[[float], _Tried]  # evaluates the loss at the logarithm of a rate
+
+
+def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
     """Bisects for a slope of 0 between the best rate of the grid and its neighbour downhill."""
     other = place + (1 if grid[place].slope < 0 else -1)
     if not 0 <= other < len(grid):
         return
-    left, right = sorted((grid[place].log, grid[other].log))
+    low, high = sorted((grid[place].log, grid[other].log))
 
     def side(log: float) -> float:
         """Returns -1 left of the minimum and 1 right of it; a loss that is not finite counts as right."""
-        if log in (left, right):
-            return -1.0 if log == left else 1.0
-        found = look(log)
-        return -1.0 if np.isfinite(found.value) and found.slope < 0 else 1.0
+        if log in (low, high):
+            return -1.0 if log == low else 1.0
+        point = look(log)
+        return -1.0 if np.isfinite(point.value) and point.slope < 0 else 1.0
 
-    optimize.bisect(side, left, right, xtol=max(tolerance, 1e-14))
+    optimize.bisect(side, low, high, xtol=max(tolerance, 1e-14))
 
 
-def _narrow(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+def _narrow(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
     """Minimises the loss between the neighbours of the best rate of the grid."""
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
-    most = max(found.value for found in grid if np.isfinite(found.value))  # parabolas need numbers
+    most = max(point.value for point in grid if np.isfinite(point.value))  # parabolas need numbers
     optimize.minimize_scalar(
         lambda log: min(look(log).value, most), bounds=ends, method="bounded", options={"xatol": tolerance}
     )

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison import Comparison, Setting, build, cases, exact, predicted
-from fedtangent._src.comparison.cases import LOCAL_STEPS
+from fedtangent._src.comparison import cases, linear_models, predicted
+from fedtangent._src.comparison.cases import LOCAL_STEPS, build
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, compose, schedule
@@ -92,18 +94,18 @@ def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_v
     theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = theory.setting
-    assert exact.linearised_verdict(setting, theory.cohorts).passed
-    points = exact.some_points(setting.problem)
-    seen = exact._propagated(theory, points, setting.size.num_rounds)
-    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)  # trained once
-    assert all(v.passed for v in exact.law_verdicts(theory))
-    monkeypatch.setattr(exact, "near_misses", same_flow)
+    assert linear_models.linearised_verdict(setting, theory.cohorts).passed
+    points = linear_models.some_points(setting.problem)
+    seen = linear_models._propagated(theory, points, setting.size.num_rounds)
+    monkeypatch.setattr(linear_models, "_propagated", lambda *given: seen)  # trained once
+    assert all(v.passed for v in linear_models.law_verdicts(theory))
+    monkeypatch.setattr(linear_models, "near_misses", same_flow)
     fewer = seen._replace(ensemble=seen.test[:, :-1].mean(axis=1))
-    monkeypatch.setattr(exact, "_propagated", lambda *given: fewer)
-    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
-    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)
+    monkeypatch.setattr(linear_models, "_propagated", lambda *given: fewer)
+    assert [v.holds for v in linear_models.law_verdicts(theory)] == [True, False]
+    monkeypatch.setattr(linear_models, "_propagated", lambda *given: seen)
     monkeypatch.setattr(Flow, "ensemble_cov", lambda flow, r: flow.cov(r).mean(axis=0))
-    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
+    assert [v.holds for v in linear_models.law_verdicts(theory)] == [True, False]
 
 
 def test_a_wrong_theory_that_leaves_float64_is_far_away(
@@ -112,8 +114,8 @@ def test_a_wrong_theory_that_leaves_float64_is_far_away(
     def diverging(setting: Setting, plan: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared") -> Any:
         return {"diverging": predicted.run_flow(setting, blocks, plan, outputs=outputs, learning_rate=1e200)}
 
-    monkeypatch.setattr(exact, "near_misses", diverging)
-    verdict = exact.linearised_verdict(theory.setting, theory.cohorts)
+    monkeypatch.setattr(linear_models, "near_misses", diverging)
+    verdict = linear_models.linearised_verdict(theory.setting, theory.cohorts)
     assert verdict.holds and verdict.control_fails
 
 
@@ -124,17 +126,14 @@ def test_a_wrong_theory_that_leaves_float64_is_far_away(
 def test_a_small_fault_of_the_simulation_is_noticed(
     theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "near_misses", same_flow)
-    right, rate, work = (
-        theory.setting.algorithm,
-        theory.setting.followed.learning_rate,
-        Work(steps=LOCAL_STEPS, batch_size=None),
-    )
+    monkeypatch.setattr(linear_models, "near_misses", same_flow)
+    right, rate = theory.setting.algorithm, theory.setting.followed.learning_rate
+    work = Work(steps=LOCAL_STEPS, batch_size=None)
     faulty = FAULTS[name](right.model, right.schedule, client_learning_rate=rate, work=work)
     setting = dataclasses.replace(theory.setting, algorithm=faulty)
     verdicts = [
-        exact.linearised_verdict(setting, theory.cohorts),
-        *exact.law_verdicts(dataclasses.replace(theory, setting=setting)),
+        linear_models.linearised_verdict(setting, theory.cohorts),
+        *linear_models.law_verdicts(dataclasses.replace(theory, setting=setting)),
     ]
     assert [v.holds for v in verdicts] == [False, False, False]
 
@@ -151,7 +150,7 @@ def test_the_theory_does_not_share_a_fault_in_the_simulations_weights(
     monkeypatch.setattr(compose, "_weigh", squared)
     drawn = cohorts(theory.setting)
     np.testing.assert_array_equal(drawn.weight, theory.cohorts.weight)
-    assert exact.linearised_verdict(theory.setting, drawn).holds is False
+    assert linear_models.linearised_verdict(theory.setting, drawn).holds is False
 
 
 @pytest.mark.slow
@@ -159,9 +158,9 @@ def test_moments_of_another_model_are_noticed(network_result: Comparison) -> Non
     theory = network_result.theory
     rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
     wrong = dataclasses.replace(theory, moments=rolled)
-    assert not exact.law_verdicts(wrong)[0].holds
+    assert not linear_models.law_verdicts(wrong)[0].holds
     covs = tuple(m._replace(cov=np.roll(m.cov, 1, axis=0)) for m in theory.moments)
-    assert not exact.law_verdicts(dataclasses.replace(theory, moments=covs))[0].holds
+    assert not linear_models.law_verdicts(dataclasses.replace(theory, moments=covs))[0].holds
 
 
 def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
@@ -192,7 +191,7 @@ def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.Monkey
     )
     for setting, expected in ((whole, 6), (equal, 3)):
         blocks = stand_in(KernelBlocks)
-        assert len(exact.near_misses(setting, cohorts(setting), blocks, setting.size.num_rounds)) == expected
+        assert len(linear_models.near_misses(setting, cohorts(setting), blocks, setting.size.num_rounds)) == expected
 
 
 def test_the_cases_clients_have_unequal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

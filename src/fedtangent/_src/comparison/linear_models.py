@@ -61,26 +61,24 @@ def near_misses(
     }
     if np.any(np.asarray(rule.anchoring) != 1):
         wrong["not drawn back to the start"] = cohorts, {"anchoring": 1.0}
-    steps, drawn = np.broadcast_to(rule.local_steps, partition.num_clients), rule.batches
+    steps, batches = np.broadcast_to(rule.local_steps, partition.num_clients), rule.batches
     present = np.asarray(cohorts.weight)[:last] > 0
-    taken = np.where(present, steps[np.asarray(cohorts.client)[:last]], 0)  # [R, S] of those that train
+    most_steps = np.max(np.where(present, steps[np.asarray(cohorts.client)[:last]], 0), initial=0)
     if np.any(present):
-        wrong["one client missing in the last round"] = (
-            _absent_once(cohorts, 1 + int(np.max(np.nonzero(present)[0]))),
-            {},
-        )
-    if np.max(taken, initial=0) > 1:
+        absent = _absent_once(cohorts, 1 + int(np.max(np.nonzero(present)[0])))
+        wrong["one client missing in the last round"] = absent, {}
+    if most_steps > 1:
         fewer = np.maximum(steps - 1, 1)
-        kept = {} if drawn is None else {"batches": drawn[:, :, : fewer.max()]}
-        wrong["one local step less"] = cohorts, {"local_steps": fewer, **kept}
+        first_batches = {} if batches is None else {"batches": batches[:, :, : fewer.max()]}
+        wrong["one local step less"] = cohorts, {"local_steps": fewer, **first_batches}
     other = _weighed_otherwise(cohorts, partition, weighting)
     if other is not None:
         wrong[f"clients weighted {'equally' if weighting == 'examples' else 'by examples'}"] = other, {}
-    late = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
-    if np.any(_sorted(cohorts) != _sorted(shifted)) or (drawn is not None and np.any(late["batches"] != drawn)):
+    late = {} if batches is None else {"batches": np.roll(batches, 1, axis=0)}
+    if np.any(_sorted(cohorts) != _sorted(shifted)) or (batches is not None and np.any(late["batches"] != batches)):
         wrong["cohorts one round late"] = shifted, late
-    if drawn is not None and np.max(taken, initial=0) > 1:
-        backwards = _backwards(drawn, steps[np.asarray(cohorts.client)])
+    if batches is not None and most_steps > 1:
+        backwards = _backwards(batches, steps[np.asarray(cohorts.client)])
         wrong["minibatches in another order"] = cohorts, {"batches": backwards}
     return {
         name: predicted.run_flow(setting, blocks, among, outputs=outputs, **changes)
@@ -95,9 +93,9 @@ def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
     return np.take_along_axis(slots, order[..., None], axis=1)
 
 
-def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
+def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) -> Cohort | None:
     """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
-    sizes = np.asarray(held.sizes, float)[np.asarray(cohorts.client)]
+    sizes = np.asarray(partition.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)
     model, num_models = np.asarray(cohorts.model), int(np.max(cohorts.model, initial=0)) + 1
@@ -127,10 +125,15 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
-    """Checks that every model of a linear setting follows the flow at every evaluated round; controls: near misses."""
+def linear_verdict(theory: Predicted, networks: Simulated) -> Verdict:
+    """Checks that every model of a linear setting follows the flow at every evaluated round; controls: near misses.
+
+    Args:
+        theory: The flow of the setting.
+        networks: The models, trained.
+    """
     statement = "simulation = flow, linear model, every round"
-    return follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
+    return follows(theory.setting, statement, networks, theory.cohorts, theory.blocks)
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
@@ -141,28 +144,54 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
     points = some_points(theory.setting.problem)
     small, rows = _of_kernels(theory, points)
     model = _two_feature_maps(rows, small.problem.y_train.shape[1], True)
-    seen = trained_networks(dataclasses.replace(small, algorithm=small.algorithm.on(model)), rows)
+    models = trained_networks(dataclasses.replace(small, algorithm=small.algorithm.on(model)), rows)
     statement = "linear model of the analytic kernel = flow, every round"
-    return follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
+    return follows(small, statement, models, theory.cohorts, _cut(theory.blocks, points))
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     """Checks that K networks, linearised at fixed weights, follow the flow of their kernel; controls: near misses.
 
-    Each network starts from different initial weights. Algorithm, data, schedule, rates and rounds are those that train
-    the setting's networks; the kernel is the whole empirical one, [n C, n C], which couples the outputs.
+    Each network starts from different initial weights. The kernel is the whole empirical one, [n C, n C], which couples
+    the outputs.
+
+    Args:
+        setting: Algorithm, data and rounds.
+        cohorts: Cohorts of the run, [R, S].
     """
     base = setting.model(LINEARISED_WIDTH)
     at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
-    small = at_some_points(setting, linearised(base, at))
-    blocks = empirical_blocks(base, at, small.problem.x_train, small.problem.x_test)
-    seen = trained_networks(small, LINEARISED_WIDTH)
     statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
-    return follows(small, statement, seen, cohorts, blocks, "full")
+    return linearised_follows(setting, statement, base, at, cohorts)
+
+
+def linearised_follows(
+    setting: Setting, statement: str, network: Model, at: PyTree, cohorts: Cohort, start: PyTree | None = None
+) -> Verdict:
+    """Checks that K networks, all linearised at the weights ``at``, follow the flow of their kernel.
+
+    Args:
+        setting: Algorithm, data and rounds.
+        statement: Text of the verdict.
+        network: The network.
+        at: Its parameters at which it is linearised.
+        cohorts: Cohorts of the run, [R, S].
+        start: Parameters [K, ...] that the networks begin with; None: parameters drawn from the setting's seed.
+    """
+    problem, points = setting.problem, some_points(setting.problem)
+    small = dataclasses.replace(
+        setting,
+        problem=dataclasses.replace(problem, x_test=problem.x_test[points], y_test=problem.y_test[points]),
+        algorithm=setting.algorithm.on(linearised(network, at)),
+        size=setting.size._replace(draws=1),
+    )
+    blocks = empirical_blocks(network, at, small.problem.x_train, small.problem.x_test)
+    models = trained_networks(small, LINEARISED_WIDTH, start=start)
+    return follows(small, statement, models, cohorts, blocks, "full")
 
 
 def follows(
-    setting: Setting, statement: str, seen: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
+    setting: Setting, statement: str, models: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
 ) -> Verdict:
     """Checks that linear models follow the flow from their initial functions at every evaluated round.
 
@@ -171,7 +200,7 @@ def follows(
     Args:
         setting: The run.
         statement: Text of the verdict.
-        seen: Simulated outputs of the models.
+        models: Simulated outputs of the models.
         cohorts: Cohorts of the run, [R, S].
         blocks: Kernels of the models.
         outputs: "shared", or "full" if the kernel couples outputs.
@@ -181,8 +210,8 @@ def follows(
     if not setting.is_standard:
         other = "cross_entropy" if setting.problem.loss == "squared_error" else "squared_error"
         wrong["the other loss"] = predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)
-    misses = {name: _largest_error(miss, seen) for name, miss in wrong.items()}
-    return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
+    misses = {name: _largest_error(miss, models) for name, miss in wrong.items()}
+    return exact_verdict(setting.name, statement, _largest_error(flow, models), misses, EXACT)
 
 
 def empirical_blocks(
@@ -211,14 +240,12 @@ def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
     return empirical_ntk(model, at, x1, x2, trace=False)
 
 
-def _largest_error(flow: Flow, seen: Simulated) -> float:
-    """Returns the largest relative error of any network at any evaluated round; infinite if the flow overflows."""
-    starts = zip(seen.train[0].swapaxes(0, 1), seen.test[0].swapaxes(0, 1), strict=True)
-    try:
-        test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
-    except FloatingPointError:
+def _largest_error(flow: Flow, models: Simulated) -> float:
+    """Returns the largest relative error of any model at any evaluated round; infinite if the flow overflows."""
+    test = predicted.from_starts(flow, predicted.starts_of(models), models.rounds[1:]).test
+    if not np.isfinite(test).all():
         return np.inf
-    return float(np.max(relative_errors(test, seen.test[1:], test - seen.test[0])))
+    return float(np.max(relative_errors(test, models.test[1:], test - models.test[0])))
 
 
 def law_verdicts(theory: Predicted) -> list[Verdict]:
@@ -230,28 +257,34 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
     problem, rounds = theory.setting.problem, theory.setting.size.rounds
     at, round_ = max((i, r) for i, r in enumerate(rounds) if r <= max(LAW_ROUNDS, rounds[1]))
     points, outputs = some_points(problem), problem.y_train.shape[1]
-    seen = _propagated(theory, points, round_)
-    test = seen.test[-1][:, 0]  # [K, m, C + q]
+    models = _propagated(theory, points, round_)
+    test = models.test[-1][:, 0]  # [K, m, C + q]
     mean, spread = test[..., :outputs], test[..., outputs:]
-    found = mean, spread @ spread.swapaxes(1, 2)
-    verdicts = [_of_each_model(theory, found, at)]
+    simulated = mean, spread @ spread.swapaxes(1, 2)
+    verdicts = [_of_each_model(theory, simulated, at)]
     if len(mean) > 1:
-        verdicts.append(_of_the_ensemble(theory, found, seen.ensemble[-1][0, :, :outputs], round_))
+        verdicts.append(_of_the_ensemble(theory, simulated, models.ensemble[-1][0, :, :outputs], round_))
     return verdicts
 
 
-def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
+def _of_each_model(theory: Predicted, simulated: Law, at: int) -> Verdict:
     setting, points = theory.setting, some_points(theory.setting.problem)
+    round_ = setting.size.rounds[at]
     law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
     whose = f"each of {len(law[0])} models" if len(law[0]) > 1 else "the model"
-    statement = f"law of {whose} = flow's, round {setting.size.rounds[at]}"
-    wrong = _wrong_laws(theory, law, found, at)
-    return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
+    statement = f"law of {whose} = flow's, round {round_}"
+    misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
+    wrong = {
+        name: relative_distance(np.asarray(flow.mean(round_))[:, points], simulated[0]) for name, flow in misses.items()
+    }
+    if len(law[0]) > 1:
+        wrong["models exchanged"] = law_distance(simulated, (np.roll(law[0], 1, 0), np.roll(law[1], 1, 0)))
+    return exact_verdict(setting.name, statement, law_distance(simulated, law), wrong, EXACT)
 
 
-def _of_the_ensemble(theory: Predicted, found: Law, averaged: Float[np.ndarray, "m C"], round_: int) -> Verdict:
+def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarray, "m C"], round_: int) -> Verdict:
     """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
-    points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, found
+    points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, simulated
     num_models = len(mean)
     law = (
         np.asarray(flow.ensemble_mean(round_))[points],
@@ -265,19 +298,6 @@ def _of_the_ensemble(theory: Predicted, found: Law, averaged: Float[np.ndarray, 
         {f"ensemble of {num_models - 1}": law_distance(fewer, law)},
         EXACT,
     )
-
-
-def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
-    """Returns the distance of each wrong law from the propagated law: means of near misses, and exchanged models."""
-    setting = theory.setting
-    points, round_ = some_points(setting.problem), setting.size.rounds[at]
-    misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
-    wrong = {
-        name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
-    }
-    if len(found[0]) > 1:
-        wrong["models exchanged"] = law_distance(found, (np.roll(of_models[0], 1, 0), np.roll(of_models[1], 1, 0)))
-    return wrong
 
 
 def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
@@ -314,17 +334,17 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
     return dataclasses.replace(setting, problem=problem, size=setting.size._replace(draws=1)), len(tangent)
 
 
-def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
+def _two_feature_maps(rows: int, outputs: int, from_prior: bool) -> Model:
     """Builds the model ``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
 
-    With ``drawn`` W0 is standard normal, so that the model starts as a draw from the prior. Otherwise W0 is [0, I]: the
-    first ``outputs`` outputs start at zero.
+    With ``from_prior`` W0 is standard normal, so that the model starts as a draw from the prior. Otherwise W0 is
+    [0, I]: the first ``outputs`` outputs start at zero.
     """
-    columns = outputs if drawn else outputs + rows
+    columns = outputs if from_prior else outputs + rows
 
     def init(key: Key) -> PyTree:
         start = np.concatenate([np.zeros((rows, outputs)), np.eye(rows)], axis=1)
-        fixed = jax.random.normal(key, (rows, outputs)) if drawn else jnp.asarray(start)
+        fixed = jax.random.normal(key, (rows, outputs)) if from_prior else jnp.asarray(start)
         return {"trained": jnp.zeros((rows, columns)), "fixed": fixed}
 
     def apply(params: PyTree, x: Float[AnyArray, "n pq"]) -> Float[Array, "n C"]:
@@ -339,25 +359,14 @@ def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
     return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
 
 
-def _factor(train: Any, test_train: Any, test: Any, points: Int[np.ndarray, "p"]) -> Float64[np.ndarray, "q q"]:
+def _factor(
+    train: AnyArray | None, test_train: AnyArray | None, test: AnyArray | None, points: Int[np.ndarray, "p"]
+) -> Float64[np.ndarray, "q q"]:
     """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
     cross = np.asarray(test_train)[points]
     joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
     eigenvalues, vectors = np.linalg.eigh(joint)
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))
-
-
-def at_some_points(setting: Setting, model: Model) -> Setting:
-    """Returns the setting of one draw for another model, at some test points only.
-
-    Args:
-        setting: The setting.
-        model: The other model, of a fixed width.
-    """
-    problem, points = setting.problem, some_points(setting.problem)
-    few = dataclasses.replace(problem, x_test=problem.x_test[points], y_test=problem.y_test[points])
-    size = setting.size._replace(draws=1)
-    return dataclasses.replace(setting, problem=few, algorithm=setting.algorithm.on(model), size=size)
 
 
 def some_points(problem: Problem) -> Int[np.ndarray, "p"]:
