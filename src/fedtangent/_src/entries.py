@@ -180,7 +180,7 @@ def choose(kind: str, name: str) -> Any:
     return entries[name]
 
 
-def _imported(noun: str, name: str) -> Builder:
+def _imported(noun: str, name: str) -> Any:
     """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:

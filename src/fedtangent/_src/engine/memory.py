@@ -190,7 +190,7 @@ def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **
 class _TracedRound(NamedTuple):
     constants: int
     start: int
-    state: int
+    state: PyTree  # shapes of the state
     server: int
     slot: int
     outputs: int
@@ -226,7 +226,7 @@ def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, 
     return _TracedRound(
         constants=pytrees.num_bytes(closed.consts),
         start=_held_bytes(lambda: algorithm.init(0, num_clients)),
-        state=pytrees.num_bytes(state),
+        state=state,
         server=peak_bytes(closed.jaxpr),
         infos=pytrees.num_bytes(infos),
         **of_slots,
@@ -255,17 +255,16 @@ def plan(
     traced = _trace(algorithm, shapes, max_client_size, data.num_clients)
     slots = -(-algorithm.schedule.num_slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
-    state = state_shapes(algorithm, data.num_clients)
     others = [x for x in evaluated if x is not data.x]
     return MemoryPlan(
         data=pytrees.num_bytes((data, others)) + traced.constants + copies * traced.block,
-        state=2 * traced.state,
+        state=2 * pytrees.num_bytes(traced.state),
         start=traced.start,
         server=traced.server,
         slot=traced.slot,
         concurrent=min(slots, mapping.width or slots, side_by_side(traced.message)),
         outputs=traced.outputs * slots + traced.infos * rounds,
-        evaluation=max((_held_bytes(algorithm.predict, state, x) for x in evaluated), default=0),
+        evaluation=max((_held_bytes(algorithm.predict, traced.state, x) for x in evaluated), default=0),
         limit=memory_limit(),
     )
 

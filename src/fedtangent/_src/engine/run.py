@@ -99,9 +99,8 @@ def resolve_mapping(
     largest = max_client_size(data)
     before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
     chosen, seconds = parse(before) if before and before != "auto" else None, dict[str, float]()
-    state = state_shapes(algorithm, data.num_clients)
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
-    length = chunk_length(info_shapes(algorithm, engine, state, data))
+    length = chunk_length(info_shapes(algorithm, engine, state_shapes(algorithm, data.num_clients), data))
     if chosen is None:
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
