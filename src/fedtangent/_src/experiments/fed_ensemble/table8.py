@@ -142,7 +142,8 @@ def run(study: Study) -> Outcome:
     curves({"test error": lines}, harness.evaluated_rounds(runs), title, study.figures.path("by_round"))
     difference = interval(errors["fed_ensemble"] - errors["fed_avg"])
     claim = difference.claim_below("Fed-ensemble's test error is below FedAvg's", "{:+.2e}")
-    return Outcome((sheet,), rows, (claim,), remarks=harness.edges({NAMES[name]: t for name, t in tuned.items()}))
+    remarks = harness.edges({NAMES[name]: choice for name, choice in tuned.items()}, ", ")
+    return Outcome((sheet,), rows, (claim,), remarks=remarks)
 
 
 SMOKE = with_changes(

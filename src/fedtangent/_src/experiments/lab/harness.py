@@ -375,10 +375,15 @@ def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, in
     return runs
 
 
-def edges(tuned: Mapping[str, Tuned]) -> tuple[str, ...]:
-    """Returns a remark that names the choices at an edge of their grid, given by label; none without such a choice."""
+def edges(tuned: Mapping[str, Tuned], separator: str = "; ") -> tuple[str, ...]:
+    """Returns a remark that names the choices at an edge of their grid; none without such a choice.
+
+    Args:
+        tuned: Choices by the label that names them.
+        separator: Text between two labels.
+    """
     labels = [label for label, choice in tuned.items() if choice.at_edge]
-    return (f"rates at an edge of the grid: {'; '.join(labels)}",) if labels else ()
+    return (f"rates at an edge of the grid: {separator.join(labels)}",) if labels else ()
 
 
 def by_round(runs: Mapping[str, list[Record]], metric: str = "test.accuracy") -> dict[str, np.ndarray]:
