@@ -57,7 +57,6 @@ def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Co
     assert np.ptp(curve.left[:4]) > 1  # from round to round
 
 
-@pytest.mark.slow
 def test_rows_of_a_regression_name_every_method(network_result: Comparison) -> None:
     assert [row.method for row in network_result.rows] == [
         *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
@@ -86,7 +85,6 @@ def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result
     assert all(m.info["kernel_error"].max() == 0 for m in exact)
 
 
-@pytest.mark.slow
 def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> None:
     setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
     ensembles = seen.test[-1].mean(axis=0)
@@ -97,7 +95,6 @@ def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> Non
     assert row.uplink_mib * 2**20 == 10 * 4 * 8 * (64 * 64 + 64 + 64 + 1)
 
 
-@pytest.mark.slow
 def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_result: Comparison) -> None:
     for result in (linear_result, network_result):
         assert named(result, "variance of initial functions = prior's")[0].holds is not False  # few: undecided
@@ -126,7 +123,6 @@ def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result
     assert all(v.passed for v in found)
 
 
-@pytest.mark.slow
 def test_networks_come_nearer_to_the_flow_with_their_width(network_result: Comparison) -> None:
     errors = [gap.error[-1].mean() for gap in network_result.gaps]
     assert errors[0] > errors[1] > errors[2]
@@ -134,7 +130,6 @@ def test_networks_come_nearer_to_the_flow_with_their_width(network_result: Compa
         assert np.all(gap.error[0] < 1e-12)
 
 
-@pytest.mark.slow
 def test_predictions_cover_the_evaluated_rounds(network_result: Comparison) -> None:
     assert network_result.setting.size.rounds == (0, 4, 8, 10)
     assert len(network_result.theory.moments) == 4
@@ -143,7 +138,6 @@ def test_predictions_cover_the_evaluated_rounds(network_result: Comparison) -> N
     assert network_result.simulated[0].train.shape == (4, 2, 5, 24, 1)
 
 
-@pytest.mark.slow
 def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: Comparison) -> None:
     by_width = {seen.width: seen for seen in network_result.simulated}
     for moved in network_result.ntk_fl:
