@@ -173,7 +173,7 @@ def choose(kind: str, name: str) -> Any:
     """
     entries, noun = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
-        return _own_entry(kind, name, _imported(noun, name))  # type: ignore[arg-type]
+        return _own_entry(kind, name, _imported(noun, name))
     if not isinstance(name, str) or name not in entries:
         more = ", or package.module:function of your own" if kind in OWN else ""
         raise ValueError(f"{noun}: got {name!r}, allowed are {', '.join(entries)}{more}{nearest(name, entries)}")
