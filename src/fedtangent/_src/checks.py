@@ -93,26 +93,47 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
 
 
 def seed(value: object, name: str = "seed") -> int:
-    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1."""
+    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1.
+
+    Args:
+        value: The value that the user passed.
+        name: Name of the argument, for the error message.
+    """
     return whole(name, value, 0, MAX_SEED)
 
 
 def instance(name: str, value: object, of: type) -> None:
-    """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``."""
+    """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The value that the user passed.
+        of: The type.
+    """
     if not isinstance(value, of):
         article = "an" if of.__name__[0] in "AEIOU" else "a"
         raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}")
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns ``value`` as a ``bool``; raises ``ValueError`` if it is neither True nor False."""
+    """Returns ``value`` as a ``bool``; raises ``ValueError`` if it is neither True nor False.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The value that the user passed.
+    """
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: got {value!r}, must be True or False")
     return bool(value)
 
 
 def folder(name: str, path: Path | None) -> None:
-    """Raises ``ValueError`` if ``path`` is not None and is not an existing folder."""
+    """Raises ``ValueError`` if ``path`` is not None and is not an existing folder.
+
+    Args:
+        name: Name of the argument, for the error message.
+        path: The path that the user passed, or None.
+    """
     if path is not None and not path.is_dir():
         raise ValueError(f"{name}: got {path}, must be a folder")
 
@@ -152,7 +173,12 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def nearest(value: object, names: Iterable[str]) -> str:
-    """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar."""
+    """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar.
+
+    Args:
+        value: The value that the user passed.
+        names: The allowed names.
+    """
     close = difflib.get_close_matches(value, list(names), 1) if isinstance(value, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -203,7 +229,12 @@ def finite(name: str, array: np.ndarray) -> None:
 
 
 def square(name: str, matrix: object) -> np.ndarray:
-    """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square."""
+    """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square.
+
+    Args:
+        name: Name of the argument, for the error message.
+        matrix: The matrix [n, n].
+    """
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")

@@ -6,11 +6,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
-def completed(
-    function: Callable[..., object], arguments: Mapping[str, str], results: str = "", errors: str = ""
-) -> str:
+def completed(function: Callable[P, object], arguments: Mapping[str, str], results: str = "", errors: str = "") -> str:
     """Returns a function's docstring with the arguments, the result and the errors that it leaves out.
 
     Args:

@@ -19,7 +19,12 @@ class Interval(NamedTuple):
 
     @classmethod
     def about(cls, value: Number, radius: Number) -> Interval:
-        """Builds an interval that is symmetric about ``value``."""
+        """Builds an interval that is symmetric about ``value``.
+
+        Args:
+            value: The estimate.
+            radius: Distance of both ends from it.
+        """
         return cls(value, value - radius, value + radius)
 
     @property

@@ -74,7 +74,12 @@ def check_rate(name: str, rate: Rate | np.number, num_rounds: int = 1) -> None:
 
 
 def check_optimizer(name: str, optimizer: Optimizer) -> None:
-    """Raises ``ValueError`` unless ``optimizer`` is an optax optimiser, or a function from the round to one."""
+    """Raises ``ValueError`` unless ``optimizer`` is an optax optimiser, or a function from the round to one.
+
+    Args:
+        name: Name of the argument, for the error message.
+        optimizer: The value that the user passed.
+    """
     if isinstance(optimizer, optax.GradientTransformation):
         return
     parameters = list(inspect.signature(optimizer).parameters) if callable(optimizer) else []
@@ -84,7 +89,12 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
 
 
 def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
-    """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule."""
+    """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule.
+
+    Args:
+        rate: A number or a learning-rate schedule.
+        round_: Number of finished rounds.
+    """
     return in_round(rate, round_) if callable(rate) else rate
 
 

@@ -53,12 +53,22 @@ def keys(seed: int | Key) -> Keys:
 
 
 def apart(key: Key, stream: int) -> Key:
-    """Returns the key of one of the streams named above, such as ``SERVER``."""
+    """Returns the key of one of the streams named above, such as ``SERVER``.
+
+    Args:
+        key: A typed key.
+        stream: Number of the stream.
+    """
     return jax.random.fold_in(key, jnp.uint32(stream))
 
 
 def model_keys(init: Key, num_models: int) -> Key:
-    """Returns a key for the initialisation of each model, [K]."""
+    """Returns a key for the initialisation of each model, [K].
+
+    Args:
+        init: A typed key.
+        num_models: Number K of models.
+    """
     return jax.random.split(init, num_models)
 
 

@@ -56,13 +56,14 @@ class OnFeatures(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns the title, the prediction, the distance at each width, and the outcome, in one line."""
-        gaps = ", ".join(f"{gap:.3g} at width {s.width}" for s, gap in zip(self.simulated, self.gaps, strict=True))
+        widths = [networks.width for networks in self.simulated]
+        gaps = ", ".join(f"{gap:.3g} at width {width}" for width, gap in zip(widths, self.gaps, strict=True))
         parts = [f"prediction: the kernel's features, trained by the same algorithm, since {self.why}"]
         parts.append(f"networks end away from it, relative to how far it moved, by {gaps}")
         first, *_, last = self.setting.problem.left(self.simulated[-1].train)
         if not last <= LITTLE * first:
-            what = self.setting.problem.what_is_left
-            parts.append(f"the networks learned little: their {what} went from {first:.3g} to {last:.3g}")
+            error = self.setting.problem.what_is_left
+            parts.append(f"the networks learned little: their {error} went from {first:.3g} to {last:.3g}")
         outcome = summary(self.verdicts) if self.verdicts else f"no verdict: {self.noise}"
         return f"OnFeatures({self.setting.title}; {'; '.join([*parts, outcome])})"
 
@@ -83,7 +84,10 @@ class OnFeatures(NamedTuple):
         It is measured at the test examples, relative to how far training moves the prediction.
         """
         pairs = zip(self.simulated, self.test, strict=True)
-        return tuple(float(relative_errors(p[-1], s.test[-1], p[-1] - s.test[0]).mean()) for s, p in pairs)
+        return tuple(
+            float(relative_errors(outputs[-1], networks.test[-1], outputs[-1] - networks.test[0]).mean())
+            for networks, outputs in pairs
+        )
 
     @property
     def history(self) -> History:
@@ -115,7 +119,7 @@ def compare_on_features(setting: Setting, why: str, progress: bool | None = Fals
                 f"determine it: {rotations.reason}. With a start=.. it is compared with its linearisation there"
             )
         networks = tuple(trained_networks(setting, width, progress) for width in setting.size.widths)
-        predicted = [_from_networks(paths, features, setting, s) for s in networks]
+        predicted = [_from_networks(paths, features, setting, of_width) for of_width in networks]
         verdicts = _verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     n = len(problem.x_train)
     train, test = (tuple(p[..., part, :] for p in predicted) for part in (slice(n), slice(n, None)))
@@ -143,15 +147,18 @@ def _verdicts(
     wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
     wrong["the largest client missing"] = fewer, features
     others = {
-        name: [_from_networks(*mistaken, setting, s)[1:, ..., n:, :] for s in networks]
+        name: [_from_networks(*mistaken, setting, of_width)[1:, ..., n:, :] for of_width in networks]
         for name, mistaken in wrong.items()
     }
     right = [p[1:, ..., n:, :] for p in predicted]
-    away = {name: list((each[-1] - right[-1]).mean(axis=(1, 2))) for name, each in others.items()}
+    away = {name: list((other[-1] - right[-1]).mean(axis=(1, 2))) for name, other in others.items()}
     unknown = np.full(setting.num_models, np.nan)
     by_round = []
     for at in range(len(rounds)):
-        pairs = tuple(Pair(s.width, s.test[at + 1], p[at]) for s, p in zip(networks, right, strict=True))
+        pairs = tuple(
+            Pair(of_width.width, of_width.test[at + 1], outputs[at])
+            for of_width, outputs in zip(networks, right, strict=True)
+        )
         moved = right[-1][at] - networks[-1].test[0]
         scale = float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1)))))
         by_round.append(AtRound(pairs, unknown, unknown, scale))

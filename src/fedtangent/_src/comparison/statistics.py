@@ -276,7 +276,12 @@ def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, ".
 
 
 def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[Float[np.ndarray, "..."]]) -> Interval:
-    """Returns the slope of ``fitted_slope`` without the intercept."""
+    """Returns the slope of ``fitted_slope`` without the intercept.
+
+    Args:
+        widths: Widths of the networks.
+        errors: Errors of the networks of each width.
+    """
     return fitted_slope(np.asarray(widths), errors)[0]
 
 

@@ -13,7 +13,12 @@ from fedtangent._src.data import files
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Finds the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; returns None without one."""
+    """Finds the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; returns None without one.
+
+    Args:
+        directory: Data folder.
+        stem: Beginning of the name of the archive.
+    """
     patterns = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
     folders = files.places(directory, stem)
     return next((path for folder in folders for name in patterns for path in sorted(folder.glob(name))), None)
@@ -36,7 +41,14 @@ def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def require(name: str, path: Path, present: Collection[str], needed: Sequence[str]) -> None:
-    """Raises ``ValueError`` unless all names of ``needed`` are among ``present``, the names in the archive."""
+    """Raises ``ValueError`` unless all names of ``needed`` are among ``present``, the names in the archive.
+
+    Args:
+        name: Name of the archive, for the error message.
+        path: Path of the archive.
+        present: Names in the archive.
+        needed: Names that must be among them.
+    """
     missing = [key for key in needed if key not in present]
     if missing:
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(present) or 'nothing'}")

@@ -103,7 +103,12 @@ def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]
 
 
 def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
-    """Raises ``ValueError`` for NaN or infinity in ``array`` [n, ...], naming the first such row."""
+    """Raises ``ValueError`` for NaN or infinity in ``array`` [n, ...], naming the first such row.
+
+    Args:
+        name: Name of the argument, for the error message.
+        array: Numbers, one row for each example.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.sum(array)):  # one pass; a sum that overflows is looked at row by row too
             return
@@ -134,7 +139,12 @@ def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
 
 
 def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:
-    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind."""
+    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind.
+
+    Args:
+        x: Images, [n, height, width] or [n, height, width, channels].
+        flatten: Whether each image becomes one row of numbers.
+    """
     if checks.flag("flatten", flatten):
         return x.reshape(len(x), -1), VECTOR
     return (x[..., None] if x.ndim == 3 else x), IMAGE

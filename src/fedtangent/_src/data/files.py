@@ -46,31 +46,55 @@ def reading(name: str, path: Path | str) -> Iterator[None]:
 
 
 def places(directory: Path, stem: str) -> list[Path]:
-    """Returns the folders to search for files: ``directory``, then its subfolders ``stem*`` ordered by name."""
+    """Returns the folders to search for files: ``directory``, then its subfolders ``stem*`` ordered by name.
+
+    Args:
+        directory: Data folder.
+        stem: Beginning of the names of subfolders.
+    """
     return [directory, *sorted(path for path in directory.glob(f"{stem}*") if path.is_dir())]
 
 
 def content(name: str, path: Path) -> bytes:
-    """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe."""
+    """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe.
+
+    Args:
+        name: Name of the file, for the error message.
+        path: Path of the file.
+    """
     with reading(name, path), _opened(path) as file:
         return file.read()
 
 
 def json_of(name: str, path: Path) -> Any:
-    """Reads the content of a JSON file; raises ``ValueError``."""
+    """Reads the content of a JSON file; raises ``ValueError``.
+
+    Args:
+        name: Name of the file, for the error message.
+        path: Path of the file.
+    """
     raw = content(name, path)
     with reading(name, path):
         return json.loads(raw)
 
 
 def headers(name: str, path: Path) -> dict[str, Header]:
-    """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``."""
+    """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``.
+
+    Args:
+        name: Name of the file, for the error message.
+        path: Path of the file.
+    """
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
 
 
 def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an ``.npz`` file, in this machine's byte order.
+
+    Args:
+        name: Name of the file, for the error message.
+        path: Path of the file.
 
     Raises ``ValueError`` for other kinds of files, damaged or encrypted files, and content other than plain arrays.
     """

@@ -106,7 +106,12 @@ def joined(
 
 
 def selected(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
-    """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole."""
+    """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole.
+
+    Args:
+        arrays: Arrays of the archive.
+        rows: Examples to keep, for each split.
+    """
     splits = {name: name.rpartition("_")[2] for name in arrays}
     return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
 
@@ -115,6 +120,10 @@ def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
     """Selects the examples of the first ``num_users`` training users (all if None).
 
     A split without users stays whole. Raises ``ValueError`` if there are fewer users.
+
+    Args:
+        arrays: Arrays of the archive.
+        num_users: Number of users; None for all.
     """
     if num_users is None:
         return arrays

@@ -104,7 +104,13 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
 
 
 def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
-    """Returns the published and the actual sha256 of a file; raises ``ValueError`` if it cannot be read."""
+    """Returns the published and the actual sha256 of a file; raises ``ValueError`` if it cannot be read.
+
+    Args:
+        published: The published files.
+        role: What the file holds, for example "x_train".
+        path: Path of the file.
+    """
     file = published.files[role]
     with reading(published.name, path):
         return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, sha256_of_file(path)

@@ -71,7 +71,12 @@ def obtain(
 
 
 def stored_in(published: Published, options: StoredOptions) -> Path:
-    """Returns the folder of ``published`` in the cache."""
+    """Returns the folder of ``published`` in the cache.
+
+    Args:
+        published: The published files.
+        options: Options of the data set, with its cache folder.
+    """
     return cache_directory(options.cache_dir) / published.name
 
 

@@ -130,7 +130,7 @@ def kernel_features(
         True
     """
     checks.choice("outputs", outputs, OUTPUTS)
-    each = checks.whole("output_size", output_size) if outputs == "full" else 1
+    rows_per_point = checks.whole("output_size", output_size) if outputs == "full" else 1
     if isinstance(kernel, KernelBlocks):
         if num_train is not None:
             raise ValueError(f"num_train: got {num_train}, must be None with KernelBlocks, which say it")
@@ -142,8 +142,8 @@ def kernel_features(
         theta = checks.symmetric("kernel", kernel)
         if num_train is None:
             raise ValueError("num_train: got None, must be the number of training points, whose rows come first")
-        rows = checks.whole("num_train", num_train, 1, len(theta) // each) * each
-    if len(theta) % each:
+        rows = checks.whole("num_train", num_train, 1, len(theta) // rows_per_point) * rows_per_point
+    if len(theta) % rows_per_point:
         raise ValueError(f"kernel: got {len(theta)} rows, must be a multiple of output_size {output_size}")
     eigenvalues, vectors = np.linalg.eigh(theta)
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
@@ -153,7 +153,7 @@ def kernel_features(
     scale, basis = np.sqrt(eigenvalues[is_kept]), vectors[:, is_kept]
     train, test = (basis * scale)[:rows], (basis * scale)[rows:]
     if outputs == "full":
-        train, test = (part.reshape(-1, each, len(scale)) for part in (train, test))
+        train, test = (part.reshape(-1, rows_per_point, len(scale)) for part in (train, test))
     mix = np.eye(output_size)
     model = feature_model(len(scale), mix, outputs == "full")
     return KernelFeatures(model, train, test, (basis / scale).T, mix)

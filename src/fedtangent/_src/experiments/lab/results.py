@@ -142,7 +142,12 @@ def means(rows: Iterable[Row], key: str) -> list[Row]:
 
 
 def log_slope(x: ArrayLike, y: ArrayLike) -> float:
-    """Computes the slope of ``ln y`` against ``ln x``, by least squares."""
+    """Computes the slope of ``ln y`` against ``ln x``, by least squares.
+
+    Args:
+        x: Positive numbers, [n].
+        y: Positive numbers, [n].
+    """
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 

@@ -122,6 +122,10 @@ def step_size(model: Model, data: SineData) -> float:
 
     ``lambda_max(Theta_ii) / n_i`` is at most the largest entry of Theta's diagonal. The bound does not depend on the
     training data, so that one compiled program serves every seed.
+
+    Args:
+        model: Model with an analytic kernel.
+        data: Data of one seed.
     """
     assert model.kernel is not None
     theta = np.asarray(model.kernel(jnp.asarray(data.x_test), None, get="ntk"))
@@ -215,5 +219,10 @@ def allowed(runs: int, comparisons: int) -> float:
 
 
 def apart(simulated: Estimate, exact: Estimate) -> float:
-    """Computes simulation minus closed form, in standard errors."""
+    """Computes simulation minus closed form, in standard errors.
+
+    Args:
+        simulated: Estimate from networks.
+        exact: Estimate in closed form.
+    """
     return (simulated.value - exact.value) / simulated.standard_error

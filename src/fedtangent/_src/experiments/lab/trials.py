@@ -109,7 +109,12 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
-    """Builds the partition in which client ``owner[i]``, from 0, holds example i; a client may be empty."""
+    """Builds the partition in which client ``owner[i]``, from 0, holds example i; a client may be empty.
+
+    Args:
+        owner: Client of each example, [n].
+        num_clients: Number of clients.
+    """
     return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
 
 
@@ -224,6 +229,10 @@ def one_hot(trial: Trial) -> FederatedData:
 def projected(trial: Trial, dimension: int) -> Trial:
     """Projects the trial's inputs to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
 
+    Args:
+        trial: The trial.
+        dimension: Numbers of a projected input.
+
     Raises ``ValueError`` if ``dimension`` exceeds the size of the inputs.
     """
     size = trial.data.x.shape[1]
@@ -241,7 +250,12 @@ def partition_of(federated: FederatedData) -> Partition:
 
 
 def with_partition(federated: FederatedData, clients: Partition) -> FederatedData:
-    """Returns the same examples, held by other clients."""
+    """Returns the same examples, held by other clients.
+
+    Args:
+        federated: The examples.
+        clients: Rows of each client.
+    """
     return federated._replace(
         indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
     )

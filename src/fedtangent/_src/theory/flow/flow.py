@@ -84,7 +84,12 @@ class Flow:
         return len(self.slots.client)
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m C"]:
-        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
+        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C].
+
+        Args:
+            r: Number of finished rounds, or a sequence of such numbers.
+            model: Index of one model, or None for all.
+        """
         self.check_linear("mean")
         return self.predict(*functions.zero_functions(self, model), r, model)
 
@@ -94,6 +99,11 @@ class Flow:
         """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train``.
 
         Without ``f0_train`` it is the residual of the mean over initial functions of mean zero.
+
+        Args:
+            r: Number of finished rounds, or a sequence of such numbers.
+            f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all.
+            model: Index of one model, or None for all.
         """
         if f0_train is None:
             self.check_linear("residual of the mean")
@@ -139,7 +149,14 @@ class Flow:
         *,
         along_train: ArrayLike | None = None,
     ) -> Float[AnyArray, "*r n C"]:
-        """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``."""
+        """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``.
+
+        Args:
+            f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all.
+            r: Number of finished rounds, or a sequence of such numbers.
+            model: Index of one model, or None for all.
+            along_train: ``J(X) w_0`` in the same shape; by default the rule's ``homogeneity`` times f0.
+        """
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, trained, self.at_train, r, model)
 
@@ -174,6 +191,10 @@ class Flow:
 
         It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
         shape is [m C, m C]. The cost is one backward pass over r rounds with m columns per model.
+
+        Args:
+            r: Number of finished rounds.
+            model: Index of one model, or None for all.
         """
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
@@ -185,6 +206,10 @@ class Flow:
         """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
 
         With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
+
+        Args:
+            r: Number of finished rounds, or a sequence of such numbers.
+            model: Index of one model, or None for all.
         """
         covs = (jnp.asarray(self.cov(i, model)) for i in np.atleast_1d(r).tolist())
         variances = [jnp.diagonal(cov, axis1=-2, axis2=-1) for cov in covs]
@@ -195,6 +220,11 @@ class Flow:
         """Computes the covariance [m, m] between two models that start from the same random initial function.
 
         Models that start from independent functions have covariance 0.
+
+        Args:
+            r: Number of finished rounds.
+            model: Index of a model.
+            other: Index of the other model.
         """
         prior, prior_cross, prior_test = prior_blocks(self._prior)
         other = whole("other", other, 0, self.num_models - 1)
@@ -206,6 +236,10 @@ class Flow:
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Float[Array, "K m q"], Float[Array, "K"]]:
         """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
+
+        Args:
+            r: Number of finished rounds.
+            model: Index of one model, or None for all.
 
         Returns:
             B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
@@ -223,6 +257,10 @@ class Flow:
         """Computes the covariance of the average of the K models, [m, m].
 
         The models start from independent functions; with ``common_start`` all start from one and the same function.
+
+        Args:
+            r: Number of finished rounds.
+            common_start: Whether all models start from one and the same function.
         """
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
@@ -231,7 +269,12 @@ class Flow:
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Float[Array, "q q"]:
-        """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems."""
+        """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems.
+
+        Args:
+            r: Number of finished rounds.
+            model: Index of the model.
+        """
         self.check_law("operator")
         eye = jnp.eye(len(self.theta))[:, None, :]
         residuals = Input(eye, jnp.zeros_like(eye) if self.kind.decays else None)
@@ -292,7 +335,13 @@ class Flow:
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
-        """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``)."""
+        """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``).
+
+        Args:
+            r: Number of finished rounds.
+            model: Index of the model.
+            limit: Mean and covariance, for example of ``gp_limit``.
+        """
         pairs = (self.mean(r, model), limit.mean), (self.cov(r, model), limit.cov)
         return LimitDistance(*(float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)) for a, b in pairs))
 
@@ -360,7 +409,12 @@ class Flow:
         return shares_of_start(program) if self.kind.decays else np.ones((self.num_rounds + 1, program.num_models))
 
     def at_train(self, a: Float[Array, "q ..."], count: int | None = None) -> Float[Array, "count ..."]:
-        """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows."""
+        """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows.
+
+        Args:
+            a: Coefficients, [q, ..].
+            count: Number of rows in the result, counted from the first; None for all.
+        """
         if count is None or count >= len(a):
             return product(self.theta, a)
         product_rows = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))

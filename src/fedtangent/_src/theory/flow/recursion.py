@@ -63,7 +63,12 @@ class Input(NamedTuple):
 
 
 def zero_state(program: Program, columns: int) -> FlowState:
-    """Returns the state before the first round, all zeros, with ``columns`` coefficient columns of each model."""
+    """Returns the state before the first round, all zeros, with ``columns`` coefficient columns of each model.
+
+    Args:
+        program: Input of the recursion.
+        columns: Number of coefficient columns D of each model.
+    """
     a = jnp.zeros((program.theta.shape[0], program.num_models, columns))
     remembers = program.kind.has_server_momentum or program.kind.corrects
     corrections = None

@@ -116,7 +116,12 @@ def _weighted(
 
 @jax.jit
 def only_model(rounds: Rounds, model: Int[Array, ""]) -> Rounds:
-    """Returns the same rounds with the slots of one model only, which becomes model 0."""
+    """Returns the same rounds with the slots of one model only, which becomes model 0.
+
+    Args:
+        rounds: Rounds of all models.
+        model: Index of the model.
+    """
 
     def one(table: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(table, model, 1, axis=1)
