@@ -31,6 +31,7 @@ ELSEWHERE = {
     "side = ft.compare(": "comparison/test_comparing.py",
     "theory.reached": "comparison/test_forecast.py",
     "lazy = ft.compare": "comparison/test_from_start.py",
+    "features = ft.compare(": "comparison/test_on_features.py",
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
     "def fed_exp": "federated/test_new_algorithm.py",

@@ -11,6 +11,7 @@ import pytest
 import fedtangent as ft
 from fedtangent._src.comparison.on_features import OnFeatures
 
+from .. import documents
 from ..nightly import nightly
 
 CLIENTS = 6
@@ -68,3 +69,10 @@ def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
     result = compared(ft.dp_fed_avg, options, widths=(8, 16, 32), draws=5)
     assert isinstance(result, OnFeatures) and not result.rotations.is_exact and not result.verdicts
     assert "random numbers differ" in repr(result)
+
+
+def test_the_example_of_the_guide() -> None:
+    names = documents.run("features = ft.compare(")
+    assert names["features"].rotations.disagreement < 1e-12
+    narrow, middle, wide = names["features"].gaps
+    assert wide < middle < narrow

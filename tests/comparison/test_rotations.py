@@ -55,9 +55,9 @@ def test_runs_on_features_are_the_flow(name: str, loss: str) -> None:
     assert distance(learning_rate=np.multiply(1.01, setting.followed.learning_rate)) > 1e-4
 
 
-def measured_of(recipe: Any, **options: Any) -> RotationTest:
+def measured_of(recipe: Any, slots: int = 4, **options: Any) -> RotationTest:
     model = ft.models.mlp(3, 2, (8,), "erf")
-    algorithm = recipe(model, ft.schedules.uniform_sampling(len(SIZES), 4), **options)
+    algorithm = recipe(model, ft.schedules.uniform_sampling(len(SIZES), slots), **options)
     n, blocks = ENDS[-1], kernel_blocks(model.kernel, X[: ENDS[-1]], X[ENDS[-1] :])
     f0 = ft.theory.prior_functions(blocks, 2)[None]
     return rotation_test(feature_paths(algorithm, Y[:n], CLIENTS, (0, 2, 4)), kernel_features(blocks, 2), f0, 5)
@@ -111,3 +111,13 @@ def test_noise_that_depends_on_the_basis_is_refused(name: str) -> None:
 def test_noise_of_one_law_in_all_directions_is_followed() -> None:
     measured = measured_of(ft.dp_fed_avg, **WORK, privacy=ft.ClientPrivacy(0.5, 0.3, 3))
     assert measured.disagreement > 0.1 and measured.reason == "", measured
+
+
+def test_an_algorithm_without_random_numbers_differs_at_every_seed() -> None:
+    measured = measured_of(ft.fed_adam, client_learning_rate=0.2, work=ft.Work(steps=2, batch_size=None), slots=8)
+    assert np.isinf(measured.bias) and measured.reason.endswith("at every seed")
+
+
+def test_a_run_that_diverges_is_refused() -> None:
+    measured = measured_of(ft.fed_avg, client_learning_rate=1e200, work=ft.Work(steps=3, batch_size=None))
+    assert measured.reason == "the run diverges on the features of the kernel"

@@ -115,9 +115,13 @@ class RotationTest(NamedTuple):
         """Why the kernel does not determine the run; empty if it does."""
         if self.is_exact:
             return ""
+        if not np.isfinite(self.disagreement):
+            return "the run diverges on the features of the kernel"
         unlike = f"runs on rotated features differ by {self.disagreement:.2g} times what training moves"
         if not self.bias <= Z:
-            return f"{unlike}, on average over seeds by {self.bias:.1f} standard errors"
+            mean = f"on average over seeds by {self.bias:.1f} standard errors"
+            by = mean if np.isfinite(self.bias) else "at every seed"
+            return f"{unlike}, {by}"
         if self.is_refuted or not self.noise_error <= SHARPEST:
             return f"{unlike}, with {self.noise_ratio:.2g} ({self.noise_error:.1g}) times the variance of two rotations"
         return ""
@@ -146,7 +150,8 @@ def rotation_test(
     bases = [features, *(features.rotated(rotation) for rotation in ROTATIONS)]
     plain, *turned = (paths(basis, f0, seed) for basis in bases)
     moved = float(np.max(np.abs(plain - plain[0])))
-    disagreement = max(float(np.max(np.abs(functions - plain))) for functions in turned) / max(moved, 1e-300)
+    with np.errstate(invalid="ignore"):  # of a run that diverges
+        disagreement = max(float(np.max(np.abs(functions - plain))) for functions in turned) / max(moved, 1e-300)
     if disagreement <= SAME or not np.isfinite(disagreement):
         return RotationTest(disagreement)
     last: list[list[np.ndarray]] = []
@@ -164,8 +169,12 @@ def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]
     seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
     between = [first - plain, second - plain, second - first]
     errors = [d.std(axis=0, ddof=1) / np.sqrt(seeds) for d in between]
+    size = np.max(np.abs(between))
+    if np.max(errors) <= SAME * size:  # the algorithm draws no random numbers
+        return RotationTest(disagreement, bias=np.inf)
     # the root mean square over points and outputs, which is near 1 for differences of mean zero
-    bias = max(float(np.sqrt(np.mean(np.square(d.mean(axis=0) / e)))) for d, e in zip(between, errors, strict=True))
+    shifts = [d.mean(axis=0) / np.maximum(e, SAME * size) for d, e in zip(between, errors, strict=True)]
+    bias = max(float(np.sqrt(np.mean(np.square(shift)))) for shift in shifts)
     squares = np.array([np.mean(np.square(d), axis=(1, 2, 3)) for d in between])  # [3, seeds]
     without = (squares.sum(axis=1, keepdims=True) - squares) / (seeds - 1)
     ratios = (without[0] + without[1]) / (2 * without[2])
