@@ -131,7 +131,7 @@ def logistic(
 
 
 def summed(loss: Loss) -> Loss:
-    """Returns the sum form of ``loss``, which is a mean over the real examples: the mean times their number."""
+    """Turns ``loss``, a mean over the unmasked examples, into their sum: the mean times their number."""
 
     def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
         value = loss(outputs, targets, mask)

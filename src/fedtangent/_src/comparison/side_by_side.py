@@ -74,9 +74,9 @@ class Comparison(NamedTuple):
 
     @property
     def history(self) -> History:
-        """The metrics of the widest networks, means over the draws with bands; ``predicted`` has the flow's.
+        """The metrics of the widest networks, means over the draws with bands; its ``predicted`` has those of the flow.
 
-        Test metrics are measured at the points where laws are compared, the first 500 at most.
+        Test metrics use the test points at which laws are compared: the first 500 at most.
         """
         return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 

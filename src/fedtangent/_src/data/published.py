@@ -30,9 +30,10 @@ class PublishedFile(NamedTuple):
 class Published(NamedTuple):
     """A data set and its files; a file's role is its key in ``files``.
 
-    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits. The
-    arrays of ``train`` are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known, ``user_train`` [n] int32; or
-    texts, ``text_train`` uint8, one after another, with ``offsets_train`` [N + 1] int64.
+    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits. For
+    ``train`` (``test`` likewise) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known,
+    ``user_train`` [n] int32; or all bytes of N texts in ``text_train`` uint8, where text i is from
+    ``offsets_train[i]`` to ``offsets_train[i + 1]``.
     """
 
     name: str

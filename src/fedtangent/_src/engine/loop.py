@@ -83,7 +83,7 @@ def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedDa
 
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
-    """Returns the shapes of one round's infos.
+    """Returns the shapes of what one round reports about itself (its infos).
 
     Args:
         algorithm: The algorithm.

@@ -26,7 +26,7 @@ MOST_CHECKED = 2048
 
 @runtime_checkable
 class KernelPair(Protocol):
-    """A function that computes both kernels of a network, such as ``Model.kernel``."""
+    """A function that computes the NNGP and the tangent kernel of a network, such as ``Model.kernel``."""
 
     def __call__(
         self, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."] | None, /

@@ -60,7 +60,7 @@ def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[E
 
     Args:
         x: Examples [n, ...].
-        input_size: Numbers of an example.
+        input_size: Number of features of an example.
 
     Raises:
         ValueError: Examples of another size.

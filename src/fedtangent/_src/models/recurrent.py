@@ -137,7 +137,7 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
 
 
 def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
-    """Plans each LSTM layer as one matrix of its input and last state; the embedding belongs to no layer."""
+    """Assigns the weights to layers: an LSTM layer is one matrix that acts on its input and previous state together."""
     length, calls = x.shape[1], []
     for layer in range(layers):
         weights = params[f"layer_{layer}"]

@@ -94,14 +94,15 @@ def output_signs(width: int, seed: int = 0) -> Float64[np.ndarray, "width"]:
 def arc_cosine(
     x1: Float[AnyArray, "n1 d"], x2: Float[AnyArray, "n2 d"] | None, spread: Float64[np.ndarray, "d d"]
 ) -> tuple[Float[AnyArray, "n1 _"], Float[AnyArray, "n1 _"]]:
-    """Computes ``(E[s(v'x) s(v'x')], x'x' P(v'x >= 0, v'x' >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
+    """Computes ``(E[s(v.a) s(v.b)], a.b P(v.a >= 0, v.b >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
 
-    With theta the angle between A'x and A'x', the second, eq. (13), is ``x'x' (pi - theta) / (2 pi)``. NumPy arrays are
+    The inputs are a of ``x1`` and b of ``x2``. With theta the angle between A'a and A'b, the second, eq. (13), is
+    ``a.b (pi - theta) / (2 pi)``. NumPy arrays are
     computed in NumPy, JAX arrays in JAX.
 
     Args:
         x1: Inputs [n1, d].
-        x2: Inputs [n2, d]; None means ``x1``, with angle 0 along the diagonal.
+        x2: Inputs [n2, d]; None means ``x1``; the angle of an input with itself is then exactly 0.
         spread: A [d, d].
     """
     xp: ModuleType = np if isinstance(x1, np.ndarray) else jnp

@@ -24,12 +24,12 @@ class Claim(NamedTuple):
     sizes: str
 
     def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
-        """Returns the verdict for answers that the check has worked out.
+        """Builds the verdict of a check that decides by itself whether values agree.
 
         Args:
             right: Measured value, expected value, and whether they agree.
             wrong: Name of the control, its measured value, and whether it fails.
-            notices: The smallest error of a theory that the check notices.
+            notices: How large an error of the theory must be for the check to detect it, as text.
         """
         return Verdict.of(*self, right, wrong, notices)
 

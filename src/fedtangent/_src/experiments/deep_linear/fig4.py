@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
     @property
     def of_ratios(self) -> float:
-        """Distance to the curve of the other K / N."""
+        """Distance between the pair's first curve and the curve of another K / N."""
         return apart(self.one.excess, self.other.excess)
 
     @property

@@ -152,7 +152,7 @@ def alive(loss: np.ndarray) -> int:
 
 
 def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes the mean distance of the logarithms of two curves, relative to the mean logarithm of the first.
+    """Computes ``mean |ln other - ln loss| / mean |ln loss|`` after round 0, until either curve falls below ``FLOOR``.
 
     Args:
         loss: A curve of losses, [T].

@@ -142,9 +142,10 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def summary(name: str, values: Sequence[float]) -> MeanInterval:
-    """Computes the mean over seeds with Student's interval; Wilson's for a coverage, the geometric mean's for a ratio.
+    """Computes the mean over seeds, with its interval.
 
-    Wilson's interval counts each seed as one point, as the points of one seed share its models.
+    The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
+    seed counts as one observation, because all its test points use the same models.
 
     Args:
         name: Name of the score.

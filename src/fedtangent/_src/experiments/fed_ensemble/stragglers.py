@@ -28,7 +28,7 @@ LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 @dataclass(frozen=True)
 class StragglerSettings(ClassifierSettings):
-    """The settings of the comparison; ``slow`` holds the values of ``slowness`` that are compared."""
+    """The settings of the comparison; ``slow``: values of ``slowness``, how strongly its labels slow a client down."""
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
@@ -78,7 +78,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Trains with every method under every way, with its rate chosen by validation under each."""
+    """Trains every method under every way to close a round, at the rate that validation chose for the pair."""
     by_way = studies(study)
     names = {(slowness, way): way if slowness == 0 else f"{way}, slowness {slowness:g}" for slowness, way in by_way}
     played = classifiers.play_all({names[place]: one for place, one in by_way.items()})

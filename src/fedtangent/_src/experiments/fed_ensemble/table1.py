@@ -27,7 +27,9 @@ from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes closed forms on the data of ``seed``, for all numbers of local steps and lengths of both budgets."""
+    """Computes bias and variances against K in closed form.
+
+    There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths."""
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
         problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()

@@ -258,7 +258,7 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Performs the experiment, and adds settings, claims and verdicts to the outcome's details, sheets and remarks.
+    """Runs an experiment and completes its outcome: settings, claims and verdicts, and a table of the claims.
 
     The experiment has failed if the control of a verdict passes too.
 

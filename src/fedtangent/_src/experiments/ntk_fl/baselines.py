@@ -284,7 +284,7 @@ def after(record: Record, num_rounds: int, window: int) -> float:
 
 
 def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
-    """Computes each method's accuracy ``after`` the last round, [seeds]."""
+    """Computes each method's mean test accuracy over the last ``settings.window`` rounds, [seeds]."""
     return {
         name: np.array([after(r, settings.num_rounds, settings.window) for r in records])
         for name, records in runs.items()

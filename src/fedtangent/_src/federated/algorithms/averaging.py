@@ -73,10 +73,10 @@ def check_base(base: object) -> None:
 
 @recipe(papers=("shi2024", "shi2021"), parts="those of --base, K models, permutations", schedule="permutations")
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
-    """Builds Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
+    """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 
     FE-2024, algorithm 1 with ``schedules.per_client_permutations``; FE-2021, algorithm 1 with ``schedules.strata``.
-    Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
+    Prediction is the mean of the models (eq. 2). Fed-ensemble is ``base`` under another schedule: K = 1 is ``base`` exactly.
     FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
 
     Args:

@@ -215,7 +215,7 @@ def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
 
     Args:
         kernel: Tangent kernel [N, N] at the start of the round.
-        learning_rate: eta of ``1/(2 N) |f - y|^2``.
+        learning_rate: eta of gradient descent on ``1/(2 N) |f - y|^2``.
     """
     matrix = symmetric("kernel", kernel)
     eigenvalues = np.linalg.eigvalsh(matrix)
@@ -257,7 +257,8 @@ def ntk_theorem_1(
         network: Network before training.
         learning_rate: eta of ``1/(2 N) |f - y|^2``.
         delta: Probability with which the statement may fail.
-        radius: R, the distance that a neuron moved; by default the bound from the theorem's decay (``movement_bound``).
+        radius: R, the largest distance that a neuron moves in training, if it was measured; by default the theorem's
+            bound on it (``movement_bound``).
 
     Returns:
         The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.

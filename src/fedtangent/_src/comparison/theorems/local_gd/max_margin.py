@@ -51,7 +51,7 @@ class Classified(NamedTuple):
         return parallel_projections(self.sets, rounds, alpha=halpern(rounds) if modified else None, start=start)
 
     def _weak_models(self, rounds: int) -> Float64[np.ndarray, "levels d"]:
-        """Computes Local-GD's models after ``rounds`` rounds at each of ``LEVELS``."""
+        """Computes Local-GD's models after ``rounds`` rounds at each weak regularisation ln(1/lambda) of ``LEVELS``."""
         return np.stack([exponential_models(self.sets, rounds, level)[-1] for level in LEVELS])
 
 
