@@ -76,7 +76,7 @@ def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **
     """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 
     FE-2024, algorithm 1 with ``schedules.per_client_permutations``; FE-2021, algorithm 1 with ``schedules.strata``.
-    Prediction is the mean of the models (eq. 2). Fed-ensemble is ``base`` under another schedule: K = 1 is ``base`` exactly.
+    Prediction is the mean of the models (eq. 2). Fed-ensemble is ``base`` under another schedule; K = 1 is ``base``.
     FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
 
     Args:
