@@ -13,7 +13,7 @@ from fedtangent._src.cli import compare, predict, train
 from fedtangent._src.data import Dataset, cache
 from fedtangent._src.engine import memory
 from fedtangent._src.entries import catalogue, option_names
-from fedtangent._src.experiments.lab import runs
+from fedtangent._src.experiments.lab import harness
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 
@@ -116,7 +116,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object, **options: object) -> None:
         pytest.fail("the work has started")
 
-    for module, name in ((train, "simulate_rounds"), (compare, "run"), (predict, "forecasts"), (runs, "trial_program")):
+    for module, name in (
+        (train, "simulate_rounds"),
+        (compare, "run"),
+        (predict, "forecasts"),
+        (harness, "trial_program"),
+    ):
         monkeypatch.setattr(module, name, started)
 
 

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from fedtangent import simulate
+from fedtangent._src import data
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.sweeps import single_device_engine
@@ -23,6 +24,7 @@ from fedtangent._src.experiments.lab.trials import Trial, draw
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.types import Algorithm, Array, PyTree
 
+from ...data.originals import write
 from ..performed import performed, study_of
 
 NAME = "fed_ensemble.versus_fed_avg"
@@ -167,8 +169,7 @@ def test_the_table_is_that_of_the_t_test_on_what_is_kept(tmp_path: Path) -> None
         )  # fmt: skip
 
 
-def test_a_fashion_mnist_trial(data_dir) -> None:  # type: ignore[no-untyped-def]
-    from fedtangent._src import data
-
-    drawn = draw(data.load("fashion_mnist", data_dir=data_dir, seed=0), 0, 120, 60, 50)
-    assert drawn.x["train"].shape == (120, 784) and jnp.asarray(drawn.x["train"]).dtype == jnp.float32
+def test_a_fashion_mnist_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("fashion_mnist", tmp_path / "fashion_mnist", monkeypatch)
+    trial = draw(data.load("fashion_mnist", data_dir=tmp_path, seed=0), 0, 6, 3, 2)
+    assert trial.x["train"].shape == (6, 28, 28, 1) and jnp.asarray(trial.x["train"]).dtype == jnp.float32
