@@ -68,7 +68,7 @@ REFUSED = [
     ("predict --target 2", "target: got 2.0, must be above 0 and at most 1"),
     ("predict --target 0", "target: got 0.0, must be above 0"),
     ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
-    ("predict --channel qsgd:4", "its channel may leave numbers out; nearest is one that is lossless"),
+    ("predict --channel qsgd:4", "its channel changes what clients send; nearest is one that is lossless"),
     ("predict --figures jpg", "figures: got 'jpg', allowed are png, pdf, svg"),
     ("train --figures PDF", "figures: got 'PDF', allowed are png, pdf, svg"),
     ("compare --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),

@@ -42,7 +42,7 @@ def test_networks_approach_the_features_with_their_width() -> None:
     assert isinstance(result, OnFeatures) and result.rotations.is_exact
     narrow, _, wide = result.gaps
     assert 0 < wide < 0.5 * narrow and wide < 0.12, result.gaps
-    assert "its channel may leave numbers out" in repr(result) and "<table" in result._repr_html_()
+    assert "its channel changes what clients send" in repr(result) and "<table" in result._repr_html_()
     predicted, simulated = result.history.predicted.curves(), result.history.curves()
     assert predicted.keys() == simulated.keys()
     assert len(result.verdicts) == 2 and not any(verdict.passed is False for verdict in result.verdicts)
@@ -76,3 +76,62 @@ def test_the_example_of_the_guide() -> None:
     assert names["features"].rotations.disagreement < 1e-12
     narrow, middle, wide = names["features"].gaps
     assert wide < middle < narrow
+
+
+def runs() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
+    model = ft.models.mlp(4, 2, (8,), "erf")
+    return {"model": model, "data": (x[:24], y[:24], x[24:], y[24:]), "schedule": ft.schedules.all_clients(3)}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_client_without_examples_may_stand_anywhere(place: int) -> None:
+    """It is as absent; its minibatches are drawn from no example of another client."""
+    case = runs()
+    algorithm = ft.fed_avg(case["model"], case["schedule"], 0.3, work=ft.Work(steps=3, batch_size=4))
+    clients: list[Any] = [np.arange(12), np.arange(12, 24)]
+    clients.insert(place, [])
+    theory = ft.predict(algorithm, case["data"], clients, num_rounds=2, forecasting=ft.Forecasting(rates=False))
+    two = ft.fed_avg(case["model"], ft.schedules.all_clients(2), 0.3, work=ft.Work(steps=3, batch_size=None))
+    other = ft.predict(two, case["data"], [np.arange(12), np.arange(12, 24)], num_rounds=2)
+    ends = [forecast.given.mean("train", "mse")[-1] for forecast in (theory, other)]
+    assert np.isfinite(ends[0]) and abs(ends[0] / ends[1] - 1) < 0.5
+
+
+@pytest.mark.parametrize("call", [ft.simulate, ft.predict, ft.compare])
+@pytest.mark.parametrize("seed", [jax.random.PRNGKey(0), jax.random.split(jax.random.key(0), 2), -1])
+def test_a_seed_that_is_none_is_refused_by_its_name(call: Any, seed: Any) -> None:
+    case = runs()
+    algorithm = ft.fed_avg(case["model"], case["schedule"], 0.3)
+    with pytest.raises(ValueError, match=r"seed: got .*, must be"):
+        call(algorithm, case["data"], ft.partition.iid(24, 3, 0), num_rounds=1, seed=seed)
+
+
+def test_a_rule_with_unknown_fields_is_refused() -> None:
+    case = runs()
+    algorithm = ft.fed_avg(case["model"], case["schedule"], 0.3)
+    algorithm = algorithm._replace(composition=algorithm.composition._replace(rule={"momentun": 0.5}))
+    with pytest.raises(ValueError, match=r"rule: got 'momentun', allowed are "):
+        ft.predict(algorithm, case["data"], ft.partition.iid(24, 3, 0), num_rounds=1)
+
+
+def test_linearised_checks_where() -> None:
+    model = runs()["model"]
+    with pytest.raises(ValueError, match=r"at: got parameters of shapes .*, must be .*, as mlp"):
+        ft.models.linearised(model, ft.models.mlp(4, 2, (16,)).init(jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"model: got 'a', must be a Model"):
+        ft.models.linearised("a", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        ("fed_avg", {}, "recipe: got 'fed_avg', must be a function"),
+        (ft.fed_avg, {"schedule": 3}, "schedule: got 3, must be left out"),
+        (ft.fed_avg, {"exempt": ["order"]}, "exempt: got .*, must be a mapping"),
+    ],
+)
+def test_laws_refuse_other_recipes(recipe: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ft.testing.check_laws(recipe, **options)

@@ -101,10 +101,10 @@ def test_a_function_outside_the_span_is_refused() -> None:
     [
         ((np.eye(8) + np.eye(8, k=1), C, N), r"kernel: got a matrix up to 1 off its transpose, must be symmetric"),
         ((np.diag([1.0, -0.1, 1.0]), 1, 2), r"kernel: got eigenvalues from -0.1 to 1, must be positive semidefinite"),
-        ((np.zeros((3, 3)), 1, 2), r"kernel: got eigenvalues from 0 to 0, must be positive semidefinite"),
+        ((np.zeros((3, 3)), 1, 2), r"kernel: got zeros only, must have a positive eigenvalue"),
         ((np.eye(8), C, None), r"num_train: got None, must be the number of training points"),
         ((np.eye(8), C, 9), r"num_train: got 9, must be a whole number from 1 to 8"),
-        ((np.eye(7), C, 3, "full"), r"kernel: got 7 rows, must be a multiple of output_size 2"),
+        ((np.eye(7), C, 3, "full"), r"kernel: got 1 rows of test points, must be a multiple of output_size 2"),
         ((np.eye(8), C, 3, "some"), r"outputs: got 'some', allowed are shared, full"),
         ((np.full((2, 2), np.nan), 1, 1), r"kernel: got nan at entry \(0, 0\)"),
         ((KernelBlocks(np.eye(2), np.zeros((1, 2))), 1), r"kernel: got KernelBlocks without ntk_test"),
@@ -116,7 +116,47 @@ def test_bad_kernels_are_refused(arguments, message: str) -> None:
         kernel_features(*arguments)
 
 
-@pytest.mark.parametrize(("f0", "message"), [(F0[:-1], r"f0: got shape \(7, 2\)"), (F0 * np.nan, r"f0: got nan")])
+@pytest.mark.parametrize(
+    ("f0", "message"),
+    [(F0[:-1], r"f0: got shape \(7, 2\)"), (F0[None][:0], r"f0: got shape \(0, 8, 2\)"), (F0 * np.nan, r"f0: got nan")],
+)
 def test_bad_starts_are_refused(f0: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kernel_features(analytic(), C).start(f0)
+
+
+X32 = np.random.default_rng(5).normal(size=(12, 4)).astype(np.float32)
+
+
+def test_a_kernel_in_float32_is_known_to_its_rounding() -> None:
+    """The products of four numbers have four features, in either precision."""
+    both = [X32.astype(dtype) for dtype in (np.float32, np.float64)]
+    features = [kernel_features(x @ x.T, 1, 8) for x in both]
+    assert [f.train.shape for f in features] == [(8, 4), (8, 4)]
+    again = rows_of(features[0]) @ rows_of(features[0]).T
+    np.testing.assert_allclose(again, X32 @ X32.T, rtol=1e-4, atol=1e-5)
+
+
+BLOCKS = kernel_blocks(mlp(3, C, (8,), "erf").kernel, X[:N], X[N:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (BLOCKS._replace(ntk_train=BLOCKS.ntk_train + np.eye(N, k=1)), C),
+            "kernel.ntk_train: got a matrix up to 1 off",
+        ),
+        ((BLOCKS._replace(ntk_train=BLOCKS.ntk_train * np.nan), C), "kernel.ntk_train: got nan at entry"),
+        (
+            (BLOCKS._replace(ntk_test_train=BLOCKS.ntk_test_train.T), C),
+            r"ntk_test_train \(5, 3\) and ntk_test \(3, 3\)",
+        ),
+        ((np.eye(4), 0, 2), "output_size: got 0, must be a whole number"),
+        ((np.eye(4), 1.5, 2), "output_size: got 1.5, must be a whole number"),
+        ((BLOCKS, C, None, "full"), "kernel: got 5 rows of training points, must be a multiple of output_size 2"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(arguments, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel_features(*arguments)

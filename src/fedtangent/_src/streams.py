@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent._src import checks
+from fedtangent._src.pytrees import is_key
 from fedtangent._src.types import Array, Key
 
 _APART = 2**31
@@ -48,6 +49,10 @@ class Keys(NamedTuple):
 
 def keys(seed: int | Key) -> Keys:
     """Returns the keys of initialisation, schedule and training, derived from a seed (0 to 2^32 - 1) or a typed key."""
+    if isinstance(seed, jax.Array) and not (is_key(seed) and seed.shape == ()):
+        raise ValueError(
+            f"seed: got {checks.shown(seed)}, must be a whole number or one typed key (jax.random.key(..))"
+        )
     root = seed if isinstance(seed, jax.Array) else jax.random.key(checks.seed(seed))
     return Keys(*jax.random.split(root, 3))
 

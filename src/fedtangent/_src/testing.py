@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from fedtangent._src.checks import shown
 from fedtangent._src.comparison.followed import setting_of
 from fedtangent._src.comparison.linear_models import linearised_verdict
 from fedtangent._src.comparison.settings import Scale, exact_arithmetic
@@ -89,7 +90,14 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
         AssertionError: A law is broken, or training moves no model; the message names every broken law.
         ValueError: ``exempt`` names no law.
     """
+    if not callable(recipe) or isinstance(recipe, Algorithm):
+        raise ValueError(f"recipe: got {shown(recipe)}, must be a function (model, schedule, ..) such as fed_avg")
+    for name in ("model", "schedule"):
+        if name in options:
+            raise ValueError(f"{name}: got {shown(options[name])}, must be left out: the laws bring their own")
     exempt = {} if exempt is None else exempt
+    if not isinstance(exempt, Mapping):
+        raise ValueError(f"exempt: got {shown(exempt)}, must be a mapping from the name of a law to the reason")
     checks = {
         "mapping": _mapping,
         "order": _order,

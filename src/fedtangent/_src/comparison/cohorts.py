@@ -41,7 +41,8 @@ def drawn_rows(
     of_round = jax.jit(jax.vmap(jax.vmap(places, in_axes=(None, 0, 0))))  # one program, not one for each operation
     place = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
     first = np.asarray(partition.offsets)[np.asarray(client)][..., None, None]
-    rows = np.asarray(partition.indices)[first + np.maximum(place, 0)]
+    last = len(partition.indices) - 1  # a client without examples may begin after it
+    rows = np.asarray(partition.indices)[np.minimum(first + np.maximum(place, 0), last)]
     return np.where((place >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtangent._src.checks import seed as check_seed
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import followed
 from fedtangent._src.comparison.cases import build
@@ -70,6 +71,7 @@ def compare(
     require_float64()
     if np.ndim(widths) == 0:
         raise ValueError(f"widths: got {widths!r}, must be whole numbers such as (64, 256, 1024)")
+    check_seed(seed)
     examples = examples_of(algorithm, data, clients)
     if start is not None:
         for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from fedtangent._src.checks import instance
+from fedtangent._src.checks import instance, nearest
 from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.data.examples import Examples
@@ -126,6 +127,12 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
     rule = NO_RULE if algorithm.composition.training is None else algorithm.rule
     if isinstance(rule, str):
         raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
+    if not isinstance(rule, Mapping):
+        raise ValueError(f"rule: got {rule!r}, must be a mapping with fields of theory.Rule, or a sentence")
+    allowed = [field.name for field in dataclasses.fields(Rule)]
+    for name in rule:
+        if name not in allowed:
+            raise ValueError(f"rule: got {name!r}, allowed are {', '.join(allowed)}{nearest(name, allowed)}")
     followed: dict[str, Any] = {
         name: _each_round(value, num_rounds) if callable(value) and name not in FUNCTIONS else value
         for name, value in rule.items()

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from fedtangent._src.checks import flag, instance, number, real_array, whole
+from fedtangent._src.checks import flag, instance, number, real_array, shown, whole
+from fedtangent._src.checks import seed as check_seed
 from fedtangent._src.comparison.cohorts import contacted_clients
 from fedtangent._src.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
 from fedtangent._src.comparison.from_start import check_rows, flows_at_start, weights_of
@@ -321,6 +322,8 @@ def check_forecasting(forecasting: Forecasting) -> None:
     flag("rates", forecasting.rates)
     if forecasting.target is not None:
         number("target", forecasting.target, above=0)
+    if not isinstance(forecasting.kernel_dir, str | Path | None):
+        raise ValueError(f"kernel_dir: got {shown(forecasting.kernel_dir)}, must be a path or None")
 
 
 def plan_of(
@@ -336,6 +339,7 @@ def plan_of(
     check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
+    check_seed(seed)
     if start is None:
         check_analytic(algorithm.model)
     size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)

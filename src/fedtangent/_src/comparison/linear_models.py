@@ -97,7 +97,7 @@ def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) ->
     """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
     sizes = np.asarray(partition.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
-    other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)
+    other = weight / np.maximum(sizes, 1) if weighting == "examples" else weight * sizes
     model, num_models = np.asarray(cohorts.model), int(np.max(cohorts.model, initial=0)) + 1
 
     def shares(weights: np.ndarray) -> np.ndarray:
@@ -108,7 +108,7 @@ def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) ->
 
     if np.allclose(shares(other), shares(weight)):
         return None
-    return cohorts._replace(weight=other)  # type: ignore[arg-type]
+    return cohorts._replace(weight=other)
 
 
 def _backwards(batches: Int[np.ndarray, "R S T B"], steps: Int[np.ndarray, "R S"]) -> Int[np.ndarray, "R S T B"]:

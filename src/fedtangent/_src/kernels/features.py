@@ -53,7 +53,7 @@ class KernelFeatures:
             ValueError: ``f0`` has another shape, is not finite, or is no combination of the features.
         """
         phi, functions = np.concatenate([self.train, self.test]), checks.real_array("f0", f0).astype(np.float64)
-        if functions.ndim not in (2, 3) or functions.shape[-2:] != (len(phi), len(self.mix)):
+        if functions.ndim not in (2, 3) or 0 in functions.shape or functions.shape[-2:] != (len(phi), len(self.mix)):
             allowed = f"({len(phi)}, {len(self.mix)}), or one such array for each model"
             raise ValueError(f"f0: got shape {functions.shape}, must be {allowed}")
         checks.finite("f0", functions)
@@ -100,8 +100,8 @@ def kernel_features(
     """Computes features of a kernel, and the linear model of which it is the tangent kernel.
 
     The kernel is factored by its eigenvectors. Eigenvalues below the rounding error of the largest one (its product
-    with the number of rows and 2.2e-16) are dropped, so that a singular kernel, for example of repeated points, has
-    fewer features than rows.
+    with the number of rows and the precision of the kernel's dtype) are dropped, so that a singular kernel, for example
+    of repeated points, has fewer features than rows.
 
     Args:
         kernel: Tangent kernel at n training and m test points: ``KernelBlocks`` with ``ntk_test``, or a symmetric
@@ -130,26 +130,32 @@ def kernel_features(
         True
     """
     checks.choice("outputs", outputs, OUTPUTS)
-    rows_per_point = checks.whole("output_size", output_size) if outputs == "full" else 1
+    checks.whole("output_size", output_size)
+    rows_per_point = output_size if outputs == "full" else 1
     if isinstance(kernel, KernelBlocks):
         if num_train is not None:
             raise ValueError(f"num_train: got {num_train}, must be None with KernelBlocks, which say it")
-        if kernel.ntk_test is None:
-            raise ValueError("kernel: got KernelBlocks without ntk_test, must have it")
-        rows, cross = len(kernel.ntk_train), np.asarray(kernel.ntk_test_train)
-        theta = np.block([[np.asarray(kernel.ntk_train), cross.T], [cross, np.asarray(kernel.ntk_test)]])
+        theta, rows = _joined(kernel), len(kernel.ntk_train)
     else:
         theta = checks.symmetric("kernel", kernel)
         if num_train is None:
             raise ValueError("num_train: got None, must be the number of training points, whose rows come first")
         rows = checks.whole("num_train", num_train, 1, len(theta) // rows_per_point) * rows_per_point
-    if len(theta) % rows_per_point:
-        raise ValueError(f"kernel: got {len(theta)} rows, must be a multiple of output_size {output_size}")
+    for count, points in ((rows, "training"), (len(theta) - rows, "test")):
+        if count % rows_per_point:
+            raise ValueError(
+                f"kernel: got {count} rows of {points} points, must be a multiple of output_size {output_size}"
+            )
+    # a kernel in float32 is known to the rounding of float32
+    dtype = np.result_type(kernel.ntk_train if isinstance(kernel, KernelBlocks) else np.asarray(kernel))
+    rounding = len(theta) * max(np.finfo(dtype).eps if dtype.kind == "f" else 0.0, np.finfo(np.float64).eps)
     eigenvalues, vectors = np.linalg.eigh(theta)
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
-    if not largest > 0 or smallest < -NEGATIVE * largest:
+    if smallest < -max(NEGATIVE, rounding) * largest:
         raise ValueError(f"kernel: got eigenvalues from {smallest:.3g} to {largest:.3g}, must be positive semidefinite")
-    is_kept = eigenvalues > len(theta) * np.finfo(np.float64).eps * largest
+    if not largest > 0:
+        raise ValueError("kernel: got zeros only, must have a positive eigenvalue")
+    is_kept = eigenvalues > rounding * largest
     scale, basis = np.sqrt(eigenvalues[is_kept]), vectors[:, is_kept]
     train, test = (basis * scale)[:rows], (basis * scale)[rows:]
     if outputs == "full":
@@ -157,6 +163,20 @@ def kernel_features(
     mix = np.eye(output_size)
     model = feature_model(len(scale), mix, outputs == "full")
     return KernelFeatures(model, train, test, (basis / scale).T, mix)
+
+
+def _joined(kernel: KernelBlocks) -> Float64[np.ndarray, "p p"]:
+    """Returns the tangent kernel at all points; raises ``ValueError`` for blocks that do not fit together."""
+    if kernel.ntk_test is None:
+        raise ValueError("kernel: got KernelBlocks without ntk_test, must have it")
+    train, cross, test = (np.asarray(b) for b in (kernel.ntk_train, kernel.ntk_test_train, kernel.ntk_test))
+    if cross.shape != (len(test), len(train)):
+        shapes = f"ntk_train {train.shape}, ntk_test_train {cross.shape} and ntk_test {test.shape}"
+        raise ValueError(f"kernel: got {shapes}, must be [n, n], [m, n] and [m, m]")
+    for name, block in (("ntk_train", train), ("ntk_test", test)):
+        checks.symmetric(f"kernel.{name}", block)
+    checks.finite("kernel.ntk_test_train", cross)
+    return np.block([[train, cross.T], [cross, test]]).astype(np.float64)
 
 
 def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) -> Model:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Shaped
 
+from fedtangent._src.checks import instance
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
@@ -15,7 +17,15 @@ def linearised(model: Model, at: PyTree) -> Model:
     Args:
         model: The network.
         at: Parameters about which it is linearised.
+
+    Raises:
+        ValueError: ``at`` has another structure or other shapes than the model's parameters.
     """
+    instance("model", model, Model)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    got, allowed = (jax.tree.map(np.shape, tree) for tree in (at, shapes))
+    if got != allowed:
+        raise ValueError(f"at: got parameters of shapes {got}, must be {allowed}, as {model.name} has them")
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, at, params, x)

@@ -220,10 +220,10 @@ def train_and_average(
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
     """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has none."""
-    if isinstance(rule, str):
+    if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:
-        return "its channel may leave numbers out; nearest is one that is lossless"
+        return "its channel changes what clients send; nearest is one that is lossless"
     if averaging.secure_aggregation is not None:
         return "secure_aggregation rounds its messages; nearest is the same algorithm without"
     if averaging.beta != 1:
