@@ -340,16 +340,16 @@ def plan_of(
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
     check_seed(seed)
-    if start is None:
-        check_analytic(algorithm.model)
-    size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
-    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True)
     weights = None
     if start is None:
-        check_kernels(algorithm.model, setting.problem.x_train[:2])
+        check_analytic(algorithm.model)
     else:
         check_rows(algorithm, examples)
         weights = weights_of(algorithm, examples, seed, start)
+    size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
+    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True)
+    if start is None:
+        check_kernels(algorithm.model, setting.problem.x_train[:2])
     plan = Plan(setting, examples, forecasting, weights)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
