@@ -25,8 +25,8 @@ def completed(function: Callable[P, object], arguments: Mapping[str, str], resul
     """
     summary, *sections = re.split(r"\n\n(?=Args:|Returns:|Raises:|Example)", inspect.getdoc(function) or "")
     bodies = {section.partition(":")[0]: section for section in sections}
-    written = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", bodies.pop("Args", ""), re.MULTILINE))
-    texts = [f"{name}: {written.get(name) or arguments[name]}" for name in inspect.signature(function).parameters]
+    own_texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", bodies.pop("Args", ""), re.MULTILINE))
+    texts = [f"{name}: {own_texts.get(name) or arguments[name]}" for name in inspect.signature(function).parameters]
     first = [_section("Args", texts), bodies.pop("Returns", ""), bodies.pop("Raises", "")]
     first[1] = first[1] or _section("Returns", [results])
     first[2] = first[2] or _section("Raises", [errors])

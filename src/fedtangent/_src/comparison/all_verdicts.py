@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
@@ -11,12 +11,12 @@ from jaxtyping import Float, Float64, Int
 from fedtangent._src.comparison import linear_models, verdicts
 from fedtangent._src.comparison.predicted import Predicted, Starts, from_starts, run_flow
 from fedtangent._src.comparison.predicted import networks as predicted_networks
-from fedtangent._src.comparison.settings import Report
+from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
 from fedtangent._src.comparison.statistics import Pair, law_distance
 from fedtangent._src.comparison.verdicts import AtRound, Verdict
 from fedtangent._src.federated import schedule
-from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.gram import KernelBlocks, joined
 from fedtangent._src.losses import targets_of
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.theory.flow.functions import zero_functions
@@ -207,13 +207,34 @@ def _without_a_law(
     changed = dataclasses.replace(setting, problem=dataclasses.replace(problem, y_train=other))
     flows = wrong | {mistake: run_flow(changed, theory.blocks, theory.cohorts)}
     others = {name: predicted_networks(flow, networks, rounds) for name, flow in flows.items()}
-    away = {name: list((other[-1] - right[-1]).mean(axis=(1, 2))) for name, other in others.items()}
-    unknown = np.full(setting.num_models, np.nan)
-    followed = [_followed(networks, [p[at] for p in right], at + 1, unknown, unknown) for at in range(len(rounds))]
-    from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
+    return verdicts_from_starts(setting, networks, right, others, "the flow")
+
+
+def verdicts_from_starts(
+    setting: Setting,
+    networks: tuple[Simulated, ...],
+    right: Sequence[Float[np.ndarray, "r K E m C"]],
+    wrong: Mapping[str, Sequence[Float[np.ndarray, "r K E m C"]]],
+    source: str,
+) -> list[Verdict]:
+    """Compares networks with predictions from their own initial functions, for which no law over networks is known.
+
+    Args:
+        setting: The run.
+        networks: Networks of each width.
+        right: Predictions at the test points for each width, at all evaluated rounds but the first.
+        wrong: The same predictions of each wrong theory, by its mistake.
+        source: What predicts, for the text of the verdicts, for example "the flow".
+    """
+    num_rounds, unknown = len(right[-1]), np.full(setting.num_models, np.nan)
+    away = {name: list((other[-1] - right[-1]).mean(axis=(1, 2))) for name, other in wrong.items()}
+    followed = [_followed(networks, [p[at] for p in right], at + 1, unknown, unknown) for at in range(num_rounds)]
+    whose = f"{source}'" if source.endswith("s") else f"{source}'s"
+    mean = f"mean = {whose} from the same initial functions, {num_rounds} rounds"
+    slope = verdicts.slope_verdict(setting.name, setting.size.widths, networks, right, wrong)
     return [
-        verdicts.slope_verdict(setting.name, setting.size.widths, networks, right, others),
-        verdicts.mean_verdict(setting.name, f"mean = {from_start}", followed, away),
+        slope._replace(statement=slope.statement.replace("the flow", source)),
+        verdicts.mean_verdict(setting.name, mean, followed, away),
     ]
 
 
@@ -237,8 +258,7 @@ def _propagated_variance(
 
     It is the trace of ``A K A'`` with ``A = [-B, I]`` and the prior K at all points, independent of theory's formula.
     """
-    cross = np.asarray(blocks.nngp_test_train)
-    prior = np.block([[np.asarray(blocks.nngp_train), cross.T], [cross, np.asarray(blocks.nngp_test)]])
+    prior = joined(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test)
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
     return np.array([np.sum((a @ prior) * a) for a in rows])
 

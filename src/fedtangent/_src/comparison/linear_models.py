@@ -24,7 +24,7 @@ from fedtangent._src.comparison.simulated import Simulated, init_key, trained_ne
 from fedtangent._src.comparison.statistics import law_distance, relative_distance, relative_errors
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.kernels.empirical import empirical_ntk
-from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.gram import KernelBlocks, joined
 from fedtangent._src.models.linearised import linearised
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition, PyTree
@@ -364,8 +364,7 @@ def _factor(
 ) -> Float64[np.ndarray, "q q"]:
     """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
     cross = np.asarray(test_train)[points]
-    joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
-    eigenvalues, vectors = np.linalg.eigh(joint)
+    eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))
 
 

@@ -15,19 +15,19 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from fedtangent._src.comparison.all_verdicts import verdicts_from_starts
 from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
-from fedtangent._src.comparison.statistics import Pair, relative_errors
-from fedtangent._src.comparison.verdicts import AtRound, Verdict, mean_verdict, slope_verdict, summary
+from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.data import partition
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.kernels.features import KernelFeatures, kernel_features
 from fedtangent._src.types import Partition
 
 WRONG_KERNELS = (0.75, 0.5, 0.25)  # factors of the kernel, as wrong as these factors of the rate
-LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
 
 
 class OnFeatures(NamedTuple):
@@ -61,9 +61,7 @@ class OnFeatures(NamedTuple):
         parts = [f"prediction: the kernel's features, trained by the same algorithm, since {self.why}"]
         parts.append(f"networks end away from it, relative to how far it moved, by {gaps}")
         first, *_, last = self.setting.problem.left(self.simulated[-1].train)
-        if not last <= LITTLE * first:
-            error = self.setting.problem.what_is_left
-            parts.append(f"the networks learned little: their {error} went from {first:.3g} to {last:.3g}")
+        parts += filter(None, [self.setting.problem.little_learned(float(first), float(last))])
         outcome = summary(self.verdicts) if self.verdicts else f"no verdict: {self.noise}"
         return f"OnFeatures({self.setting.title}; {'; '.join([*parts, outcome])})"
 
@@ -91,7 +89,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def history(self) -> History:
-        """The metrics of the widest networks; ``predicted`` has those of the features."""
+        """The metrics of the widest networks. Its ``predicted`` has the metrics of the features."""
         return history_beside(self.setting.problem, self.simulated[-1], self.train[-1], self.test[-1])
 
 
@@ -116,7 +114,7 @@ def compare_on_features(setting: Setting, why: str, progress: bool | None = Fals
         if rotations.reason:
             raise ValueError(
                 f"algorithm: got {setting.algorithm.name!r}, which theory does not follow: {why}; nor does the kernel "
-                f"determine it: {rotations.reason}. With a start=.. it is compared with its linearisation there"
+                f"determine it: {rotations.reason}. Give start=.. to compare it with its linearisation there"
             )
         networks = tuple(trained_networks(setting, width, progress) for width in setting.size.widths)
         predicted = [_from_networks(paths, features, setting, of_width) for of_width in networks]
@@ -142,7 +140,7 @@ def _verdicts(
     predicted: list[Float[np.ndarray, "r K E points C"]],
 ) -> list[Verdict]:
     """Checks that networks approach the prediction with growing width; controls: wrong kernels and a missing client."""
-    problem, n, rounds = setting.problem, len(setting.problem.x_train), setting.size.rounds[1:]
+    problem, n = setting.problem, len(setting.problem.x_train)
     fewer = feature_paths(setting.algorithm, problem.y_train, _without_largest(problem.partition), setting.size.rounds)
     wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
     wrong["the largest client missing"] = fewer, features
@@ -150,23 +148,8 @@ def _verdicts(
         name: [_from_networks(*mistaken, setting, of_width)[1:, ..., n:, :] for of_width in networks]
         for name, mistaken in wrong.items()
     }
-    right = [p[1:, ..., n:, :] for p in predicted]
-    away = {name: list((other[-1] - right[-1]).mean(axis=(1, 2))) for name, other in others.items()}
-    unknown = np.full(setting.num_models, np.nan)
-    by_round = []
-    for at in range(len(rounds)):
-        pairs = tuple(
-            Pair(of_width.width, of_width.test[at + 1], outputs[at])
-            for of_width, outputs in zip(networks, right, strict=True)
-        )
-        moved = right[-1][at] - networks[-1].test[0]
-        scale = float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1)))))
-        by_round.append(AtRound(pairs, unknown, unknown, scale))
-    statement = f"mean = the kernel's features from the same initial functions, {len(rounds)} rounds"
-    return [
-        slope_verdict(setting.name, setting.size.widths, networks, right, others),
-        mean_verdict(setting.name, statement, by_round, away),
-    ]
+    right = [outputs[1:, ..., n:, :] for outputs in predicted]
+    return verdicts_from_starts(setting, networks, right, others, "the kernel's features")
 
 
 def _without_largest(clients: Partition) -> Partition:

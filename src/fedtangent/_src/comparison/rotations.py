@@ -87,7 +87,7 @@ class RotationTest(NamedTuple):
     Attributes:
         disagreement: Largest difference between functions on features and on rotated features with the same seed,
             relative to how far training moves the functions.
-        noise_ratio: Variance of the differences between features and rotated features, relative to that of the
+        noise_ratio: Mean square of the differences between features and a rotation, over the mean square of the
             differences between two rotations; 1 if random numbers act alike in all directions. NaN without differences.
         noise_error: Standard error of ``noise_ratio``.
         bias: Largest mean difference over seeds, in standard errors.
@@ -117,13 +117,16 @@ class RotationTest(NamedTuple):
             return ""
         if not np.isfinite(self.disagreement):
             return "the run diverges on the features of the kernel"
-        unlike = f"runs on rotated features differ by {self.disagreement:.2g} times what training moves"
+        unlike = f"runs on rotated features differ by {self.disagreement:.2g} times the distance that training moves"
         if not self.bias <= Z:
             mean = f"on average over seeds by {self.bias:.1f} standard errors"
             by = mean if np.isfinite(self.bias) else "at every seed"
             return f"{unlike}, {by}"
         if self.is_refuted or not self.noise_error <= SHARPEST:
-            return f"{unlike}, with {self.noise_ratio:.2g} ({self.noise_error:.1g}) times the variance of two rotations"
+            scatter = (
+                f"{self.noise_ratio:.2g} (standard error {self.noise_error:.1g}) times the variance of two rotations"
+            )
+            return f"{unlike}, and over seeds they have {scatter}"
         return ""
 
 

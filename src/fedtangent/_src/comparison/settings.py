@@ -22,6 +22,7 @@ from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
 
 Report = Callable[[str], None]  # receives a line of text for each step of the work
+LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
 NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses
 
 
@@ -79,6 +80,17 @@ class Problem:
         loss, shape = get_loss(mean_form(self.loss)), (math.prod(outputs.shape[1:-1]), outputs.shape[-1])
         every, mask = jnp.asarray(np.broadcast_to(targets, outputs.shape[1:]).reshape(shape)), jnp.ones(shape[0], bool)
         return np.array([float(loss(jnp.asarray(of_round.reshape(shape)), every, mask)) for of_round in outputs])
+
+    def little_learned(self, first: float, last: float) -> str:
+        """Returns a remark if training left most of the training error, so that agreement shows little; else "".
+
+        Args:
+            first: Training error (``left``) before training.
+            last: Training error after training.
+        """
+        if not last > LITTLE * first:
+            return ""
+        return f"the networks learned little: their {self.what_is_left} went from {first:.3g} to {last:.3g}"
 
     @property
     def what_is_left(self) -> str:

@@ -24,7 +24,6 @@ from fedtangent._src.theory.precision import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
-LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
 MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
@@ -74,7 +73,7 @@ class Comparison(NamedTuple):
 
     @property
     def history(self) -> History:
-        """The metrics of the widest networks, means over the draws with bands; its ``predicted`` has those of the flow.
+        """The metrics of the widest networks, means over draws with bands. Its ``predicted`` has the flow's metrics.
 
         Test metrics use the test points at which laws are compared: the first 500 at most.
         """
@@ -83,11 +82,9 @@ class Comparison(NamedTuple):
     @property
     def remark(self) -> str:
         """A warning if the widest networks learned little, so that agreement shows little; else empty."""
-        first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
-        if not last > LITTLE * first:
-            return ""
-        error = self.setting.problem.what_is_left
-        return f"the networks learned little: their {error} went from {first:.3g} to {last:.3g}; train longer or faster"
+        first, *_, last = self.gaps[-1].simulated
+        little = self.setting.problem.little_learned(float(first), float(last))
+        return little and f"{little}; train longer or faster"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Returns each client's final training error (``Problem.left``) at the client's examples: predicted, simulated.

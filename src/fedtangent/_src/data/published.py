@@ -109,7 +109,7 @@ def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
 
     Args:
         published: The published files.
-        role: What the file holds, for example "x_train".
+        role: Key of the file in ``published.files``, for example "x_train".
         path: Path of the file.
     """
     file = published.files[role]

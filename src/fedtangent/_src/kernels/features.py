@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from fedtangent._src import checks
-from fedtangent._src.kernels.gram import KernelBlocks
+from fedtangent._src.kernels.gram import KernelBlocks, joined
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 FEWEST_COPIES, FEWEST_WEIGHTS = 4, 4096  # of each feature and of all features in a rotated basis
@@ -97,7 +97,7 @@ class KernelFeatures:
 def kernel_features(
     kernel: KernelBlocks | ArrayLike, output_size: int = 1, num_train: int | None = None, outputs: str = "shared"
 ) -> KernelFeatures:
-    """Computes features of a kernel, and the linear model of which it is the tangent kernel.
+    """Computes features of a kernel, and the linear model that has this kernel as its tangent kernel.
 
     The kernel is factored by its eigenvectors. Eigenvalues below the rounding error of the largest one (its product
     with the number of rows and the precision of the kernel's dtype) are dropped, so that a singular kernel, for example
@@ -176,7 +176,7 @@ def _joined(kernel: KernelBlocks) -> Float64[np.ndarray, "p p"]:
     for name, block in (("ntk_train", train), ("ntk_test", test)):
         checks.symmetric(f"kernel.{name}", block)
     checks.finite("kernel.ntk_test_train", cross)
-    return np.block([[train, cross.T], [cross, test]]).astype(np.float64)
+    return joined(train, cross, test).astype(np.float64)
 
 
 def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) -> Model:

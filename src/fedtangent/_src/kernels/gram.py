@@ -16,7 +16,7 @@ from scipy.linalg import lapack
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
 from fedtangent._src.models.kernels import KERNELS, Kernels, check_get
-from fedtangent._src.types import Array, ArrayLike, Model
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
 MIN_RECIPROCAL_CONDITION = 1e-13
@@ -69,6 +69,20 @@ class CholeskyFactor(NamedTuple):
 
     lower: Float64[np.ndarray, "n n"]  # lower triangular, float64
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
+
+
+def joined(
+    train: Float[AnyArray, "n n"] | None, test_train: Float[AnyArray, "m n"] | None, test: Float[AnyArray, "m m"] | None
+) -> Float[np.ndarray, "p p"]:
+    """Puts the three blocks of a kernel together, [n + m, n + m], training points first.
+
+    Args:
+        train: Kernel of the training points.
+        test_train: Kernel between test and training points.
+        test: Kernel of the test points.
+    """
+    cross = np.asarray(test_train)
+    return np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)]])
 
 
 @jax.jit

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 
 from fedtangent._src import checks
 from fedtangent._src.checks import whole
-from fedtangent._src.kernels.gram import KernelBlocks, jittered_cholesky
+from fedtangent._src.kernels.gram import KernelBlocks, jittered_cholesky, joined
 from fedtangent._src.theory.checks import check_shape
 from fedtangent._src.types import AnyArray, Array
 
@@ -53,7 +53,7 @@ def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
     normal = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
-    prior = np.block([[train, cross.T], [cross, test]])
+    prior = joined(train, cross, test)
     if not np.any(prior):  # every model starts as the zero function
         return np.zeros_like(normal)
     return np.asarray(np.tril(jittered_cholesky(prior, 1e-8).lower) @ normal)

@@ -24,7 +24,7 @@ class Claim(NamedTuple):
     sizes: str
 
     def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
-        """Builds the verdict of a check that decides by itself whether values agree.
+        """Builds the verdict of a check that has its own test of agreement.
 
         Args:
             right: Measured value, expected value, and whether they agree.

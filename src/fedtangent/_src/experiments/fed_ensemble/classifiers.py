@@ -484,7 +484,12 @@ def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInte
 
 
 def more_accurate(one: Scores, other: Scores) -> Claim:
-    """Judges whether the first of two entrants on the same clients is more accurate."""
+    """Judges whether the first of two entrants on the same clients is more accurate.
+
+    Args:
+        one: Scores of the first entrant.
+        other: Scores of the second.
+    """
     claim = f"{scheme_name(one.classes)}: {one.entrant.label} is more accurate than {other.entrant.label}"
     return difference(one, other).claim_above(claim)
 

@@ -169,7 +169,12 @@ class Bench:
 
 
 def decisive(settings: AnySettings, names: str) -> dict[str, object]:
-    """Returns the settings of these names, which spaces separate, for ``Bench.depends_on``."""
+    """Returns the settings of these names, which spaces separate, for ``Bench.depends_on``.
+
+    Args:
+        settings: Settings of the experiment.
+        names: Names of fields.
+    """
     return {name: getattr(settings, name) for name in names.split()}
 
 

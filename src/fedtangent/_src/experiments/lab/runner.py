@@ -150,7 +150,12 @@ class TimeLeft:
     seconds: float = 0.0
 
     def finish(self, rounds: int, seconds: float) -> None:
-        """Counts a cell of so many rounds, which took so many seconds, as finished."""
+        """Counts a cell of so many rounds, which took so many seconds, as finished.
+
+        Args:
+            rounds: Rounds of the cell.
+            seconds: Time that they took.
+        """
         self.finished, self.seconds = self.finished + rounds, self.seconds + seconds
 
     def __str__(self) -> str:
@@ -258,7 +263,7 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Runs an experiment and completes its outcome: settings, claims and verdicts, and a table of the claims.
+    """Performs an experiment and completes its outcome: settings, claims and verdicts, and a table of the claims.
 
     The experiment has failed if the control of a verdict passes too.
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedtangent._src.checks import finite, number, real_array, whole
-from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, joined
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.assumptions import Assumption, assumption
 from fedtangent._src.theory.fed_ensemble.limit import gp_limit
@@ -288,8 +288,7 @@ def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.
 
 def _factor(kernels: KernelBlocks) -> Float64[np.ndarray, "points q"]:
     """Computes ``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
-    train, cross, test = prior_blocks(kernels)
-    eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
+    eigenvalues, vectors = np.linalg.eigh(joined(*prior_blocks(kernels)))
     rank = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
     # Rounded up, so that kernels of similar rank share a compiled program; the further columns are zero to rounding.
     q = min(-(-rank // 16) * 16, len(eigenvalues))
