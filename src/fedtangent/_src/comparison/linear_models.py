@@ -75,7 +75,7 @@ def near_misses(
     if other is not None:
         wrong[f"clients weighted {'equally' if weighting == 'examples' else 'by examples'}"] = other, {}
     late = {} if batches is None else {"batches": np.roll(batches, 1, axis=0)}
-    if np.any(_sorted(cohorts) != _sorted(shifted)) or (batches is not None and np.any(late["batches"] != batches)):
+    if not _same_training(_sorted(cohorts)[:last], _sorted(shifted)[:last], batches, late.get("batches")):
         wrong["cohorts one round late"] = shifted, late
     if batches is not None and most_steps > 1:
         backwards = _backwards(batches, steps[np.asarray(cohorts.client)])
@@ -84,6 +84,19 @@ def near_misses(
         name: predicted.run_flow(setting, blocks, among, outputs=outputs, **changes)
         for name, (among, changes) in wrong.items()
     }
+
+
+def _same_training(
+    cohorts: Float[np.ndarray, "r S 3"],
+    others: Float[np.ndarray, "r S 3"],
+    batches: Int[np.ndarray, "R S T B"] | None,
+    other_batches: Int[np.ndarray, "R S T B"] | None,
+) -> bool:
+    """Returns whether the same clients train on the same minibatches in the same order; empty rounds do not count."""
+    filled, other_filled = (np.flatnonzero(np.any(slots[..., 2] > 0, axis=1)) for slots in (cohorts, others))
+    if not np.array_equal(cohorts[filled], others[other_filled]):
+        return False
+    return batches is None or other_batches is None or np.array_equal(batches[filled], other_batches[other_filled])
 
 
 def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:

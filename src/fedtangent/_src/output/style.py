@@ -205,7 +205,7 @@ def _part_ticks(figure: Figure) -> None:
 def reach(values: np.ndarray) -> tuple[float, float] | None:
     """Computes the limits of an axis for the finite ``values``, with a margin; None if they are all equal."""
     finite = values[np.isfinite(values)]
-    low, high = np.min(finite, initial=np.inf), np.max(finite, initial=-np.inf)
+    low, high = float(np.min(finite, initial=np.inf)), float(np.max(finite, initial=-np.inf))
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
 
 
