@@ -59,7 +59,6 @@ TRAIN = [  # options of train
 REFUSED = [
     ("predict --algorithm fed_prox --mu 0.1 0.1", "mu: got 0.1 0.1, must be different ones"),
     ("predict --num-train 50 60", "Unrecognized options: 60"),
-    ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', which theory does not follow: its server"),
     ("predict --algorithm fed_avg scaffold --mu 1", "mu: is not used with algorithm 'fed_avg', only with"),
     ("predict --algorithm fed_avg scaffold --rate 1", "rate: is no option of predict"),
     ("predict --algorithm fed_avg fed_nope", "algorithm: got 'fed_nope', allowed are"),

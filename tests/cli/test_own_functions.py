@@ -187,13 +187,16 @@ def test_what_is_refused(run: Callable, folder: Path, case: str) -> None:
 
 
 @pytest.mark.usefixtures("mine")
-def test_theory_follows_a_users_algorithm_by_its_rule_alone(run: Callable, folder: Path) -> None:
-    for command in ("compare", "predict"):
-        ended = run(command, "--algorithm", "mine:stubborn", "--output", "out")
-        assert_refused(ended, folder, "algorithm: got 'fed_avg', which theory does not follow: it is stubborn; nearest")
-        assert_refused(
-            run(command, "--model", "mine:network", "--output", "out"), folder, "which has no analytic kernel; networks"
-        )
+@pytest.mark.parametrize(("command", "draws"), [("compare", "5"), ("predict", "2")])
+def test_theory_follows_a_users_algorithm_and_network(run: Callable, folder: Path, command: str, draws: str) -> None:
+    """An algorithm without a rule by the features of the kernel, a network without a kernel by its linearisation."""
+    options = [command, *RUN[:6], "--client-learning-rate", "0.1", "--output", "out"]
+    widths = ["--widths", "8", "16", "32"] if command == "compare" else []
+    ended = run(*options, "--algorithm", "mine:stubborn", "--draws", draws, *widths)
+    assert ended.code == 0 and "the kernel's features" in ended.out and "it is stubborn; nearest is" in ended.out
+    ended = run(*options, *NETWORK, "--overwrite")
+    assert ended.code == 0 and "the flow of the tangent kernel at the start" in ended.out
+    assert json.loads((folder / "out" / "result.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.usefixtures("mine")

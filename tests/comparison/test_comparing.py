@@ -238,19 +238,30 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
 
 
 REFUSED = [
-    ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam', which theory does not follow: its server divides"),
-    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "algorithm: got 'fed_yogi_ensemble', which theory"),
+    ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "client_optimizer: is not used with algorithm"),
+    ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
+    ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
+]
+
+
+WITHOUT_RULE = [
+    ({"algorithm": "fed_adam"}, "its server divides"),
+    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "its server divides"),
     ({"channel": "qsgd:4"}, "its channel changes what clients send; nearest is one that is lossless"),
     ({"sparsity": 0.5}, "its channel changes what clients send"),
     ({"secure_aggregation": True}, "secure_aggregation rounds its messages"),
     ({"beta": 0.5}, "its clients use a share beta = 0.5 of their examples"),
     ({"max_update_norm": 3.0}, "its server may reject messages"),
     ({"client_optimizer": "adam"}, "its client_optimizer: got an optimiser that is not linear in the gradients"),
-    ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "client_optimizer: is not used with algorithm"),
-    ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
-    ({"model": "cnn"}, ", which has no analytic kernel; networks that have one are models.mlp, deep_linear"),
-    ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
 ]
+
+
+@pytest.mark.parametrize(("given", "said"), WITHOUT_RULE)
+def test_the_closed_form_does_not_follow_and_says_why(given: dict[str, Any], said: str) -> None:
+    setting = setting_of(**{**SMALL, **given}, **BESIDE)
+    assert isinstance(setting.rule, str) and said in setting.rule
+    with pytest.raises(ValueError, match="which theory does not follow: "):
+        _ = setting.followed
 
 
 @pytest.mark.parametrize(("given", "said"), REFUSED)
@@ -392,15 +403,20 @@ def test_refuses_arguments(change: dict[str, Any], said: str) -> None:
             {"client_learning_rate": None, "client_optimizer": optax.sgd(optax.linear_schedule(0.0, 0.1, 5))},
             "client_optimizer: got an optimiser whose first local step is 0 and whose later ones are not",
         ),
-        ({"client_learning_rate": lambda round_: 0.0 * round_}, "client_learning_rate: got 0 in every round"),
     ],
 )
-def test_refuses_steps_that_theory_would_get_wrong(more: dict[str, Any], said: str) -> None:
+def test_the_closed_form_is_not_used_for_steps_that_it_would_get_wrong(more: dict[str, Any], said: str) -> None:
     data, clients = own_data()
     algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), **{"client_learning_rate": 0.3, **more})
-    is_compared = "at a constant rate" in said  # beside the features of its kernel, which need no rule
-    for call in (ft.predict,) if is_compared else (ft.predict, ft.compare):
-        with pytest.raises(ValueError, match=said):
+    theory = ft.predict(algorithm, data, clients, num_rounds=2, forecasting=ft.Forecasting(rates=False))
+    assert not theory.plan.is_flow and said in theory.plan.how
+
+
+def test_refuses_a_rate_of_0() -> None:
+    data, clients = own_data()
+    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), lambda round_: 0.0 * round_)
+    for call in (ft.predict, ft.compare):
+        with pytest.raises(ValueError, match="client_learning_rate: got 0 in every round"):
             call(algorithm, data, clients, num_rounds=2)
 
 

@@ -119,8 +119,14 @@ def test_an_algorithm_that_theory_does_not_follow_is_put_beside_linearised_netwo
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=4, seed=0, start=jax.random.key(0))
     assert side.verdicts == () and "its client_optimizer" in side.how and "trained by the same algorithm" in repr(side)
     assert side.feature_learning[0].max() == 0 and 0 < side.feature_learning[-1].mean() < 0.3
-    with pytest.raises(ValueError, match="its client_optimizer: got an optimiser that is not linear"):
+    with pytest.raises(ValueError, match=r"rates: must be off .* client_learning_rate: got none in fed_avg"):
         ft.predict(algorithm, DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
+    theory = ft.predict(
+        algorithm, DATA, CLIENTS, num_rounds=4, start=jax.random.key(0), forecasting=ft.Forecasting(rates=False)
+    )
+    assert "its client_optimizer" in repr(theory)
+    ends = [history.curves()["train.mse"][-1] for history in (theory.history, side.history.predicted)]
+    assert abs(ends[0] / ends[1] - 1) < 1e-9
 
 
 def test_the_example_of_the_documentation() -> None:
@@ -164,12 +170,29 @@ def test_refuses_other_starts(change: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_too_many_rows_are_refused_by_theory_and_trained_by_compare() -> None:
+def test_for_too_many_rows_the_linearised_network_is_trained() -> None:
     x = np.random.default_rng(0).normal(size=(MOST_ROWS // 2 + 1, 2)).astype(np.float32)
     data, clients = (x, (x[:, 0] > 0).astype(int), x[:4], np.array([0, 1, 0, 1])), ft.partition.iid(len(x), 4, 0)
     algorithm = fed_avg(ft.models.mlp(2, 2, (16,)), rate=0.1)
-    with pytest.raises(ValueError, match="a tangent kernel of 4002 rows"):
-        ft.predict(algorithm, data, clients, num_rounds=1, start=jax.random.key(0))
+    theory = ft.predict(
+        algorithm, data, clients, num_rounds=1, start=jax.random.key(0), forecasting=ft.Forecasting(rates=False)
+    )
     side = ft.compare(algorithm, data, clients, num_rounds=1, start=jax.random.key(0))
     assert side.verdicts == () and "4002 rows" in side.how
     assert jnp.isfinite(side.feature_learning).all()
+    ends = [history.curves()["test.mse"][-1] for history in (theory.history, side.history.predicted)]
+    assert abs(ends[0] / ends[1] - 1) < 1e-9 and "4002 rows" in repr(theory)
+
+
+def test_a_network_without_an_analytic_kernel_begins_at_the_seed() -> None:
+    """By itself as with the start that the seed draws; another seed's is another run."""
+    model = fed_avg().model._replace(kernel=None)
+    options = {"num_rounds": 3, "evaluation": ft.Evaluation(3)}
+    sides = [
+        ft.compare(fed_avg(model), DATA, CLIENTS, seed=seed, start=start, **options)
+        for seed, start in ((2, None), (2, jax.random.key(2)), (3, None))
+    ]
+    ends = [side.gaps[0].test[-1] for side in sides]
+    assert np.array_equal(ends[0], ends[1]) and np.max(np.abs(ends[0] - ends[2])) > 1e-3
+    theory = ft.predict(fed_avg(model), DATA, CLIENTS, seed=2, **options)
+    assert gap(theory.history, sides[0].history.predicted, "train.mse") < 1e-9

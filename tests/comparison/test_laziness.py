@@ -60,7 +60,7 @@ def by_training(setting: Setting, width: int) -> np.ndarray:
     """Outputs [r, K, n + m, C] of linearised networks of the first draw, trained."""
     x = jnp.asarray(np.concatenate([setting.problem.x_train, setting.problem.x_test]))
     model = setting.model(width)
-    paths = linearised_paths(setting.algorithm.on, model, setting.problem.federated(), x, setting.size.rounds)
+    paths = linearised_paths(setting.algorithm, model, setting.problem.federated(), x, setting.size.rounds)
     return paths(setting.seed, init_key(setting, 0, width))
 
 
@@ -222,7 +222,7 @@ def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str
         return  # refused: check_watchable
     x = built.examples.test.x
     run = simulate(built.algorithm, built.data, num_rounds=4, seed=0, devices=Devices("scan"))
-    line = linearised_paths(built.algorithm.on, built.model, built.data, x, (0, 4))(0)
+    line = linearised_paths(built.algorithm, built.model, built.data, x, (0, 4))(0)
     assert np.max(np.abs(line[1] - line[0])) > 0.02  # ten thousand times what the two may differ by
     np.testing.assert_allclose(line[1], predict(built.algorithm, run.state, x).members, atol=2e-6)
 

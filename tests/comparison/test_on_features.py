@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedtangent as ft
+from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.comparison.on_features import OnFeatures
 
 from .. import documents
@@ -36,12 +37,17 @@ def compared(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:
     return ft.compare(algorithm, data, clients, num_rounds=4, evaluation=ft.Evaluation(2, progress=False), **settings)
 
 
+def ends(result: OnFeatures) -> list[float]:
+    """The mean distances of networks of each width from the prediction, after the last round."""
+    return [float(gap.error[-1].mean()) for gap in result.gaps]
+
+
 def test_networks_approach_the_features_with_their_width() -> None:
     """Norm clipping has no closed form; a kernel that is wrong by a quarter is further away than the widest network."""
     result = compared(ft.fed_avg, CLIPPED, widths=(32, 128, 512), draws=5)
     assert isinstance(result, OnFeatures) and result.rotations.is_exact
-    narrow, _, wide = result.gaps
-    assert 0 < wide < 0.5 * narrow and wide < 0.12, result.gaps
+    narrow, _, wide = ends(result)
+    assert 0 < wide < 0.5 * narrow and wide < 0.12, ends(result)
     assert "its channel changes what clients send" in repr(result) and "<table" in result._repr_html_()
     predicted, simulated = result.history.predicted.curves(), result.history.curves()
     assert predicted.keys() == simulated.keys()
@@ -56,12 +62,11 @@ def test_verdicts_hold_and_wrong_kernels_fail(seed: int) -> None:
     assert mean.passed is not False, mean
 
 
-def test_an_algorithm_that_the_kernel_does_not_determine_is_refused_with_the_size() -> None:
-    with pytest.raises(
-        ValueError, match=r"algorithm: got 'fed_adam'.*runs on rotated features differ by .*start="
-    ) as e:
-        compared(ft.fed_adam, WORK, widths=(8, 16, 32), draws=5)
-    assert "\n" not in str(e.value)
+def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_size_is_said() -> None:
+    result = compared(ft.fed_adam, WORK, widths=(8, 16, 32), draws=5)
+    assert isinstance(result, FromStart) and result.feature_learning[-1].mean() > 0
+    assert "nor does the kernel determine its runs: runs on rotated features differ by " in result.notes[0]
+    assert "\n" not in result.notes[0] and not result.verdicts
 
 
 def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
@@ -74,8 +79,34 @@ def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
 def test_the_example_of_the_guide() -> None:
     names = documents.run("features = ft.compare(")
     assert names["features"].rotations.disagreement < 1e-12
-    narrow, middle, wide = names["features"].gaps
+    narrow, middle, wide = ends(names["features"])
     assert wide < middle < narrow
+
+
+def forecast(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:
+    case = runs()
+    algorithm = recipe(case["model"], case["schedule"], **options)
+    return ft.predict(algorithm, case["data"], ft.partition.iid(24, 3, 0), num_rounds=4, **settings)
+
+
+def test_a_forecast_on_features_is_that_of_the_flow() -> None:
+    """A channel that clips nothing has no rule; curves, best and stable rate are those of FedAvg's closed form."""
+    theory, on_features, clipped = (
+        forecast(ft.fed_avg, WORK | {"averaging": ft.Averaging(channel=channel)})
+        for channel in (None, ft.channels.clip(1e6), ft.channels.clip(0.05))
+    )
+    assert theory.plan.is_flow and not on_features.plan.is_flow and "its channel changes" in repr(on_features)
+    for curve in ("given", "best"):
+        for metric, values in getattr(theory, curve).values.items():
+            np.testing.assert_allclose(getattr(on_features, curve).values[metric], values, rtol=1e-9, atol=1e-12)
+    assert on_features.rates.stable == pytest.approx(theory.rates.stable, rel=1e-9)
+    assert abs(clipped.loss / theory.loss - 1) > 0.01  # the control: one that does clip
+
+
+def test_a_forecast_that_the_kernel_does_not_determine_is_of_the_linearised_network() -> None:
+    theory = forecast(ft.fed_adam, WORK)
+    assert theory.plan.setting.start is not None and theory.plan.draws == 1
+    assert "nor does the kernel determine its runs" in repr(theory)
 
 
 def runs() -> dict[str, Any]:

@@ -10,9 +10,12 @@ import pytest
 
 from fedtangent._src.comparison.laziness.parts import Parts
 from fedtangent._src.comparison.laziness.widths import Laziness
+from fedtangent._src.comparison.outcomes import Gap, PredictedCurve
 from fedtangent._src.comparison.predicted import ModelLaw
-from fedtangent._src.comparison.settings import Scale
-from fedtangent._src.comparison.side_by_side import Comparison, FlowCurve, FlowGap
+from fedtangent._src.comparison.settings import Problem, Scale
+from fedtangent._src.comparison.side_by_side import Comparison
+from fedtangent._src.comparison.simulated import Simulated
+from fedtangent._src.data import partition
 from fedtangent._src.output import comparison_plots as plots
 from fedtangent._src.output.files import Figures
 
@@ -31,39 +34,39 @@ def result(
     setting = SimpleNamespace(
         name=name,
         title=f"{name}, in words",
-        problem=SimpleNamespace(
+        problem=Problem(
             x_train=rng.uniform(-1, 1, (N, inputs)),
             y_train=rng.standard_normal((N, 2)),
             x_test=rng.uniform(-1, 1, (M, inputs)),
             y_test=rng.standard_normal((M, 2)),
-            labels_test=None,
-            score=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
-            what_is_left="training residual",
+            partition=partition.of([[0, 1, 2], [], [3, 4, 5]]),
         ),
+        start=None,
         size=Scale(widths, 1, 10, 5),
         is_linear=linear,
         is_standard=standard,
     )
 
-    def seen(method: str, width: int) -> SimpleNamespace:
-        test = rng.standard_normal((len(ROUNDS), K, E, M, 2))
-        return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
+    def seen(method: str, width: int) -> Simulated:
+        train, test = (rng.standard_normal((len(ROUNDS), K, E, points, 2)) for points in (N, M))
+        of_width = f", width {width}"
+        return stand_in(Simulated, method=method, width=width, of_width=of_width, rounds=ROUNDS, train=train, test=test)
 
     curves = np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2])
-    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((3, K, E, N, 2)))
+    gap = Gap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((3, K, E, N, 2)))
     distances = rng.uniform(0.1, 0.2, (4, 3, K, 1))
     lazy = tuple(Laziness(w, Parts(*distances[:3]), distances[3]) for w in widths)
     moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
     return stand_in(
         Comparison,
         setting=setting,
+        method="federated flow",
         theory=SimpleNamespace(moments=moments, rounds=ROUNDS),
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
         ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
         gaps=(gap,) * len(widths),
-        curve=FlowCurve(np.arange(11), np.linspace(1, 0.2, 11), rng.uniform(0.1, 0.2, (11, K, E))),
+        curve=PredictedCurve(np.arange(11), np.linspace(1, 0.2, 11), rng.uniform(0.1, 0.2, (11, K, E))),
         laziness=() if linear else lazy,
-        by_client=lambda: {0: (0.5, 0.4), 2: (0.3, 0.35)},
     )
 
 

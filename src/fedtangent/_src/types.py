@@ -571,13 +571,14 @@ class Composition(NamedTuple):
         weighting: "examples" if a client counts by its number of examples, "uniform" if all clients count alike.
         rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has no closed form and
             names the nearest algorithm that has one; or a function without arguments that returns one of the two.
-        rebuild: Builds the same algorithm for another model; None if its function is not marked with ``recipe``.
+        rebuild: Builds the same algorithm for another model, with the clients' learning rate times a factor (None: as
+            it is); None if its function is not marked with ``recipe``.
     """
 
     training: Training | None = None
     weighting: str = "examples"
     rule: Mapping[str, Any] | str | Callable[[], Mapping[str, Any] | str] = NO_RULE
-    rebuild: Callable[[Model], Algorithm] | None = None
+    rebuild: Callable[[Model, float | Array | None], Algorithm] | None = None
 
 
 @runtime_checkable
@@ -699,22 +700,23 @@ class Algorithm(NamedTuple):
         rule = self.composition.rule
         return rule() if callable(rule) else rule
 
-    def on(self, model: Model) -> Algorithm:
+    def on(self, model: Model, rate_factor: float | Array | None = None) -> Algorithm:
         """Returns the same algorithm for another model.
 
         Args:
             model: The other network; it must fit the same data.
+            rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
 
         Raises:
             ValueError: The function that built the algorithm is not marked with ``fedtangent.recipe``, so it cannot be
-                called again.
+                called again; or it was called without a learning rate, and there is a ``rate_factor``.
         """
         if self.composition.rebuild is None:
             raise ValueError(
                 f"algorithm: got {self.name}, which cannot be made for another model; mark the function that builds it "
                 "with @fedtangent.recipe"
             )
-        return self.composition.rebuild(model)
+        return self.composition.rebuild(model, rate_factor)
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
@@ -732,7 +734,11 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 
     composition = algorithm.composition
     if composition.rebuild is not None:
-        composition = composition._replace(rebuild=lambda model: wrapped(algorithm.on(model), name, ledger))
+
+        def rebuild(model: Model, rate_factor: float | Array | None) -> Algorithm:
+            return wrapped(algorithm.on(model, rate_factor), name, ledger)
+
+        composition = composition._replace(rebuild=rebuild)
     return algorithm._replace(name=name, cost=cost, composition=composition)
 
 

@@ -17,10 +17,11 @@ from fedtangent._src.checks import MAX_SEED, folder, seed, whole
 from fedtangent._src.cli.arguments import FigureOptions
 from fedtangent._src.comparison.cases import DEFAULT_CASES
 from fedtangent._src.comparison.cases import build as case_settings
-from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, check_widths, comparison_of
-from fedtangent._src.comparison.followed import EVALUATIONS, followed_rule
+from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, Compared, check_widths, compared, comparison_of
+from fedtangent._src.comparison.followed import EVALUATIONS, has_limit
+from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.settings import Problem, Setting
-from fedtangent._src.comparison.side_by_side import Comparison, run
+from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
@@ -115,8 +116,9 @@ def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: D
     values = described.values() | asdict(options) | asdict(figures)
     whole("evaluations", options.evaluations)
     described = _of_layers(described, whole("hidden_layers", options.hidden_layers))
-    followed_rule(preview(described), described.run.num_rounds)  # before any data are loaded
-    check_widths(small_model(described), options.widths)
+    preview(described)
+    if has_limit(model := small_model(described)):  # before any data are loaded
+        check_widths(model, options.widths)
     built, run = build(described), described.run
     evaluation = Evaluation(max(-(-run.num_rounds // options.evaluations), 1))
     setting = comparison_of(
@@ -146,10 +148,10 @@ def run_job(job: CompareJob) -> Ended:
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
-    results: list[Comparison] = []
+    results: list[Compared] = []
     for setting in job.settings:
         screen.print(f"[bold]{setting.title}[/bold]")
-        results.append(run(setting, progress=True, say=say))
+        results.append(compared(setting, progress=True, say=say))
         _write(folder, job.seed, results)
     verdicts = [v for r in results for v in r.verdicts]
     _show(screen, results, verdicts)
@@ -160,54 +162,36 @@ def run_job(job: CompareJob) -> Ended:
     return ended([*_diverged(results), *[summary(verdicts)] * failed])
 
 
-def _diverged(results: list[Comparison]) -> list[str]:
+def _diverged(results: list[Compared]) -> list[str]:
     """Describes the networks that ended in numbers that are not finite."""
     return [
-        f"{networks.method}, width {networks.width} [{result.setting.name}]: diverged"
+        f"{networks.method}{networks.of_width} [{result.setting.name}]: diverged"
         for result in results
         for networks in (*result.simulated, *result.ntk_fl)
         if divergence([networks.train[-1], networks.test[-1]])
     ]
 
 
-def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -> None:
+def _show(screen: Console, results: list[Compared], verdicts: list[Verdict]) -> None:
     screen.print()
     for result in results:
         screen.print(tables.comparison_table(result.rows))
-        screen.print("\n".join(_notes(result)), style="dim")
+        screen.print("\n".join(result.notes), style="dim")
         screen.print()
     screen.print(tables.LEGEND, style="dim")
     screen.print()
-    tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
-    screen.print()
+    if verdicts:
+        tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
+        screen.print()
 
 
-def _notes(result: Comparison) -> list[str]:
-    """Describes how near the flow has come to the limit, and how accurate NTK-FL's averaged kernel is."""
-    theory, last = result.theory, result.setting.size.num_rounds
-    notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
-    if theory.limit is not None:
-        gap = theory.flow.limit_distance(last, 0, theory.limit)
-        notes = [
-            f"the flow's own distance to the limit at round {last}, relative: "
-            f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
-        ]
-        if not any("Theorem 2, round" in v.statement for v in result.verdicts):
-            notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
-    if result.ntk_fl and result.setting.problem.y_train.shape[1] > 1:
-        errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
-        by_width = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
-        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {by_width}")
-    return notes + [result.remark] * bool(result.remark)
-
-
-def _metrics(seed: int, result: Comparison) -> list[Metric]:
-    """Builds the rows of the learning curves: of every method and width, and of the flow from the widest networks."""
+def _metrics(seed: int, result: Compared) -> list[Metric]:
+    """Builds the rows of the learning curves: of every method and width, and of the widest networks' prediction."""
     setting, rows = result.setting, list[Metric]()
     of_loss = {"mse": "residual"}.get(metric_of(setting.problem.loss), metric_of(setting.problem.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
     for networks, gap in [*trained, *((evolved, None) for evolved in result.ntk_fl)]:
-        algorithm = f"{networks.method}, width {networks.width} [{setting.name}]"
+        algorithm = f"{networks.method}{networks.of_width} [{setting.name}]"
         for at, round_ in enumerate(networks.rounds):
             sent = [networks.sent[at].uplink_bytes, networks.sent[at].downlink_bytes]
             mean = networks.train[at].mean(axis=0)
@@ -216,15 +200,17 @@ def _metrics(seed: int, result: Comparison) -> list[Metric]:
             if gap is not None:
                 metrics["train", of_loss] = float(gap.simulated[at])
             rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in metrics.items()]
-    for networks, lazy in zip(result.simulated, result.laziness, strict=bool(result.laziness)):
-        algorithm = f"{networks.method}, width {networks.width} [{setting.name}]"
+    laziness = result.laziness if isinstance(result, Comparison) else ()
+    for networks, lazy in zip(result.simulated, laziness, strict=bool(laziness)):
+        algorithm = f"{networks.method}{networks.of_width} [{setting.name}]"
         for name, values in lazy.curves().items():
             by_round = zip(networks.rounds, values.mean(axis=(1, 2)), strict=True)
             rows += [Metric(r, algorithm, seed, "laziness", name, float(value), 0, 0) for r, value in by_round]
     widest, predicted = result.simulated[-1], result.gaps[-1]
+    starts = f", starts of width {widest.width}" if widest.width else ""
     for at, round_ in enumerate(widest.rounds):
         metrics = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting.problem, predicted.test[at])}
-        algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
+        algorithm = f"{result.method}{starts} [{setting.name}]"
         rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in metrics.items()]
     return rows
 
@@ -238,12 +224,12 @@ def _on_test(problem: Problem, outputs: np.ndarray) -> dict[tuple[str, str], flo
     return metrics
 
 
-def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
+def _write(folder: Path, seed: int, results: list[Compared]) -> None:
     write_metrics(folder, [m for r in results for m in _metrics(seed, r)])
     clients = []
     for r in results:
         of_setting = {"setting": r.setting.name, "left": r.setting.problem.what_is_left}
-        for client, (predicted, simulated) in r.by_client().items():
+        for client, (predicted, simulated) in errors_by_client(r.setting.problem, r.simulated[-1], r.gaps[-1]).items():
             clients.append({**of_setting, "client": client, "predicted": predicted, "simulated": simulated})
     write_result(
         folder,

@@ -99,6 +99,7 @@ def _performed(line: ParsedLine, job: object) -> int:
     """Runs a checked job whose output folder is locked, and returns the exit code."""
     import jax
 
+    from fedtangent._src.comparison.followed import NotFollowed
     from fedtangent._src.engine.checkpoints import CheckpointError
     from fedtangent._src.output.files import Ended, write_end
 
@@ -110,7 +111,7 @@ def _performed(line: ParsedLine, job: object) -> int:
             sys.stdout.flush()
             _tell(f"{ended.status}: {ended.advice}" if ended.advice else ended.status)
         return ended.code
-    except CheckpointError as error:
+    except (CheckpointError, NotFollowed) as error:
         return _refused(error)
     except BrokenPipeError:
         raise  # an OSError that ``main`` handles

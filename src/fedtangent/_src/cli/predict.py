@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from fedtangent._src.cli.arguments import FigureOptions
-from fedtangent._src.comparison.followed import check_analytic, followed_rule
 from fedtangent._src.comparison.forecast import (
     Curve,
     Forecast,
@@ -28,7 +28,7 @@ from fedtangent._src.comparison.forecast import (
     plan_of,
     ranked,
 )
-from fedtangent._src.engine.building import build, preview, small_model
+from fedtangent._src.engine.building import build, preview
 from fedtangent._src.engine.description import Descriptions
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.entries import Values
@@ -83,15 +83,15 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
     check_forecasting(options)
     evaluation = Evaluation(options.evaluate_every)
     for one in described.runs:  # before any data are loaded
-        followed_rule(preview(one), one.run.num_rounds)
-        check_analytic(small_model(one))
+        preview(one)
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = []
     for one, label in zip(described.runs, described.labels(), strict=True):
         built, run = build(one), one.run
         algorithm = wrapped(built.algorithm, f"{built.algorithm.name}{label}") if label else built.algorithm
         plans.append(plan_of(algorithm, built.examples, run.num_rounds, run.seed, evaluation, placed))
-    memory_of(plans[0])
+    if plans[0].setting.start is None:
+        memory_of(plans[0])
     values = described.values() | asdict(options) | asdict(figures)
     return PredictJob(plans, values, options.output, figures)
 
@@ -215,15 +215,17 @@ def _until(plan: Plan) -> str:
 
 def _show(screen: Console, forecast: Forecast) -> None:
     plan, curve = forecast.plan, forecast.given
-    cells = []
+    cells, several = [], plan.draws > 1
     for split, metric in curve.values:
         low, high = (number(float(end[-1]), 4) for end in curve.band(split, metric))
         mean = number(float(curve.mean(split, metric)[-1]), 4)
-        cells.append((split, metric.replace("_", " "), mean, f"{low} to {high}"))
+        cells.append((split, metric.replace("_", " "), mean, *[f"{low} to {high}"] * several))
     for way, sent in (("uplink", forecast.uplink_bytes), ("downlink", forecast.downlink_bytes)):
-        cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), ""))
-    title = f"{forecast.name} at rate {curve.rate:g}, round {plan.setting.size.num_rounds}, predicted"
-    screen.print(TextTable(title, ("split", "metric", "value", f"90 % of {plan.forecasting.draws} starts"), cells))
+        cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), *[""] * several))
+    at_rate = "" if np.isnan(curve.rate) else f" at rate {curve.rate:g}"
+    title = f"{forecast.name}{at_rate}, round {plan.setting.size.num_rounds}, predicted"
+    columns = ("split", "metric", "value", *[f"90 % of {plan.draws} starts"] * several)
+    screen.print(TextTable(title, columns, cells))
     if forecast.rates is not None:
         _show_rates(screen, forecast, forecast.rates)
     _remark(screen, forecast)
@@ -279,5 +281,7 @@ def _remark(screen: Console, forecast: Forecast) -> None:
                 f"{_goal(plan)} is never reached in {plan.setting.size.num_rounds} rounds: the best at rate "
                 f"{forecast.best.rate:.3g} is {reached.nearest:.4g}{at_end}"
             )
+    if not plan.is_flow:
+        lines.insert(0, f"predicted by {plan.how}")
     for line in lines:
         screen.print(f"{forecast.name}: {line}", highlight=False)

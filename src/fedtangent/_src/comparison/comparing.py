@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from fedtangent._src.checks import seed as check_seed
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import followed
 from fedtangent._src.comparison.cases import build
-from fedtangent._src.comparison.from_start import FromStart, compare_from
+from fedtangent._src.comparison.from_start import FromStart, at_seed, compare_from, weights_of
 from fedtangent._src.comparison.on_features import OnFeatures, compare_on_features
-from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Comparison, run
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples
@@ -24,6 +25,7 @@ from fedtangent._src.theory.precision import require_float64
 from fedtangent._src.types import Algorithm, Key, Model, PyTree
 
 WIDTHS, DRAWS = (64, 256, 1024), 16
+Compared: TypeAlias = Comparison | OnFeatures | FromStart  # networks beside their prediction, whichever theory made it
 
 
 def compare(
@@ -37,17 +39,17 @@ def compare(
     evaluation: Evaluation = Evaluation(),
     widths: Sequence[int] = WIDTHS,
     draws: int = DRAWS,
-) -> Comparison | OnFeatures | FromStart:
+) -> Compared:
     """Simulates a run and compares it with what theory predicts for the same rounds, cohorts and minibatches.
 
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
     widths, and compared with the federated flow of infinite width. An algorithm without a closed form is compared with
-    the same run on the features of the kernel, if the kernel determines its runs, which is measured. With a ``start``,
-    the networks that begin there are compared with their linearisation at it: any model and any algorithm.
+    the same run on the features of the kernel, if the kernel determines its runs, which is measured. Otherwise, for a
+    model without an analytic kernel, and with a ``start``, networks are compared with their linearisation at the start:
+    any model and any algorithm.
 
     Args:
-        algorithm: The algorithm, for a model whose width can change (``Model.at_width``) or that is linear; with a
-            ``start`` for any model.
+        algorithm: The algorithm.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
@@ -55,33 +57,48 @@ def compare(
         num_rounds: Communication rounds R.
         seed: Seed of initialisations, schedule and minibatches.
         start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
-            of each, or a typed key to initialise from; None: independent initialisations at every width.
+            of each, or a typed key to initialise from; None: independent initialisations at every width, or one from
+            ``seed`` where theory has to linearise at a start.
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; without meaning for a linear model.
         draws: Initialisations of the K models at every width, five or more.
 
     Returns:
-        Verdicts with their negative controls, and all curves: a ``Comparison``; an ``OnFeatures`` for an algorithm
-        without a closed form; a ``FromStart`` with a ``start``.
+        Verdicts with their negative controls, and all curves: a ``Comparison`` with the closed form, an ``OnFeatures``
+        with the kernel's features, or a ``FromStart`` with the linearisation. ``notes`` say why.
 
     Raises:
-        ValueError: Before anything is trained: 64-bit types are off, theory does not follow the algorithm (the message
-            says why), the model has no analytic kernel, or an argument is out of range.
+        ValueError: Before networks are trained: 64-bit types are off, an argument is out of range, or no theory follows
+            the algorithm (the message says why).
     """
     require_float64()
     if np.ndim(widths) == 0:
         raise ValueError(f"widths: got {widths!r}, must be whole numbers such as (64, 256, 1024)")
     check_seed(seed)
     examples = examples_of(algorithm, data, clients)
-    if start is not None:
-        for name, value, default in (("widths", tuple(widths), WIDTHS), ("draws", draws, DRAWS)):
-            if value != default:
-                raise ValueError(f"{name}: got {value}, must be left out with a start, where there is one network")
-        return compare_from(algorithm, examples, num_rounds, seed, start, evaluation)
-    setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws)
-    if setting.rule is None:
-        return compare_on_features(setting, str(algorithm.rule), evaluation.progress)
-    return run(setting, evaluation.progress)
+    setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws, start)
+    return compared(setting, evaluation.progress)
+
+
+def compared(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Compared:
+    """Simulates and predicts ``setting``, by the first theory that follows it, and compares both.
+
+    Args:
+        setting: The run.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
+
+    Raises:
+        NotFollowed: No theory follows the algorithm.
+    """
+    if setting.start is not None:
+        return compare_from(setting, progress, say)
+    if isinstance(setting.rule, str):
+        try:
+            return compare_on_features(setting, progress, say)
+        except followed.NotFollowed as error:
+            return compare_from(at_seed(setting, str(error)), progress, say)
+    return run(setting, progress, say)
 
 
 def compare_case(
@@ -119,16 +136,28 @@ def comparison_of(
     evaluation: Evaluation,
     widths: tuple[int, ...],
     draws: int,
+    start: Key | PyTree | None = None,
 ) -> Setting:
     """Builds the setting that ``compare`` runs, from the same arguments; raises ``ValueError`` as ``compare`` does."""
     followed.check_evaluation(evaluation)
     whole("num_rounds", num_rounds)
+    every = followed.evaluated_every(evaluation, num_rounds)
+    if start is None and not followed.has_limit(algorithm.model):
+        start = jax.random.key(seed)
+    if start is not None:
+        for name, value, default in (("widths", widths, WIDTHS), ("draws", draws, DRAWS)):
+            if value != default:
+                why = "with a start, and for a model without an analytic kernel, where there is one network"
+                raise ValueError(f"{name}: got {value}, must be left out {why}")
+        weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
+        return followed.setting_of(
+            algorithm, examples, Scale((1,), 1, num_rounds, every), seed, own_width=True, start=weights
+        )
     whole("draws", draws, FEWEST_DRAWS)
     widths = check_widths(algorithm.model, widths)
     if algorithm.composition.rebuild is None:
         algorithm.on(algorithm.model)  # says what can be done
-    size = Scale(widths, draws, num_rounds, followed.evaluated_every(evaluation, num_rounds))
-    setting = followed.setting_of(algorithm, examples, size, seed, is_followed=not isinstance(algorithm.rule, str))
+    setting = followed.setting_of(algorithm, examples, Scale(widths, draws, num_rounds, every), seed)
     followed.check_kernels(algorithm.model, setting.problem.x_train[:2])
     return setting
 

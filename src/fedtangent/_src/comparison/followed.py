@@ -21,11 +21,15 @@ from fedtangent._src.losses import words
 from fedtangent._src.optimizers import first_steps, in_round
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.theory.flow.rules import read_rule
-from fedtangent._src.types import NO_RULE, Algorithm, Array, ArrayLike, Model, Partition, Training
+from fedtangent._src.types import NO_RULE, Algorithm, Array, ArrayLike, Model, Partition, PyTree, Training
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
 EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
 FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
+
+
+class NotFollowed(ValueError):
+    """A run that a theory does not follow, as found while it was computed."""
 
 
 def setting_of(
@@ -35,9 +39,9 @@ def setting_of(
     seed: int,
     most_points: int | None = MOST_POINTS,
     own_width: bool = False,
-    is_followed: bool = True,
+    start: PyTree | None = None,
 ) -> Setting:
-    """Builds the setting of a run.
+    """Builds the setting of a run, with its rule, or the sentence that says why there is none.
 
     Args:
         algorithm: The run's algorithm.
@@ -46,19 +50,24 @@ def setting_of(
         seed: Seed of the schedule and the minibatches.
         most_points: Largest number of test examples; the first ones are used. None: all.
         own_width: Whether networks have the width of the algorithm's model, whatever the widths of ``size``.
-        is_followed: Whether theory must follow the run; otherwise the setting has no rule.
+        start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
 
     Raises:
-        ValueError: Theory does not follow the algorithm, or a loss of classes has a single class.
+        ValueError: The clients do not train the model, a learning rate is 0 in every round, or a loss of classes has a
+            single class.
     """
-    rule = rule_of(algorithm, examples.clients, size.num_rounds, seed) if is_followed else None
-    training, clients, model = _training(algorithm), examples.clients, algorithm.model
+    training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if training.optimizer is None:
-        _rates_of(training, size.num_rounds)
+        rates_of(training, size.num_rounds)
+    rule: Rule | str = (
+        str(algorithm.rule) if isinstance(algorithm.rule, str) else _unmeasured(training, size.num_rounds)
+    )
+    if not rule:
+        rule = rule_of(algorithm, clients, size.num_rounds, seed)
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     on_device = (examples.train if examples.test is None else examples.test).labels
-    loss = examples.loss if rule is None else rule.loss
+    loss = examples.loss if isinstance(rule, str) else rule.loss
     dataset, fewest, most = examples.dataset, min(clients.sizes), max(clients.sizes)
     labels = None if on_device is None else np.asarray(on_device[:most_points])
     return Setting(
@@ -67,10 +76,11 @@ def setting_of(
         f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
         f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}",
         problem=Problem(x_train, y_train, x_test, y_test, clients, labels, points, loss),
-        algorithm=_of_fixed_width(algorithm) if own_width else algorithm,
+        algorithm=of_fixed_width(algorithm) if own_width else algorithm,
         rule=rule,
         size=size,
         seed=seed,
+        start=start,
     )
 
 
@@ -86,15 +96,32 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
     Raises:
         ValueError: Theory does not follow the algorithm, or its learning rate is 0 in every round.
     """
-    rule, training = followed_rule(algorithm, num_rounds), _training(algorithm)
-    rates, steps = _rates_of(training, num_rounds), steps_of(training.work, clients)
+    rule, training = followed_rule(algorithm, num_rounds), training_of(algorithm)
+    rates, steps = rates_of(training, num_rounds), steps_of(training.work, clients)
     cohorts = drawn_cohorts(algorithm.schedule, clients, num_rounds, seed, algorithm.composition.weighting)
     batches = drawn_rows(training.work, clients, cohorts, seed)
     return Rule(**{"local_steps": steps, "learning_rate": rates, **rule, "batches": batches})
 
 
-def _rates_of(training: Training, num_rounds: int) -> ArrayLike:
-    """Returns the clients' learning rate, a number or one for each round [R]; raises ``ValueError`` if all are 0."""
+def _unmeasured(training: Training, num_rounds: int) -> str:
+    """Returns why the steps of the clients' optimiser cannot be measured; empty if they can."""
+    try:
+        _ = None if training.optimizer is None else first_steps(training.optimizer, num_rounds)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def rates_of(training: Training, num_rounds: int) -> ArrayLike:
+    """Returns the clients' learning rate, a number or one for each round [R].
+
+    Args:
+        training: Local training of the clients.
+        num_rounds: Rounds R.
+
+    Raises:
+        ValueError: The rate is 0 in every round.
+    """
     rate = training.learning_rate if training.optimizer is None else first_steps(training.optimizer, num_rounds)
     rates = _each_round(rate, num_rounds) if callable(rate) else rate
     if not np.max(rates) > 0:
@@ -102,14 +129,17 @@ def _rates_of(training: Training, num_rounds: int) -> ArrayLike:
     return rates
 
 
-def _training(algorithm: Algorithm) -> Training:
-    assert algorithm.composition.training is not None
+def training_of(algorithm: Algorithm) -> Training:
+    """Returns the clients' local training; raises ``ValueError`` if the clients do not train."""
+    if algorithm.composition.training is None:
+        rule = algorithm.rule if isinstance(algorithm.rule, str) else NO_RULE
+        raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
     return algorithm.composition.training
 
 
-def _of_fixed_width(algorithm: Algorithm) -> Algorithm:
+def of_fixed_width(algorithm: Algorithm) -> Algorithm:
     """Returns the algorithm with a record of a model that has no other width."""
-    training = _training(algorithm)
+    training = training_of(algorithm)
     fixed = training._replace(model=training.model._replace(at_width=None))
     return algorithm._replace(composition=algorithm.composition._replace(training=fixed))
 
@@ -164,9 +194,14 @@ def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
     return -(-num_rounds // EVALUATIONS) if evaluation.every is None else evaluation.every
 
 
+def has_limit(model: Model) -> bool:
+    """Tells whether a model has an analytic kernel that it approaches as its width grows, or equals."""
+    return model.kernel is not None and (model.at_width is not None or model.is_linear)
+
+
 def check_analytic(model: Model) -> None:
     """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
-    if model.kernel is None or (model.at_width is None and not model.is_linear):
+    if not has_limit(model):
         raise ValueError(
             f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
             "deep_linear, logistic, linear and rbf_linear. Any network is followed from a start of its own: "

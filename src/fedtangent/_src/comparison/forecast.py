@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,24 @@ from jaxtyping import Float, Int, Num
 from fedtangent._src.checks import flag, instance, number, real_array, shown, whole
 from fedtangent._src.checks import seed as check_seed
 from fedtangent._src.comparison.cohorts import contacted_clients
-from fedtangent._src.comparison.followed import check_analytic, check_evaluation, check_kernels, setting_of
-from fedtangent._src.comparison.from_start import check_rows, flows_at_start, weights_of
-from fedtangent._src.comparison.predicted import Starts, at_once, from_starts, limit_of, prior_starts, run_flow
+from fedtangent._src.comparison.followed import (
+    NotFollowed,
+    check_evaluation,
+    check_kernels,
+    has_limit,
+    rates_of,
+    setting_of,
+    training_of,
+)
+from fedtangent._src.comparison.from_start import at_seed, flows_at_start, how_at_start, linearised_why, weights_of
+from fedtangent._src.comparison.laziness.along import linearised_paths
+from fedtangent._src.comparison.on_features import checked_rotations, how_on_features
+from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
 from fedtangent._src.comparison.rates import Rates, searched_rates
+from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
-from fedtangent._src.comparison.sizes import KernelPlan, plan_kernels, planned_kernels
+from fedtangent._src.comparison.sizes import MOST_EXACT, KernelPlan, plan_kernels, planned_kernels
 from fedtangent._src.comparison.table import expected_accuracy
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, Split
@@ -34,6 +45,7 @@ from fedtangent._src.engine.history import History, Measurement, at_start, charg
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import examples_of
 from fedtangent._src.entries import option
+from fedtangent._src.kernels.features import kernel_features
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
@@ -68,7 +80,6 @@ class Plan(NamedTuple):
     setting: Setting
     examples: Examples
     forecasting: Forecasting
-    start: PyTree | None = None  # parameters of the K models, [K, ...], that theory linearises at; None: the prior
 
     @property
     def loss(self) -> str:
@@ -77,13 +88,16 @@ class Plan(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The clients' learning rate; for a learning-rate schedule, its largest value."""
-        return float(np.max(self.setting.followed.learning_rate))
+        """The clients' learning rate; of a schedule the largest; NaN for an optimiser that the closed form rejects."""
+        training = training_of(self.setting.algorithm)
+        if training.optimizer is not None and isinstance(self.setting.rule, str):
+            return np.nan
+        return float(np.max(rates_of(training, self.setting.size.num_rounds)))
 
     @property
     def draws(self) -> int:
         """The number of initial functions: one if the run has a start."""
-        return self.forecasting.draws if self.start is None else 1
+        return self.forecasting.draws if self.setting.start is None else 1
 
     @property
     def at_once(self) -> int:
@@ -91,6 +105,18 @@ class Plan(NamedTuple):
         setting, problem = self.setting, self.setting.problem
         points, outputs = len(problem.x_train) + len(problem.x_test), problem.y_train.shape[1]
         return at_once(self.draws, len(setting.size.rounds) * setting.num_models * points * outputs)
+
+    @property
+    def how(self) -> str:
+        """The name of the theory that predicts the run, and why it is no closed form."""
+        if self.setting.start is not None:
+            return how_at_start(self.setting)
+        return "the federated flow" if self.is_flow else how_on_features(self.setting)
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether the federated flow of infinite width predicts the run."""
+        return self.setting.start is None and not isinstance(self.setting.rule, str)
 
     @property
     def main(self) -> str:
@@ -193,11 +219,16 @@ class Forecast(NamedTuple):
         return float(self.best.mean("test", self.plan.loss)[-1])
 
     def __repr__(self) -> str:
-        """Returns one line with the final test loss, the best rate and the largest stable rate."""
+        """Returns one line with the final test loss, the best and the largest stable rate, and the theory."""
         rates = self.rates
         at_rate = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
         points = "test" if self.plan.setting.problem.points == "test" else "training"
-        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{at_rate})"
+        by = (
+            f"; by {self.plan.how}"
+            if self.plan.setting.start is not None or isinstance(self.plan.setting.rule, str)
+            else ""
+        )
+        return f"Forecast({self.name}, {points} loss {self.loss:.4g} after round {self.best.rounds[-1]}{at_rate}{by})"
 
     def _repr_html_(self) -> str:
         return html_of(self)
@@ -254,10 +285,12 @@ def predict(
 
     The network is the algorithm's, at infinite width. For more than 8,000 points, initial functions come from randomly
     initialised networks of the algorithm's width. With a ``start`` the network begins there and is linearised at these
-    weights: any model, of any width. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    weights: any model, of any width. An algorithm without a closed form is run on the features of the kernel, if the
+    kernel determines its runs, which is measured, or else on the network linearised at a start. Predictions are made in
+    float64 (``fedtangent.enable_x64()``).
 
     Args:
-        algorithm: The algorithm, for a model with an analytic kernel, or with a ``start`` for any model.
+        algorithm: The algorithm.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Without test examples the training examples take their place.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each example
@@ -265,7 +298,8 @@ def predict(
         num_rounds: Communication rounds R.
         seed: Seed of initial functions, schedule and minibatches.
         start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
-            of each, or a typed key to initialise from; None: initial functions are drawn from the prior.
+            of each, or a typed key to initialise from; None: initial functions are drawn from the prior, or weights
+            are initialised from ``seed`` where theory has to linearise at a start.
         evaluation: Rounds between evaluations (default: 1), and progress.
         forecasting: Target, number of initial functions, and whether rates are searched.
 
@@ -273,8 +307,8 @@ def predict(
         Learning curves with bands at the run's rate and at the best rate, and bytes on the wire.
 
     Raises:
-        ValueError: Before anything is computed: 64-bit types are off, theory does not follow the algorithm (the message
-            says why), the model has no analytic kernel, or an argument is out of range.
+        ValueError: Before a run is computed: 64-bit types are off, theory does not follow the algorithm (the message
+            says why), or an argument is out of range.
     """
     require_float64()
     examples = examples_of(algorithm, data, clients)
@@ -296,7 +330,7 @@ def forecasts(
         One forecast for each plan.
     """
     kernels = None
-    if plans[0].start is None:
+    if plans[0].setting.start is None:
         memory = memory_of(plans[0])
         say(str(memory))
         kernels = planned_kernels(plans[0].setting, memory, progress)
@@ -341,19 +375,43 @@ def plan_of(
     whole("num_rounds", num_rounds)
     check_seed(seed)
     weights = None
-    if start is None:
-        check_analytic(algorithm.model)
-    else:
-        check_rows(algorithm, examples)
-        weights = weights_of(algorithm, examples, seed, start)
+    if start is None and not has_limit(algorithm.model):
+        start = jax.random.key(seed)
+    if start is not None:
+        weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
     size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
-    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True)
+    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True, start=weights)
+    if isinstance(setting.rule, str) or (start is not None and linearised_why(setting)):
+        _check_run(setting, forecasting)
     if start is None:
         check_kernels(algorithm.model, setting.problem.x_train[:2])
-    plan = Plan(setting, examples, forecasting, weights)
+    plan = Plan(setting, examples, forecasting)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
     return plan
+
+
+def _check_run(setting: Setting, forecasting: Forecasting) -> None:
+    """Raises ``ValueError`` for a run without a closed form that cannot be computed in another way."""
+    problem, algorithm = setting.problem, setting.algorithm
+    points = len(problem.x_train) + len(problem.x_test)
+    if setting.start is None and points > MOST_EXACT:
+        raise ValueError(
+            f"data: got {points} training and test points, must be at most {MOST_EXACT} for {algorithm.name!r}, which "
+            f"has no closed form: {setting.rule}"
+        )
+    algorithm.on(algorithm.model)  # says what can be done
+    if forecasting.rates and (why := rate_is_fixed(algorithm)):
+        raise ValueError(f"rates: must be off (Forecasting(rates=False), --no-rates) for {algorithm.name!r}: {why}")
+
+
+def rate_is_fixed(algorithm: Algorithm) -> str:
+    """Returns the reason why an algorithm cannot be built at another learning rate; empty if it can."""
+    try:
+        algorithm.on(algorithm.model, 0.5)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def forecast(
@@ -372,6 +430,7 @@ def forecast(
     """
     with jax.default_matmul_precision("highest"):
         runs, name = _runs_of(plan, kernels, say), plan.setting.name
+        plan = runs.plan
         say(f"{name}: learning curve, {runs.draws} starts")
         curve = runs.curve(plan.rate, progress)
         forecast = Forecast(plan, curve, curve, None, *_traffic(plan, cohorts(plan.setting)), None)
@@ -385,8 +444,9 @@ def forecast(
                 say(f"{name}: learning curve at the rate of the fewest rounds to the target")
                 forecast = forecast._replace(fastest=runs.curve(fastest, progress))
         target = plan.forecasting.target
-        if target is not None and kernels is not None and forecast.reached(target, forecast.best).round is None:
-            forecast = forecast._replace(limit=_at_limit(plan.setting, kernels, runs.flow))
+        never = target is not None and forecast.reached(target, forecast.best).round is None
+        if never and kernels is not None and runs.flows:
+            forecast = forecast._replace(limit=_at_limit(plan.setting, kernels, runs.flows[0]))
     return forecast
 
 
@@ -396,29 +456,96 @@ def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
 
 
 def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
-    """Builds the flows of a plan, and its initial functions."""
+    """Builds the initial functions of a plan, and its flows, or what takes their place."""
     setting, problem = plan.setting, plan.setting.problem
     if kernels is not None:
-        flow = run_flow(setting, kernels, cohorts(setting))
-        return _Runs(plan, (flow,), prior_starts(setting, kernels, plan.draws))
-    say(f"{setting.name}: tangent kernel at the start")
-    x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
-    functions = jax.jit(jax.vmap(setting.algorithm.model.apply, (0, None)))(plan.start, x)
-    both = np.split(np.asarray(functions, np.float64)[None], [len(problem.x_train)], axis=2)
-    return _Runs(plan, tuple(flows_at_start(setting, plan.start)), Starts(*both))
+        starts = prior_starts(setting, kernels, plan.draws)
+    else:
+        say(f"{setting.name}: linearised at the start")
+        x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+        functions = jax.jit(jax.vmap(setting.algorithm.model.apply, (0, None)))(setting.start, x)
+        starts = Starts(*np.split(np.asarray(functions, np.float64)[None], [len(problem.x_train)], axis=2))
+    if kernels is None and linearised_why(setting):
+        return _Runs(plan, (), starts, _linearised_outputs(setting))
+    if isinstance(setting.rule, str):
+        assert isinstance(kernels, KernelBlocks)  # checked with the plan
+        say(f"{setting.name}: whether the kernel determines the run, on rotated features")
+        try:
+            return _Runs(plan, (), starts, _feature_outputs(setting, kernels, starts))
+        except NotFollowed as error:
+            return _runs_of(plan._replace(setting=at_seed(setting, str(error))), None, say)
+    if kernels is None:
+        flows = tuple(flows_at_start(setting, setting.start))
+    else:
+        flows = (run_flow(setting, kernels, cohorts(setting)),)
+    return _Runs(plan, flows, starts, _flow_outputs(plan, flows))
+
+
+@runtime_checkable
+class _OutputsAtRate(Protocol):
+    """A function that computes runs from initial functions at a multiple of the clients' learning rate."""
+
+    def __call__(self, starts: Starts, rounds: Sequence[int], factor: float, /) -> Outputs:
+        """Returns outputs after ``rounds`` from each of the initial functions.
+
+        Args:
+            starts: E initial functions of each of the K models.
+            rounds: Numbers of finished rounds.
+            factor: Number by which the rate is multiplied.
+        """
+
+
+def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
+    """Computes runs by the flow of all models, or by the flow of each."""
+
+    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
+        numbers = flows[0].rounds
+        at_rate = numbers._replace(learning_rate=numbers.learning_rate * factor)
+        faster = [dataclasses.replace(flow, rounds=at_rate) for flow in flows]
+        return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, len(plan.splits["train"].x))
+
+    return outputs
+
+
+def _linearised_outputs(setting: Setting) -> _OutputsAtRate:
+    """Computes runs of the network linearised at its start, trained by the algorithm."""
+    problem, n, evaluated = setting.problem, len(setting.problem.x_train), setting.size.rounds
+    x, is_fixed = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), bool(rate_is_fixed(setting.algorithm))
+    paths = linearised_paths(setting.algorithm, setting.model(1), problem.federated(), x, evaluated)
+
+    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
+        runs = paths(setting.seed, setting.start, None if is_fixed else factor)[:, :, None]
+        runs = runs[[evaluated.index(round_) for round_ in rounds]]
+        return Outputs(runs[..., :n, :], runs[..., n:, :])
+
+    return outputs
+
+
+def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> _OutputsAtRate:
+    """Computes runs on the features of the kernel; raises ``ValueError`` if the kernel does not determine them."""
+    problem, n, evaluated = setting.problem, len(setting.problem.x_train), setting.size.rounds
+    paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, evaluated)
+    both, is_fixed = np.concatenate(starts, axis=2), bool(rate_is_fixed(setting.algorithm))
+    features = kernel_features(kernels, problem.y_train.shape[1])
+    checked_rotations(setting, paths, features, both[0])  # [K, points, C]
+
+    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
+        draws = np.concatenate(starts, axis=2)
+        at_rate = None if is_fixed else factor
+        runs = np.stack([paths(features, f0, setting.seed, at_rate) for f0 in draws], axis=2)
+        runs = runs[[evaluated.index(round_) for round_ in rounds]]
+        return Outputs(runs[..., :n, :], runs[..., n:, :])
+
+    return outputs
 
 
 class _Runs(NamedTuple):
-    """The flows of a plan and its initial functions, from which runs at any rate are computed."""
+    """The initial functions of a plan, and a function that computes runs from them at any rate."""
 
     plan: Plan
-    flows: tuple[Flow, ...]  # one for all models, or one for each
+    flows: tuple[Flow, ...]  # one for all models, or one for each; none for a run on the features of the kernel
     starts: Starts
-
-    @property
-    def flow(self) -> Flow:
-        """The flow of the first model."""
-        return self.flows[0]
+    outputs: _OutputsAtRate
 
     @property
     def draws(self) -> int:
@@ -437,11 +564,8 @@ class _Runs(NamedTuple):
 
         Shapes are the same at every rate, so that nothing is compiled again.
         """
-        splits, loss, rounds_ = self.plan.splits, self.plan.examples.loss, self.flow.rounds
-        at_rate = rounds_._replace(learning_rate=rounds_.learning_rate * (rate / self.plan.rate))
-        flows = [dataclasses.replace(flow, rounds=at_rate) for flow in self.flows]
-        starts = Starts(*(part[draws] for part in self.starts))
-        runs = from_starts(flows[0] if len(flows) == 1 else flows, starts, rounds, len(splits["train"].x))
+        splits, loss = self.plan.splits, self.plan.examples.loss
+        runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, rate / self.plan.rate)
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, functions in runs._asdict().items():
             metrics = [
@@ -454,7 +578,7 @@ class _Runs(NamedTuple):
 
     def losses(self, rate: float) -> tuple[float, float]:
         """Returns training and test loss after the last round, averaged over the first ``tried`` initial functions."""
-        values = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
+        values = self.measured(rate, (self.plan.setting.size.num_rounds,), slice(self.tried))
         train, test = (float(values[split, self.plan.loss].mean()) for split in ("train", "test"))
         return train, test
 
@@ -472,13 +596,13 @@ class _Runs(NamedTuple):
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
-    flow, rate = runs.flow, runs.plan.rate
-    bound = None
-    if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
-        scale = rate / float(np.max(flow.rounds.learning_rate))
-        bound = flow.stability().max_stable_learning_rate * scale
-    # the normaliser of fed_nova is a positive number below this rate alone
-    most = 1 / float(flow.numbers.mu) if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0 else np.inf
+    rate, bound, most = runs.plan.rate, None, np.inf
+    for flow in runs.flows[:1]:
+        if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
+            scale = rate / float(np.max(flow.rounds.learning_rate))
+            bound = flow.stability().max_stable_learning_rate * scale
+        if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0:
+            most = 1 / float(flow.numbers.mu)  # below it the normaliser is a positive number
     with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as bar:
 
         def losses(rate: float) -> tuple[float, float]:

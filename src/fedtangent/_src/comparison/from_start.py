@@ -7,6 +7,7 @@ tangent kernel at ``w_0`` is the same function to rounding, which a verdict chec
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,24 +15,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees
-from fedtangent._src.checks import whole
-from fedtangent._src.comparison.followed import check_evaluation, evaluated_every, rule_of, setting_of
+from fedtangent._src.comparison.followed import NotFollowed, of_fixed_width
 from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
 from fedtangent._src.comparison.linear_models import MOST_ROWS, empirical_blocks, linearised_follows
+from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
 from fedtangent._src.comparison.predicted import from_starts, run_flow, starts_of
-from fedtangent._src.comparison.settings import Scale, Setting
+from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, trained_networks
-from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.table import MethodRow
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.history import History, html_of
-from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import check_start
 from fedtangent._src.theory.flow import Flow
-from fedtangent._src.types import Algorithm, Key, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Key, PyTree
 
 STATEMENT = "network linearised at its start = flow of its tangent kernel, every round"
 
@@ -41,35 +40,23 @@ class FromStart(NamedTuple):
 
     Attributes:
         setting: Data, clients and algorithm.
-        simulated: Outputs of the K networks at the evaluated rounds.
-        train: Predicted outputs at the training examples, [r, K, 1, n, C].
-        test: Predicted outputs at the test examples, [r, K, 1, m, C].
+        simulated: Outputs of the K networks at the evaluated rounds; one entry.
+        gaps: Predicted outputs, and their distance to the networks; one entry.
         how: Name of the prediction: the flow, or the linearised network that was trained, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
 
     setting: Setting
-    simulated: Simulated
-    train: Float[np.ndarray, "r K 1 n C"]
-    test: Float[np.ndarray, "r K 1 m C"]
+    simulated: tuple[Simulated]
+    gaps: tuple[Gap]
     how: str
     verdicts: tuple[Verdict, ...]
     seconds: float
 
     def __repr__(self) -> str:
         """Returns one line: the distance between network and linearisation, and whether the flow is the latter."""
-        apart = float(self.feature_learning[-1].mean())
-        lines = [
-            f"prediction: {self.how}",
-            f"the network ends {apart:.3g} away from it, relative to how far the prediction moved",
-        ]
-        first, *_, last = self.setting.problem.left(self.train)
-        if not last <= first:
-            lines.append(
-                f"the prediction does not learn: its {self.setting.problem.what_is_left} goes from {first:.3g} to "
-                f"{last:.3g}, so the learning rate is too large for the kernel at the start"
-            )
+        lines = list(self.notes)
         for verdict in self.verdicts:
             outcome = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
             lines.append(f"{outcome}: {verdict.statement} (difference {verdict.measured})")
@@ -84,61 +71,106 @@ class FromStart(NamedTuple):
 
         It is relative to how far training moves the linearisation.
         """
-        moved = np.broadcast_to(self.test[-1] - self.test[0], self.test.shape)
-        return relative_errors(self.test, self.simulated.test, moved)[..., 0]
+        return self.gaps[0].error[..., 0]
+
+    @property
+    def method(self) -> str:
+        """The name of the prediction."""
+        return "linearised at the start"
+
+    @property
+    def ntk_fl(self) -> tuple[Simulated, ...]:
+        """Nothing: NTK-FL is compared with closed forms only."""
+        return ()
+
+    @property
+    def curve(self) -> PredictedCurve:
+        """The prediction of the networks."""
+        return curve_of(self.setting.problem, self.simulated[0], self.gaps[0])
+
+    @property
+    def rows(self) -> tuple[MethodRow, ...]:
+        """The rows of the table: the networks, and their prediction."""
+        return rows_of(self.setting, self.method, self.simulated, self.gaps)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks below the table: what the prediction is, its distance, and whether it learns."""
+        apart = float(self.feature_learning[-1].mean())
+        notes = [
+            f"prediction: {self.how}",
+            f"the network ends {apart:.3g} away from it, relative to how far the prediction moved",
+        ]
+        first, *_, last = self.gaps[0].predicted
+        if not last <= first:
+            notes.append(
+                f"the prediction does not learn: its {self.setting.problem.what_is_left} goes from {first:.3g} to "
+                f"{last:.3g}, so the learning rate is too large for the kernel at the start"
+            )
+        return tuple(notes)
 
     @property
     def history(self) -> History:
         """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
-        return history_beside(self.setting.problem, self.simulated, self.train, self.test)
+        return history_beside(self.setting.problem, self.simulated[0], self.gaps[0].train, self.gaps[0].test)
 
 
-def compare_from(
-    algorithm: Algorithm, examples: Examples, num_rounds: int, seed: int, start: Key | PyTree, evaluation: Evaluation
-) -> FromStart:
-    """Simulates a run from given weights and compares it with its linearisation there.
+def compare_from(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> FromStart:
+    """Simulates a run from the start of its setting and compares it with its linearisation there.
 
     Args:
-        algorithm: The algorithm.
-        examples: Training and test examples, and their clients.
-        num_rounds: Rounds R.
-        seed: Seed of schedule and minibatches.
-        start: A typed key or parameters.
-        evaluation: Rounds between evaluations, and progress.
-
-    Raises:
-        ValueError: As ``compare`` raises.
+        setting: The run, with a start.
+        progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
     """
-    check_evaluation(evaluation)
-    whole("num_rounds", num_rounds)
-    weights, begun = weights_of(algorithm, examples, seed, start), time.perf_counter()
-    try:
-        rule_of(algorithm, examples.clients, num_rounds, seed)
-        why = _too_large(algorithm, examples)
-    except ValueError as error:
-        why = str(error)
-    size = Scale((1,), 1, num_rounds, evaluated_every(evaluation, num_rounds))
-    setting = setting_of(algorithm, examples, size, seed, own_width=True, is_followed=not why)
+    weights, problem, begun = setting.start, setting.problem, time.perf_counter()
+    why = linearised_why(setting)
     with jax.default_matmul_precision("highest"):
-        networks, verdicts = trained_networks(setting, 1, evaluation.progress, start=weights), list[Verdict]()
+        say(f"{setting.name}: network from the start")
+        networks, verdicts = trained_networks(setting, 0, progress, start=weights), list[Verdict]()
         if why:
+            say(f"{setting.name}: linearised network")
             train, test = _trained_linearised(setting, weights, networks.rounds)
-            how = f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
         else:
+            say(f"{setting.name}: tangent kernel at the start, and its flow")
             train, test = from_starts(flows_at_start(setting, weights), starts_of(networks), networks.rounds)
-            how = "the flow of the tangent kernel at the start"
             # all K models are linearised at the first one's start, and each begins with its own weights
             base, at = setting.model(1), pytrees.take(weights, 0)
             verdicts = [linearised_follows(setting, STATEMENT, base, at, cohorts(setting), weights)]
-    return FromStart(setting, networks, train, test, how, tuple(verdicts), time.perf_counter() - begun)
+    gap = gap_of(problem, networks, train, test)
+    return FromStart(setting, (networks,), (gap,), how_at_start(setting), tuple(verdicts), time.perf_counter() - begun)
 
 
-def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key | PyTree) -> PyTree:
+def at_seed(setting: Setting, why: str) -> Setting:
+    """Returns the setting of a run from weights that are drawn with its seed, where theory linearises.
+
+    Args:
+        setting: The run, with independent initialisations.
+        why: Why no theory of infinite width follows it.
+
+    Raises:
+        NotFollowed: The algorithm has no global models, or the model has no derivatives forwards.
+    """
+    problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
+    try:
+        weights = weights_of(
+            algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, jax.random.key(setting.seed)
+        )
+    except ValueError as error:
+        raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; {error}") from error
+    size = setting.size._replace(widths=(1,), draws=1)
+    return dataclasses.replace(setting, algorithm=algorithm, rule=why, size=size, start=weights)
+
+
+def weights_of(
+    algorithm: Algorithm, num_clients: int, x: Shaped[AnyArray, "m ..."], seed: int, start: Key | PyTree
+) -> PyTree:
     """Returns the float64 parameters [K, ...] that the models begin with.
 
     Args:
         algorithm: The algorithm.
-        examples: Its examples.
+        num_clients: Number of clients.
+        x: Some inputs.
         seed: Seed of the run.
         start: A typed key or parameters, as in ``simulate``.
 
@@ -146,30 +178,35 @@ def weights_of(algorithm: Algorithm, examples: Examples, seed: int, start: Key |
         ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be
             differentiated forwards.
     """
-    num_clients = examples.clients.num_clients
     check_start(algorithm, num_clients, start)
-    check_linearisable(algorithm.model, examples.data.x[:2])
+    check_linearisable(algorithm.model, x)
     if algorithm.params is None:
         raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
     weights = algorithm.params(algorithm.init(seed, num_clients, start))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
 
 
-def _too_large(algorithm: Algorithm, examples: Examples) -> str:
-    """Returns the reason why the tangent kernel at the start is too large; empty if it is not."""
-    rows = len(examples.dataset.x_train) * algorithm.model.output_size
-    return "" if rows <= MOST_ROWS else f"a tangent kernel of {rows} rows (n C) is more than the {MOST_ROWS} allowed"
-
-
-def check_rows(algorithm: Algorithm, examples: Examples) -> None:
-    """Raises ``ValueError`` for too many training examples.
+def how_at_start(setting: Setting) -> str:
+    """Returns the name of the prediction of a run from a start, and why it is no flow.
 
     Args:
-        algorithm: The algorithm, whose model has C outputs.
-        examples: Examples of the run; a whole tangent kernel has a row for each training example and output.
+        setting: The run, with a start.
     """
-    if why := _too_large(algorithm, examples):
-        raise ValueError(f"data: got {len(examples.dataset.x_train)} training examples: {why}")
+    if why := linearised_why(setting):
+        return f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
+    return "the flow of the tangent kernel at the start"
+
+
+def linearised_why(setting: Setting) -> str:
+    """Returns why the linearised network is trained, for want of a closed form; empty if there is one.
+
+    Args:
+        setting: The run, with a start.
+    """
+    if isinstance(setting.rule, str):
+        return setting.rule
+    rows = setting.problem.y_train.size
+    return "" if rows <= MOST_ROWS else f"a tangent kernel of {rows} rows (n C) is more than the {MOST_ROWS} allowed"
 
 
 def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
@@ -191,6 +228,6 @@ def _trained_linearised(
     """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
     problem, algorithm = setting.problem, setting.algorithm
     x, n = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), len(problem.x_train)
-    train_paths = linearised_paths(algorithm.on, setting.model(1), problem.federated(), x, rounds)
+    train_paths = linearised_paths(algorithm, setting.model(1), problem.federated(), x, rounds)
     outputs = train_paths(setting.seed, weights)[:, :, None]
     return outputs[..., :n, :], outputs[..., n:, :]

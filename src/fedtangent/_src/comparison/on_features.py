@@ -16,11 +16,13 @@ import numpy as np
 from jaxtyping import Float
 
 from fedtangent._src.comparison.all_verdicts import verdicts_from_starts
+from fedtangent._src.comparison.followed import NotFollowed
+from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
 from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
-from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
-from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.table import MethodRow
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.data import partition
 from fedtangent._src.engine.history import History, html_of
@@ -36,9 +38,8 @@ class OnFeatures(NamedTuple):
     Attributes:
         setting: Data, clients and algorithm.
         simulated: Outputs of the networks of each width.
-        train: Predicted outputs at the training examples for each width, [r, K, E, n, C].
-        test: Predicted outputs at the test examples for each width, [r, K, E, m, C].
-        why: Why there is no closed form.
+        gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
+            width.
         rotations: The measurement that the kernel determines the algorithm's runs.
         verdicts: Comparisons with their negative controls; none if the algorithm draws random numbers besides
             minibatches and cohorts, which networks and features do not share.
@@ -47,9 +48,7 @@ class OnFeatures(NamedTuple):
 
     setting: Setting
     simulated: tuple[Simulated, ...]
-    train: tuple[Float[np.ndarray, "r K E n C"], ...]
-    test: tuple[Float[np.ndarray, "r K E m C"], ...]
-    why: str
+    gaps: tuple[Gap, ...]
     rotations: RotationTest
     verdicts: tuple[Verdict, ...]
     seconds: float
@@ -57,13 +56,11 @@ class OnFeatures(NamedTuple):
     def __repr__(self) -> str:
         """Returns the title, the prediction, the distance at each width, and the outcome, in one line."""
         widths = [networks.width for networks in self.simulated]
-        gaps = ", ".join(f"{gap:.3g} at width {width}" for width, gap in zip(widths, self.gaps, strict=True))
-        parts = [f"prediction: the kernel's features, trained by the same algorithm, since {self.why}"]
-        parts.append(f"networks end away from it, relative to how far it moved, by {gaps}")
-        first, *_, last = self.setting.problem.left(self.simulated[-1].train)
-        parts += filter(None, [self.setting.problem.little_learned(float(first), float(last))])
-        outcome = summary(self.verdicts) if self.verdicts else f"no verdict: {self.noise}"
-        return f"OnFeatures({self.setting.title}; {'; '.join([*parts, outcome])})"
+        ends = [float(gap.error[-1].mean()) for gap in self.gaps]
+        distances = ", ".join(f"{end:.3g} at width {width}" for width, end in zip(widths, ends, strict=True))
+        apart = f"networks end away from it, relative to how far it moved, by {distances}"
+        outcome = [summary(self.verdicts)] if self.verdicts else []
+        return f"OnFeatures({self.setting.title}; {'; '.join([self.notes[0], apart, *self.notes[1:], *outcome])})"
 
     def _repr_html_(self) -> str:
         return html_of(self)
@@ -76,33 +73,49 @@ class OnFeatures(NamedTuple):
         return "the algorithm's random numbers differ between networks and features, which agree in law"
 
     @property
-    def gaps(self) -> tuple[float, ...]:
-        """The mean distance of networks from the prediction after the last round, for each width.
+    def method(self) -> str:
+        """The name of the prediction."""
+        return "kernel's features"
 
-        It is measured at the test examples, relative to how far training moves the prediction.
-        """
-        pairs = zip(self.simulated, self.test, strict=True)
-        return tuple(
-            float(relative_errors(outputs[-1], networks.test[-1], outputs[-1] - networks.test[0]).mean())
-            for networks, outputs in pairs
-        )
+    @property
+    def ntk_fl(self) -> tuple[Simulated, ...]:
+        """Nothing: NTK-FL is compared with closed forms only."""
+        return ()
+
+    @property
+    def curve(self) -> PredictedCurve:
+        """The prediction of the widest networks."""
+        return curve_of(self.setting.problem, self.simulated[-1], self.gaps[-1])
+
+    @property
+    def rows(self) -> tuple[MethodRow, ...]:
+        """The rows of the table: networks of each width, and the prediction of the widest."""
+        return rows_of(self.setting, self.method, self.simulated, self.gaps)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks below the table: why there is no closed form, and what the runs cannot show."""
+        first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
+        little = self.setting.problem.little_learned(first, last)
+        noise = self.noise and f"no verdict: {self.noise}"
+        return tuple(filter(None, [f"prediction: {how_on_features(self.setting)}", noise, little]))
 
     @property
     def history(self) -> History:
         """The metrics of the widest networks. Its ``predicted`` has the metrics of the features."""
-        return history_beside(self.setting.problem, self.simulated[-1], self.train[-1], self.test[-1])
+        return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
 
-def compare_on_features(setting: Setting, why: str, progress: bool | None = False) -> OnFeatures:
+def compare_on_features(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> OnFeatures:
     """Trains networks and the features of their kernel from the same initial functions, and compares them.
 
     Args:
         setting: The run, with widths, draws and evaluated rounds.
-        why: Why there is no closed form.
         progress: Whether to show progress.
+        say: Called with a line of text for each step of the work.
 
     Raises:
-        ValueError: The kernel does not determine the algorithm's runs; the message says by how much they differ.
+        NotFollowed: The kernel does not determine the algorithm's runs; the message says by how much they differ.
     """
     begun, problem, rounds = time.perf_counter(), setting.problem, setting.size.rounds
     with jax.default_matmul_precision("highest"):
@@ -110,18 +123,47 @@ def compare_on_features(setting: Setting, why: str, progress: bool | None = Fals
         features = kernel_features(blocks, problem.y_train.shape[1])
         paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
         f0 = np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0]
-        rotations = rotation_test(paths, features, f0, setting.seed)
-        if rotations.reason:
-            raise ValueError(
-                f"algorithm: got {setting.algorithm.name!r}, which theory does not follow: {why}; nor does the kernel "
-                f"determine it: {rotations.reason}. Give start=.. to compare it with its linearisation there"
-            )
-        networks = tuple(trained_networks(setting, width, progress) for width in setting.size.widths)
+        say(f"{setting.name}: whether the kernel determines the run, on rotated features")
+        rotations = checked_rotations(setting, paths, features, f0)
+        of_widths = list[Simulated]()
+        for width in setting.size.widths:
+            say(f"{setting.name}: {setting.method}, {setting.size.draws} x K = {setting.num_models}, width {width}")
+            of_widths.append(trained_networks(setting, width, progress))
+        networks = tuple(of_widths)
+        say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
         predicted = [_from_networks(paths, features, setting, of_width) for of_width in networks]
         verdicts = _verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     n = len(problem.x_train)
-    train, test = (tuple(p[..., part, :] for p in predicted) for part in (slice(n), slice(n, None)))
-    return OnFeatures(setting, networks, train, test, why, rotations, tuple(verdicts), time.perf_counter() - begun)
+    gaps = tuple(
+        gap_of(problem, of_width, outputs[..., :n, :], outputs[..., n:, :])
+        for of_width, outputs in zip(networks, predicted, strict=True)
+    )
+    return OnFeatures(setting, networks, gaps, rotations, tuple(verdicts), time.perf_counter() - begun)
+
+
+def how_on_features(setting: Setting) -> str:
+    """Returns the name of the prediction by features of the kernel, and why it is no flow."""
+    return f"the kernel's features, trained by the same algorithm, since {setting.rule}"
+
+
+def checked_rotations(
+    setting: Setting, paths: FeaturePaths, features: KernelFeatures, f0: Float[np.ndarray, "K points C"]
+) -> RotationTest:
+    """Measures whether the kernel determines the algorithm's runs.
+
+    Args:
+        setting: The run.
+        paths: Function that trains on features.
+        features: Features of the kernel.
+        f0: Initial functions of the K models.
+
+    Raises:
+        NotFollowed: The kernel does not determine them; the message says by how much they differ.
+    """
+    rotations = rotation_test(paths, features, f0, setting.seed)
+    if rotations.reason:
+        raise NotFollowed(f"{setting.rule}; nor does the kernel determine its runs: {rotations.reason}")
+    return rotations
 
 
 def _from_networks(

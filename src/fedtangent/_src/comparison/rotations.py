@@ -35,7 +35,11 @@ class FeaturePaths(Protocol):
     """A function that trains the linear model of a kernel's features."""
 
     def __call__(
-        self, features: KernelFeatures, f0: Float[np.ndarray, "K points C"], seed: int
+        self,
+        features: KernelFeatures,
+        f0: Float[np.ndarray, "K points C"],
+        seed: int,
+        rate_factor: float | None = None,
     ) -> Float[np.ndarray, "r K points C"]:
         """Returns the outputs of K models at all points after the evaluated rounds.
 
@@ -43,6 +47,7 @@ class FeaturePaths(Protocol):
             features: Features of the kernel, or rotated ones.
             f0: Initial functions of the K models, training points first.
             seed: Seed of schedule, minibatches and the algorithm's random numbers.
+            rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
         """
 
 
@@ -62,8 +67,10 @@ def feature_paths(
     lengths = np.diff(rounds, prepend=0).astype(np.int32)
 
     @partial(jax.jit, static_argnames=("engine",))
-    def path(engine: Engine, mix: Array, weights: PyTree, key: Key, data: FederatedData, x: Array) -> Array:
-        on_features = algorithm.on(feature_model(x.shape[-1], mix, x.ndim == 3))
+    def path(
+        engine: Engine, mix: Array, weights: PyTree, key: Key, data: FederatedData, x: Array, factor: Array | None
+    ) -> Array:
+        on_features = algorithm.on(feature_model(x.shape[-1], mix, x.ndim == 3), factor)
         start = on_features.init(key, clients.num_clients, weights)
         outputs: Array = evaluated_rounds(
             on_features, engine, lambda trained, state: trained.predict(state, x).members, lengths, start, data
@@ -71,12 +78,16 @@ def feature_paths(
         return outputs
 
     def paths(
-        features: KernelFeatures, f0: Float[np.ndarray, "K points C"], seed: int
+        features: KernelFeatures,
+        f0: Float[np.ndarray, "K points C"],
+        seed: int,
+        rate_factor: float | None = None,
     ) -> Float[np.ndarray, "r K points C"]:
         data = federated_data(features.train, y_train, clients, dtype=jnp.float64)
         x = jnp.asarray(np.concatenate([features.train, features.test]))
         engine, mix, key = single_device_engine(data, "auto"), jnp.asarray(features.mix), jax.random.key(seed)
-        return np.asarray(path(engine, mix, features.start(f0), key, data, x))
+        factor = None if rate_factor is None else jnp.asarray(rate_factor)
+        return np.asarray(path(engine, mix, features.start(f0), key, data, x, factor))
 
     return paths
 

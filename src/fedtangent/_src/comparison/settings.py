@@ -173,20 +173,22 @@ class Setting:
         title: Title of tables and figures.
         problem: Examples, clients and loss.
         algorithm: Algorithm that trains the networks.
-        rule: How the closed form follows the algorithm; None if it does not.
+        rule: How the closed form follows the algorithm, or the sentence that says why there is none.
         size: Widths, draws and rounds.
         seed: Seed of initialisations, schedule and minibatches.
         ntk_fl: Runs of NTK-FL beside a standard case, which verdicts compare with theory; None for a user's run.
+        start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
     """
 
     name: str
     title: str
     problem: Problem
     algorithm: Algorithm
-    rule: Rule | None
+    rule: Rule | str
     size: Scale
     seed: int = 0
     ntk_fl: NTKRuns | None = None
+    start: PyTree | None = None
 
     @property
     def is_standard(self) -> bool:
@@ -211,8 +213,8 @@ class Setting:
     @property
     def followed(self) -> Rule:
         """The rule; raises ``ValueError`` if the closed form does not follow the algorithm."""
-        if self.rule is None:
-            raise ValueError(f"algorithm: got {self.algorithm.name!r}, must be one that the closed form follows")
+        if isinstance(self.rule, str):
+            raise ValueError(f"algorithm: got {self.algorithm.name!r}, which theory does not follow: {self.rule}")
         return self.rule
 
     def model(self, width: int) -> Model:

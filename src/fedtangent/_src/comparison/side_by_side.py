@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
 
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import all_verdicts
 from fedtangent._src.comparison.laziness.widths import Laziness, at_points, split, watched_draws
+from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, gap_of
 from fedtangent._src.comparison.predicted import Predicted, Starts, from_starts, predict, starts_of
 from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, ntk_fl, trained_networks
-from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.engine.history import History, html_of
@@ -27,32 +26,14 @@ FEWEST_WIDTHS = 3  # for the interval of a slope
 MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
-class FlowGap(NamedTuple):
-    """Networks and the flow from the same initial functions, at one width and every evaluated round."""
-
-    error: Float[np.ndarray, "r K E"]  # relative error at the test points
-    simulated: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
-    predicted: Float[np.ndarray, "r"]
-    test: Float[np.ndarray, "r K E m C"]  # predicted outputs
-    train: Float[np.ndarray, "r K E n C"]
-
-
-class FlowCurve(NamedTuple):
-    """The flow from the initial functions of the widest networks, round by round, for figures."""
-
-    rounds: Int[np.ndarray, "r"]  # every round, or as many as ``MOST_NUMBERS`` allows
-    left: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
-    score: Float[np.ndarray, "r K E"]  # accuracy at the test points, or mean squared error where they have no labels
-
-
 class Comparison(NamedTuple):
     """The simulations, predictions and verdicts of one setting."""
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
-    gaps: tuple[FlowGap, ...]  # one per width
-    curve: FlowCurve
+    gaps: tuple[Gap, ...]  # one per width
+    curve: PredictedCurve  # at every round, or as many as ``MOST_NUMBERS`` allows
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
     laziness: tuple[Laziness, ...]  # one per width; empty for linear models and for kernels that are too large
@@ -86,31 +67,32 @@ class Comparison(NamedTuple):
         little = self.setting.problem.little_learned(float(first), float(last))
         return little and f"{little}; train longer or faster"
 
-    def by_client(self) -> dict[int, tuple[float, float]]:
-        """Returns each client's final training error (``Problem.left``) at the client's examples: predicted, simulated.
+    @property
+    def method(self) -> str:
+        """The name of the prediction."""
+        return "federated flow"
 
-        The errors are of the widest networks; clients without examples are left out.
-        """
-        problem, errors = self.setting.problem, {}
-        ends = self.gaps[-1].train[-1:], self.simulated[-1].train[-1:]
-        for i in range(problem.partition.num_clients):
-            rows = problem.partition.client(i)
-            if len(rows):
-                predicted, simulated = (float(problem.left(end[..., rows, :], rows)[0]) for end in ends)
-                errors[i] = predicted, simulated
-        return errors
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks below the table: how near the flow is to the limit, and NTK-FL's averaged kernel to the whole one."""
+        theory, last = self.theory, self.setting.size.num_rounds
+        notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
+        if theory.limit is not None:
+            gap = theory.flow.limit_distance(last, 0, theory.limit)
+            notes = [
+                f"the flow's own distance to the limit at round {last}, relative: "
+                f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
+            ]
+            if not any("Theorem 2, round" in v.statement for v in self.verdicts):
+                notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
+        if self.ntk_fl and self.setting.problem.y_train.shape[1] > 1:
+            errors = {m.width: float(m.info["kernel_error"].mean()) for m in self.ntk_fl if "averaged" in m.method}
+            by_width = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
+            notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {by_width}")
+        return tuple(notes + [self.remark] * bool(self.remark))
 
 
-def _flow_gap(theory: Predicted, networks: Simulated) -> FlowGap:
-    """Computes the distance of each network from the flow, relative to how far the flow has moved its function."""
-    problem = theory.setting.problem
-    train, test = from_starts(theory.flow, starts_of(networks), networks.rounds)
-    scale = np.broadcast_to(test[-1] - networks.test[0], networks.test.shape)
-    error = relative_errors(test, networks.test, scale)
-    return FlowGap(error, problem.left(networks.train), problem.left(train), test, train)
-
-
-def _flow_curve(theory: Predicted, networks: Simulated) -> FlowCurve:
+def _flow_curve(theory: Predicted, networks: Simulated) -> PredictedCurve:
     """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows."""
     problem, last, starts = theory.setting.problem, theory.setting.size.num_rounds, starts_of(networks)
     errors, scores = list[np.ndarray](), list[np.ndarray]()
@@ -121,7 +103,9 @@ def _flow_curve(theory: Predicted, networks: Simulated) -> FlowCurve:
         errors.append(problem.left(train))
         scores.append(problem.score(test))
     power = 2 if targets_of(problem.loss) == "numbers" else 1
-    return FlowCurve(rounds, np.mean(np.power(errors, power), axis=0) ** (1 / power), np.concatenate(scores, axis=2))
+    return PredictedCurve(
+        rounds, np.mean(np.power(errors, power), axis=0) ** (1 / power), np.concatenate(scores, axis=2)
+    )
 
 
 def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
@@ -156,7 +140,9 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
             say(f"{setting.name}: {setting.method}, {size.draws} x K = {setting.num_models}, width {width}")
             of_widths.append(trained_networks(setting, width, progress, watched))
         networks, evolved = tuple(of_widths), _evolve(setting, progress, say)
-        gaps = tuple(_flow_gap(theory, of_width) for of_width in networks)
+        predictions = [from_starts(theory.flow, starts_of(of_width), of_width.rounds) for of_width in networks]
+        pairs = zip(networks, predictions, strict=True)
+        gaps = tuple(gap_of(setting.problem, of_width, *outputs) for of_width, outputs in pairs)
         curve, laziness = _flow_curve(theory, networks[-1]), tuple[Laziness, ...]()
         if watched:
             flows = [at_points(setting.problem, gap.train, gap.test) for gap in gaps]
@@ -190,7 +176,7 @@ def _rows(
     theory: Predicted,
     networks: tuple[Simulated, ...],
     evolved: tuple[Simulated, ...],
-    gaps: tuple[FlowGap, ...],
+    gaps: tuple[Gap, ...],
     flow_seconds: float,
 ) -> tuple[MethodRow, ...]:
     last, num_rounds = theory.moments[-1], theory.setting.size.num_rounds

@@ -40,7 +40,7 @@ class Simulated(NamedTuple):
     """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function)."""
 
     method: str
-    width: int
+    width: int  # 0: the networks that theory linearises at a start
     rounds: tuple[int, ...]
     train: Float[np.ndarray, "r K E n C"]
     test: Float[np.ndarray, "r K E m C"]
@@ -51,11 +51,16 @@ class Simulated(NamedTuple):
     info: dict[str, np.ndarray]
     watched: WatchedNetworks | None = None
 
+    @property
+    def of_width(self) -> str:
+        """The width in words, as a part of a name; empty for networks of one size."""
+        return f", width {self.width}" if self.width else ""
+
     def __repr__(self) -> str:
         """Returns a line with the method, the width, and the numbers of models, draws and evaluated rounds."""
         models, draws = self.train.shape[1:3]
         last = self.rounds[-1]
-        return f"Simulated({self.method}, width {self.width}, {draws} x {models} networks, rounds 0 to {last})"
+        return f"Simulated({self.method}{self.of_width}, {draws} x {models} networks, rounds 0 to {last})"
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
@@ -208,7 +213,8 @@ def trained(
         return run.history, time.perf_counter() - begun
 
     runs = []
-    with progress_of(size.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as bar:
+    of_width = f", width {width}" if width else ""
+    with progress_of(size.draws, f"{setting.name}: {method}{of_width}", "run", shown=progress) as bar:
         for draw in range(size.draws):
             runs.append(one_run(draw))
             bar.update(1)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from fedtangent._src.comparison.predicted import Predicted
-from fedtangent._src.comparison.settings import Problem
+from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.comparison.statistics import mean_difference_in_errors
 from fedtangent._src.losses import targets_of
@@ -73,38 +73,72 @@ def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float 
     return float(np.mean(problem.accuracy(mean)))
 
 
-def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
-    """Builds the row of a method that trains networks.
+def outputs_row(
+    setting: Setting, method: str, members: Float[np.ndarray, "K E m C"], ensembles: Float[np.ndarray, "E m C"]
+) -> MethodRow:
+    """Builds the row of given final outputs at the test points.
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
-    networks. Differences are to ``reference`` (for NTK-FL only to the limit).
+    networks; a single network has none.
+
+    Args:
+        setting: The setting.
+        method: Name in the table.
+        members: Outputs of K models of E draws.
+        ensembles: Outputs of the algorithm's prediction, of each draw.
+    """
+    problem, draws = setting.problem, members.reshape(-1, *members.shape[2:])
+    several = len(draws) > 1
+    variance = draws.var(axis=0, ddof=1) if several else np.zeros(draws.shape[1:])
+    nll, coverage = None, None
+    if several or targets_of(problem.loss) == "classes":
+        nll, coverage = _scores(problem, draws.mean(axis=0), draws, variance)
+    accuracies = [_accuracy(problem, e) for e in ensembles]
+    return MethodRow(
+        setting=setting.name,
+        method=method,
+        test_mse=float(np.mean(problem.mse(ensembles))),
+        accuracy=None if problem.labels_test is None else float(np.mean(np.array(accuracies, float))),
+        nll=nll,
+        coverage=coverage,
+        rounds=setting.size.num_rounds,
+    )
+
+
+def networks_row(setting: Setting, networks: Simulated, error: float | None) -> MethodRow:
+    """Builds the row of a method that trains networks, as ``outputs_row`` does.
+
+    Args:
+        setting: The setting.
+        networks: Networks of one width.
+        error: Mean relative distance of the networks from their prediction; None for NTK-FL.
+    """
+    return outputs_row(
+        setting, f"{networks.method}{networks.of_width}", networks.test[-1], networks.ensemble[-1]
+    )._replace(
+        flow_error=error,
+        rounds=networks.rounds[-1],
+        uplink_mib=networks.sent[-1].uplink_bytes / MEBIBYTE,
+        seconds=networks.seconds,
+    )
+
+
+def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
+    """Builds the row of networks beside a law: differences are to ``reference`` (for NTK-FL only to the limit).
 
     Args:
         theory: The predictions.
         networks: Networks of one width.
         flow_error: Mean relative error of the networks to the flow; None for NTK-FL.
     """
-    setting, problem, members = theory.setting, theory.setting.problem, networks.test[-1]  # [K, E, m, C]
-    ensembles = networks.ensemble[-1]  # [E, m, C]
-    draws = members.reshape(-1, *members.shape[2:])
-    variance = draws.var(axis=0, ddof=1)
-    nll, coverage = _scores(problem, draws.mean(axis=0), draws, variance)
+    setting, row = theory.setting, networks_row(theory.setting, networks, flow_error)
     mean, cov = reference(theory)
-    comparable = np.trace(cov) > 0 and (flow_error is not None or (theory.limit is not None and setting.is_standard))
-    accuracies = [_accuracy(problem, e) for e in ensembles]
-    return MethodRow(
-        setting=setting.name,
-        method=f"{networks.method}, width {networks.width}",
-        test_mse=float(np.mean(problem.mse(ensembles))),
-        accuracy=None if problem.labels_test is None else float(np.mean(np.array(accuracies, float))),
-        nll=nll,
-        coverage=coverage,
-        mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)) if comparable else None,
-        variance_ratio=float(np.sum(variance.mean(axis=-1)) / np.trace(cov)) if comparable else None,
-        flow_error=flow_error,
-        rounds=networks.rounds[-1],
-        uplink_mib=networks.sent[-1].uplink_bytes / MEBIBYTE,
-        seconds=networks.seconds,
+    if not (np.trace(cov) > 0 and (flow_error is not None or (theory.limit is not None and setting.is_standard))):
+        return row
+    draws = networks.test[-1].reshape(-1, *networks.test.shape[3:])
+    return row._replace(
+        mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)),
+        variance_ratio=float(np.sum(draws.var(axis=0, ddof=1).mean(axis=-1)) / np.trace(cov)),
     )
 
 

@@ -87,6 +87,8 @@ def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Returns one line that says whether all verdicts have passed."""
+    if not verdicts:
+        return "No verdict"
     failed = sum(v.holds is False for v in verdicts)
     passing = sum(v.control_fails is False for v in verdicts)
     undecided = sum(v.passed is None for v in verdicts)
@@ -100,7 +102,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         decided = len(verdicts) - undecided
         agreeing = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
         if not undecided:
-            agreeing = f"all {decided} comparisons, and every wrong theory fails"
+            of_all = "the one comparison" if decided == 1 else f"all {decided} comparisons"
+            agreeing = f"{of_all}, and every wrong theory fails"
         parts = [f"Simulation and theory agree in {agreeing}", *parts]
     return "; ".join(parts)
 

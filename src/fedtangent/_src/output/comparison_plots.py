@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedtangent._src.comparison.comparing import Compared
+from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.statistics import fitted_slope
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
@@ -38,7 +40,7 @@ MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
-def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
+def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
     """Draws every figure that applies to the comparisons, and returns their paths.
 
     Args:
@@ -46,17 +48,19 @@ def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
         figures: Folder and format of the figures.
     """
 
-    def of(result: Comparison, subject: str) -> Path:
+    def of(result: Compared, subject: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{subject}")
 
-    paths = [_bands(r, of(r, "bands")) for r in results if r.setting.problem.x_train.shape[1] == 1]
-    networks = [r for r in results if not r.setting.is_linear]
+    with_law = [r for r in results if isinstance(r, Comparison)]
+    paths = [_bands(r, of(r, "bands")) for r in with_law if r.setting.problem.x_train.shape[1] == 1]
+    networks = [r for r in results if not r.setting.is_linear and r.setting.start is None]
     if networks:
         paths.append(width_errors(networks, figures.path("width_error")))
     paths.append(_residuals(results, figures.path("residual")))
     paths += [_beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
-    paths += [_laziness(r, of(r, "laziness")) for r in results if r.laziness]
-    paths += [_uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.problem.x_train.shape[1] > 1]
+    paths += [_laziness(r, of(r, "laziness")) for r in with_law if r.laziness]
+    shown = [r for r in with_law if not r.setting.is_linear and r.setting.problem.x_train.shape[1] > 1]
+    paths += [_uncertainty(r, of(r, "uncertainty")) for r in shown]
     return paths
 
 
@@ -88,8 +92,8 @@ def _bands(result: Comparison, path: Path) -> Path:
     return save(figure, path, setting.title)
 
 
-def width_errors(results: Sequence[Comparison], path: Path) -> Path:
-    """Draws the relative error of each network to the flow against the width, with the fitted slope beside -1/2.
+def width_errors(results: Sequence[Compared], path: Path) -> Path:
+    """Draws the relative error of each network to its prediction against the width, with the fitted slope beside -1/2.
 
     Args:
         results: Comparisons, a panel each.
@@ -111,23 +115,23 @@ def width_errors(results: Sequence[Comparison], path: Path) -> Path:
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
         dress(ax, "width", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("relative error of a network\nto the flow, last round")
+    axes[0][0].set_ylabel("relative error of a network\nto its prediction, last round")
     return save(figure, path)
 
 
-def _residuals(results: Sequence[Comparison], path: Path) -> Path:
+def _residuals(results: Sequence[Compared], path: Path) -> Path:
     """Draws the predicted and the simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
         for networks, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
-            label = f"networks, width {networks.width}"
+            label = f"networks{networks.of_width}"
             ax.plot(networks.rounds, gap.simulated, "o", ms=4, color=colour, label=label)
-        ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
+        ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label=result.method)
         dress(ax, "round", result.setting.problem.what_is_left, result.setting.name, log="y")
     return save(figure, path)
 
 
-def _beside(result: Comparison, path: Path) -> Path:
+def _beside(result: Compared, path: Path) -> Path:
     """Draws learning curves at every width with the predicted one, and the residual of each client's examples."""
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
@@ -135,17 +139,17 @@ def _beside(result: Comparison, path: Path) -> Path:
     metric = "mean squared error" if setting.problem.labels_test is None else "accuracy"
     for networks, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
         mean = np.mean(setting.problem.score(networks.test), axis=(1, 2))
-        curve.plot(networks.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {networks.width}")
+        curve.plot(networks.rounds, mean, "o", ms=4, color=colour, label=f"networks{networks.of_width}")
     scores, rounds = result.curve.score, result.curve.rounds
     low, high = np.percentile(scores, [2.5, 97.5], axis=(1, 2))
     curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {scores[0].size} starts")
     curve.plot(rounds, scores.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
     dress(curve, "round", f"test {metric}", "learning curve", whole=True)
-    residual_of = result.by_client()
+    residual_of = errors_by_client(setting.problem, widest, result.gaps[-1])
     order = sorted(residual_of, key=lambda i: residual_of[i][0])
     predicted, simulated = np.array([residual_of[i] for i in order]).T
     clients.plot(predicted, "_", ms=9, mew=2, color=PREDICTED, label="predicted")
-    clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
+    clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks{widest.of_width}")
     if len(order) <= MOST_NAMED:
         clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
     title = f"each client's own examples, round {setting.size.num_rounds}"

@@ -121,7 +121,7 @@ class TextTable(NamedTuple):
 
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
     """Builds the table of one comparison, with a row for each method."""
-    columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
+    columns = {name: text for name, text in _COLUMNS.items() if any(text(row) != "-" for row in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
     return TextTable(rows[0].setting, ("method", *columns), cells)
 
@@ -131,7 +131,8 @@ LEGEND = (
     "mean and variance over all networks, plus fitted noise; under the cross entropy, of probabilities. Rows of theory "
     "show expected values.\n"
     "|diff| / SE, var ratio: distance to the GP limit, or to the flow's last round if there is no limit; 0.80 and 1 "
-    "mean agreement. flow error: distance of each network to the flow from its initial function.\n"
+    "mean agreement. flow error: distance of each network to the flow, or other prediction, from its "
+    "initial function.\n"
     "MiB up, s: uplink and time of one run of the K models; for the flow, the time of the whole prediction."
 )
 VERDICT_LEGEND = (

@@ -36,17 +36,20 @@ MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite
 class LinearisedPaths(Protocol):
     """A function that trains the linearisations of K networks."""
 
-    def __call__(self, seed: Key | int, init: Key | PyTree | None = None) -> Float[np.ndarray, "r K m C"]:
+    def __call__(
+        self, seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
+    ) -> Float[np.ndarray, "r K m C"]:
         """Returns outputs [r, K, m, C] along a run.
 
         Args:
             seed: Seed or key of the run.
             init: Where the networks start, as ``start`` of ``simulate``.
+            rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
         """
 
 
 def linearised_paths(
-    algorithm_of: Callable[[Model], Algorithm],
+    algorithm: Algorithm,
     model: Model,
     data: FederatedData,
     x: Shaped[AnyArray, "m ..."],
@@ -54,39 +57,44 @@ def linearised_paths(
 ) -> LinearisedPaths:
     """Builds a function that trains the linearisations of K networks and returns their outputs along the run.
 
-    Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the network
+    Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm`` as the network
     itself is: any algorithm, also one that theory does not follow. Both have the same weights, so an algorithm draws,
     clips, quantises or decays the same in both. A model does not know its number among the K, so each has a separate
     run, which takes two to three times as long as the networks' run. All runs share one program; another seed compiles
     nothing anew.
 
     Args:
-        algorithm_of: Builds the algorithm for a model.
+        algorithm: The algorithm, for any model.
         model: The network.
         data: Training data.
         x: Inputs at which outputs are computed, [m, ...].
         rounds: Rounds after which outputs are computed, ascending from 0.
     """
-    of_network = algorithm_of(model)
+    of_network = algorithm.on(model)
     params, num_clients, num_models = of_network.params, data.num_clients, of_network.schedule.num_models
     assert params is not None and rounds[0] == 0
     engine, lengths = single_device_engine(data, "auto"), np.diff(rounds, prepend=0).astype(np.int32)
 
     @jax.jit
-    def path(k: Array, at: PyTree, key: Key, init: Key | PyTree | None, data: FederatedData, x: Array) -> Array:
-        algorithm = algorithm_of(linearised(model, at))
+    def path(
+        k: Array, at: PyTree, key: Key, init: Key | PyTree | None, data: FederatedData, x: Array, factor: Array | None
+    ) -> Array:
+        of_linearised = algorithm.on(linearised(model, at), factor)
 
-        def outputs(algorithm: Algorithm, state: PyTree) -> Array:
-            return algorithm.predict(state, x).members[k]
+        def outputs(trained: Algorithm, state: PyTree) -> Array:
+            return trained.predict(state, x).members[k]
 
-        start = algorithm.init(key, num_clients, init)
-        outputs_at: Array = evaluated_rounds(algorithm, engine, outputs, lengths, start, data)
+        start = of_linearised.init(key, num_clients, init)
+        outputs_at: Array = evaluated_rounds(of_linearised, engine, outputs, lengths, start, data)
         return outputs_at
 
-    def paths(seed: Key | int, init: Key | PyTree | None = None) -> Float[np.ndarray, "r K m C"]:
+    def paths(
+        seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
+    ) -> Float[np.ndarray, "r K m C"]:
         key = jax.random.key(seed) if isinstance(seed, int) else seed
         starts = params(of_network.init(key, num_clients, init))
-        of_models = [path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x) for k in range(num_models)]
+        factor = None if rate_factor is None else jnp.asarray(rate_factor)
+        of_models = [path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x, factor) for k in range(num_models)]
         return np.stack([np.asarray(outputs, np.float64) for outputs in of_models], axis=1)
 
     return paths
@@ -203,7 +211,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     test = built.examples.train if built.examples.test is None else built.examples.test
     x = jnp.concatenate([kernels.watched.x, test.x[:num_examples]])
     rounds = tuple(np.cumsum(stretches(run.num_rounds, min(evaluate_every, run.num_rounds))).tolist())
-    paths = linearised_paths(algorithm.on, built.model, built.data, x, rounds)
+    paths = linearised_paths(algorithm, built.model, built.data, x, rounds)
     limit, why = None, ""
     try:
         limit = _limit(built, x)
@@ -223,7 +231,9 @@ def _limit(built: Built, x: Shaped[Array, "m ..."]) -> Callable[[int], Flow]:
 
     with exact_arithmetic():
         check_analytic(model)
-        x_train = setting(run.seed).problem.x_train  # raises here where theory does not follow the run
+        followed = setting(run.seed)
+        x_train = followed.problem.x_train
+        _ = followed.followed  # raises where theory does not follow the run
         check_kernels(model, x_train[:2])
 
     @functools.cache

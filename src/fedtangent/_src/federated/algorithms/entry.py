@@ -39,7 +39,7 @@ from fedtangent._src.federated.wire.channel import named_channel
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import largest_sample
 from fedtangent._src.optimizers import Rate, at_rate, staircase_decay
-from fedtangent._src.types import Accept, Algorithm, AnyArray, Channel, Model, Partition, Recipe, Schedule
+from fedtangent._src.types import Accept, Algorithm, AnyArray, Array, Channel, Model, Partition, Recipe, Schedule
 
 MOMENTUM = 0.9
 OPTIMIZERS = {"momentum": functools.partial(optax.sgd, momentum=MOMENTUM), "adam": optax.adam}
@@ -253,6 +253,7 @@ WRITTEN: Mapping[str, type[Any]] = {
     "loss": LossOptions,
 }
 OF_RUN = ("server_data", "validation", "shared", "expected_clients", "seed", "pool_size")  # a run supplies them
+RATES = ("client_learning_rate", "learning_rate")  # parameters of a recipe that are the rate of its local training
 PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the parameter that is the record
 
 
@@ -338,8 +339,16 @@ def recipe(
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"{name}: returned a {type(algorithm).__name__}, must return an Algorithm")
 
-        def rebuild(other: Model) -> Algorithm:
-            return marked(other, schedule, *arguments, **options)
+        def rebuild(other: Model, rate_factor: float | Array | None) -> Algorithm:
+            if rate_factor is None:
+                return marked(other, schedule, *arguments, **options)
+            called = signature.bind(other, schedule, *arguments, **options)
+            called.apply_defaults()
+            rate = next((r for r in RATES if called.arguments.get(r) is not None), None)
+            if rate is None:
+                raise ValueError(f"{RATES[0]}: got none in {name}, must be given as a number or a schedule")
+            called.arguments[rate] = _times(rate_factor, called.arguments[rate])
+            return marked(*called.args, **called.kwargs)
 
         return algorithm._replace(composition=algorithm.composition._replace(rebuild=rebuild))
 
@@ -347,6 +356,11 @@ def recipe(
         marked.__doc__ = completed(function, ARGUMENTS, RETURNS, RAISES)
     marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
     return marked
+
+
+def _times(factor: float | Array, rate: Rate) -> Rate:
+    """Returns a multiple of a rate: of a number, or of a schedule of the round."""
+    return (lambda step: factor * rate(step)) if callable(rate) else factor * rate
 
 
 def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None) -> None:
