@@ -152,7 +152,7 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
     return jax.vmap(one)(jnp.arange(most, dtype=jnp.int32))
 
 
-def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
+def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int | Array, Array]:
     """Returns a client's inputs, targets and mask; the steps of ``work``, maybe traced; its steps (0 if empty)."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
@@ -167,7 +167,9 @@ def _full_batch(work: Work, client: Client, step: _LocalStep, carry: PyTree) -> 
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
 
 
-def _static_loop(most: int, total: Int[Array, ""], body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+def _static_loop(
+    most: int | Array, total: Int[Array, ""], body: Callable[[Array, PyTree], PyTree], carry: PyTree
+) -> PyTree:
     """Applies ``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
 
     def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
