@@ -62,6 +62,29 @@ def test_verdicts_hold_and_wrong_kernels_fail(seed: int) -> None:
     assert mean.passed is not False, mean
 
 
+def test_a_linear_model_is_that_of_its_features() -> None:
+    """To rounding, and not that of wrong kernels, whatever the algorithm."""
+    case = runs()
+    algorithm = ft.fed_avg(ft.models.linear(4, 2), case["schedule"], **CLIPPED)
+    result = ft.compare(algorithm, case["data"], ft.partition.iid(24, 3, 0), num_rounds=3, draws=5)
+    (verdict,) = result.verdicts
+    assert verdict.passed and float(verdict.measured) < 1e-12, verdict
+
+
+def test_without_test_examples_and_where_features_do_not_do() -> None:
+    """Equal points have equal initial functions; a server that has inputs of its own needs the network."""
+    case = runs()
+    (x, y, *_), clients, options = case["data"], ft.partition.iid(24, 3, 0), {"widths": (8, 16, 32), "draws": 5}
+    clipped = ft.fed_avg(case["model"], case["schedule"], **CLIPPED)
+    assert isinstance(ft.compare(clipped, (x, y), clients, num_rounds=2, **options), OnFeatures)
+    distilled = ft.fed_be(case["model"], case["schedule"], **WORK, ensemble=ft.DistilledEnsemble(server_data=x[:5]))
+    result = ft.compare(distilled, case["data"], clients, num_rounds=2, **options)
+    assert isinstance(result, FromStart) and "nor can it be run on the kernel's features: x: got inputs" in repr(result)
+    kept = ft.lg_fed_avg(case["model"], case["schedule"], **WORK)
+    with pytest.raises(ValueError, match=r"got 'lg_fed_avg', which theory does not follow: .*must be one of global"):
+        ft.compare(kept, case["data"], clients, num_rounds=2, **options)
+
+
 def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_size_is_said() -> None:
     result = compared(ft.fed_adam, WORK, widths=(8, 16, 32), draws=5)
     assert isinstance(result, FromStart) and result.feature_learning[-1].mean() > 0

@@ -22,8 +22,9 @@ from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
+from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.table import MethodRow
-from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, summary
 from fedtangent._src.data import partition
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.kernels.features import KernelFeatures, kernel_features
@@ -160,7 +161,10 @@ def checked_rotations(
     Raises:
         NotFollowed: The kernel does not determine them; the message says by how much they differ.
     """
-    rotations = rotation_test(paths, features, f0, setting.seed)
+    try:
+        rotations = rotation_test(paths, features, f0, setting.seed)
+    except ValueError as error:
+        raise NotFollowed(f"{setting.rule}; nor can it be run on the kernel's features: {error}") from error
     if rotations.reason:
         raise NotFollowed(f"{setting.rule}; nor does the kernel determine its runs: {rotations.reason}")
     return rotations
@@ -181,7 +185,10 @@ def _verdicts(
     networks: tuple[Simulated, ...],
     predicted: list[Float[np.ndarray, "r K E points C"]],
 ) -> list[Verdict]:
-    """Checks that networks approach the prediction with growing width; controls: wrong kernels and a missing client."""
+    """Checks that networks approach the prediction with growing width, or that a linear model agrees with it.
+
+    Controls: wrong kernels and a missing client.
+    """
     problem, n = setting.problem, len(setting.problem.x_train)
     fewer = feature_paths(setting.algorithm, problem.y_train, _without_largest(problem.partition), setting.size.rounds)
     wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
@@ -191,6 +198,14 @@ def _verdicts(
         for name, mistaken in wrong.items()
     }
     right = [outputs[1:, ..., n:, :] for outputs in predicted]
+    if setting.is_linear:
+        (linear,) = networks
+        error, *wrongs = (
+            float(np.max(relative_errors(outputs[0], linear.test[1:], outputs[0] - linear.test[0])))
+            for outputs in (right, *others.values())
+        )
+        statement = "simulation = the kernel's features, linear model, every round"
+        return [exact_verdict(setting.name, statement, error, dict(zip(others, wrongs, strict=True)), EXACT)]
     return verdicts_from_starts(setting, networks, right, others, "the kernel's features")
 
 

@@ -200,7 +200,10 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
     else:
         starts = np.asarray(prior_functions(kernels, draws * models * outputs, setting.seed))  # [n + m, .]
         functions = starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
-    return Starts(functions[:, :, :train], functions[:, :, train:])
+    first, others = functions[:, :, :train], functions[:, :, train:]
+    if problem.points == "train":  # the same points, at which a function drawn in two places differs by rounding
+        others = first[:, :, : others.shape[2]]
+    return Starts(first, others)
 
 
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:

@@ -192,6 +192,10 @@ def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) ->
         return jnp.zeros((size,) if is_coupled else (size, len(mix)))
 
     def apply(params: Float[AnyArray, "r *C"], x: Float[AnyArray, "n *Cr"]) -> Float[Array, "n C"]:
+        if x.shape[-1] != size:
+            raise ValueError(
+                f"x: got inputs of shape {x.shape}, must be the {size} features of training or test points"
+            )
         outputs = jnp.asarray(x, params.dtype) @ params
         return outputs if is_coupled else outputs @ jnp.asarray(mix.T, params.dtype)
 
