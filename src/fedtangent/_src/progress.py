@@ -49,7 +49,7 @@ class Lines(Bar):
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Records that ``n`` more units are done; work that is done at once prints no line, since the result follows."""
+        """Records that ``n`` more units are done; work that is done at once prints no line."""
         if not self.is_timed and self.total is not None and self.n + (n or 0) >= self.total:
             self.n += n or 0
             return None
