@@ -120,7 +120,7 @@ def _of_nnx(module: object) -> _Functions:
         return instance
 
     abstract = nnx.eval_shape(lambda: made(jax.random.key(0)))
-    graph, _, others = nnx.split(abstract, nnx.Param, ...)
+    graph, *(_, others) = nnx.split(abstract, nnx.Param, ...)
     state = [f"{'.'.join(map(str, path))} ({type(v).__name__})" for path, v in nnx.to_flat_state(others)]
 
     def init(key: Key) -> PyTree:

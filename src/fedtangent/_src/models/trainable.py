@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +171,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
     """
     instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))
+    structure: Any = jax.tree.structure(params)
     by_path = jax.tree.leaves_with_path(params)
     shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in by_path}
     if isinstance(select, str):
@@ -181,9 +182,9 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         chosen = [pattern.search(path) is not None for path in shapes]
     elif callable(select):
         chosen = [select(path) for path in shapes]
-    elif jax.tree.structure(select) != jax.tree.structure(params):
-        structures = f"{jax.tree.structure(select)}, but the parameters have {jax.tree.structure(params)}"
-        raise ValueError(f"{name}: got a mask of structure {structures}")
+    elif structure != jax.tree.structure(select):
+        mask_structure = jax.tree.structure(select)
+        raise ValueError(f"{name}: got a mask of structure {mask_structure}, but the parameters have {structure}")
     else:
         chosen = jax.tree.leaves(select)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in chosen):
@@ -194,7 +195,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         one, all_ = ("matrix", "matrices") if are_matrices else ("parameter", "parameters")
         paths = ", ".join(path for path in shapes if path in allowed)
         raise ValueError(f"{name}: got {select!r}, which matches no {one}; the {all_} are {paths}")
-    return jax.tree.unflatten(jax.tree.structure(params), mask)
+    return jax.tree.unflatten(structure, mask)
 
 
 def _is_matrix(shape: tuple[int, ...]) -> bool:
