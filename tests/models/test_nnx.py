@@ -13,6 +13,8 @@ from flax import linen, nnx
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import from_flax
 
+from .. import documents
+
 X = np.random.default_rng(0).normal(size=(5, 6, 6, 1))
 
 
@@ -92,3 +94,14 @@ def test_refused_by_name(case: str) -> None:
 def test_another_number_of_outputs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(1, 6, 6, 1\) to \(1, 2\), must map to \(1, 3\)"):
         from_flax(Convolution, X[:1], 3)
+
+
+def test_the_example_of_the_documentation() -> None:
+    """A recipe of the user's own trains an nnx network from given weights, in ten lines."""
+    text = documents.example("def cnn(rngs)")
+    assert len([line for line in text[text.index("@ft.recipe") :].splitlines() if line]) <= 10
+    side = documents.run("def cnn(rngs)")["both"]
+    assert side.simulated.rounds[-1] == 8 and "its channel" in side.how
+    assert 0 < side.feature_learning[-1, 0] < 0.5
+    first, *_, last = side.history.curves()["train.mse"]
+    assert last < 0.8 * first

@@ -14,6 +14,7 @@ from flax import linen
 import fedtangent as ft
 from fedtangent._src.models.trainable import LowRank
 
+from .. import documents
 from ..drawn import parameters
 
 C, N = 2, 24
@@ -246,3 +247,11 @@ def test_refused_in_one_line(case: str) -> None:
     with pytest.raises(ValueError) as caught:
         build()
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    names = documents.run("adapted = ft")
+    assert names["both"].feature_learning[-1, 0] > 1e-3 and names["both"].verdicts[0].passed
+    last, adapted = capsys.readouterr().out.splitlines()
+    assert last.startswith("a part of Sequential") and adapted.startswith("LoRA of rank 2 of Sequential")
+    assert last.endswith(str(8 * 4 * 8 * (16 * 2 + 2))) and adapted.endswith(str(8 * 4 * 8 * 2 * (6 + 16 + 16 + 2)))

@@ -53,13 +53,13 @@ def trainable(model: Model, params: PyTree, select: Select) -> Model:
         [(None,), (), ((16, 2),)]
     """
     check_shapes("params", params, model)
-    mask = selection("select", model, select)
-    trained, frozen = part_of(mask, params), rest_of(mask, params)
+    mask, arrays = selection("select", model, select), jax.tree.map(jnp.asarray, params)
+    trained, frozen = part_of(mask, arrays), rest_of(mask, arrays)
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return model.apply(joined(params, _as_wide(frozen, params)), x)
 
-    return _of_part(model, f"a part of {model.name}", lambda key: jax.tree.map(jnp.asarray, trained), apply)
+    return _of_part(model, f"a part of {model.name}", lambda key: trained, apply)
 
 
 class LowRank(NamedTuple):
@@ -111,21 +111,18 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
     check_shapes("params", params, model)
     whole("rank", rank)
     scale = 1.0 if alpha is None else number("alpha", alpha, above=0) / rank
-    mask = selection("select", model, select, are_matrices=True)
+    mask, arrays = selection("select", model, select, are_matrices=True), jax.tree.map(jnp.asarray, params)
 
     def init(key: Key) -> PyTree:
-        leaves, structure = jax.tree.flatten(part_of(mask, params))
+        leaves, structure = jax.tree.flatten(part_of(mask, arrays))
         keys = jax.random.split(key, len(leaves))
-        return jax.tree.unflatten(
-            structure, [_factors(k, jnp.asarray(w), rank) for k, w in zip(keys, leaves, strict=True)]
-        )
+        return jax.tree.unflatten(structure, [_factors(k, w, rank) for k, w in zip(keys, leaves, strict=True)])
 
     def apply(factors: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        def changed(pair: LowRank | None, weight: AnyArray) -> AnyArray:
+        def changed(pair: LowRank | None, weight: Array) -> Array:
             return weight if pair is None else weight + (scale * (pair.a @ pair.b)).reshape(weight.shape)
 
-        weights = _as_wide(params, factors)
-        return model.apply(jax.tree.map(changed, factors, weights, is_leaf=_is_place), x)
+        return model.apply(jax.tree.map(changed, factors, _as_wide(arrays, factors), is_leaf=_is_place), x)
 
     return _of_part(model, f"LoRA of rank {rank} of {model.name}", init, apply)
 
