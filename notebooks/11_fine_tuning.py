@@ -144,5 +144,7 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# Curves end where runs diverge. `fedtangent experiment fine_tuning.regime` does this for five seeds and for LoRA of
-# several ranks: docs/experiments/fine_tuning.md has the numbers.
+# Curves end where runs diverge. Here the whole network and LoRA still train at rates at which their linearisation
+# diverges, and the best rate is among these: a kernel that stays as it is cannot know it.
+# `fedtangent experiment fine_tuning.regime` does this for five seeds and for LoRA of several ranks:
+# docs/experiments/fine_tuning.md has the numbers.
