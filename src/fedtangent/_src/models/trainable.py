@@ -50,7 +50,7 @@ def trainable(model: Model, params: PyTree, select: Select) -> Model:
         >>> weights = network.init(jax.random.key(0))
         >>> last = ft.models.trainable(network, weights, "^2/")
         >>> jax.tree.map(jax.numpy.shape, last.init(jax.random.key(1)))
-        [(None,), (), ((16, 2),)]
+        [(None, None), (), ((16, 2), (1, 2))]
     """
     check_shapes("params", params, model)
     mask, arrays = selection("select", model, select), jax.tree.map(jnp.asarray, params)
