@@ -51,13 +51,16 @@ def test_the_network_was_trained_on_the_other_classes() -> None:
 
 @pytest.mark.parametrize("part", ["last layer", pytest.param("LoRA 1", marks=pytest.mark.slow)])
 def test_losses_of_networks_beside_those_predicted(part: str) -> None:
-    """The last layer's are predicted at every stable rate; those of LoRA, which is not linear, are not."""
+    """The last layer's is predicted to rounding; LoRA, which is not linear in its weights, leaves its linearisation."""
     study = study_of("fine_tuning.regime", SMALL)
     with regime.ENTRIES[0].arithmetic():
         task = regime._task_of(study, 0)
         tuned = regime._tune(task, part, regime._parts(task, study.settings)[part], study.settings, 0)
     best = int(np.argmin(np.abs(tuned.rates - tuned.predicted.best)))
     apart = abs(tuned.losses[best] / tuned.theory.loss - 1)
-    assert apart < 1e-4 if part == "last layer" else apart > 1e-3
+    assert (apart < 1e-6 and tuned.laziness < 1e-12) if part == "last layer" else (tuned.laziness > 1e-3), (
+        apart,
+        tuned,
+    )
     assert tuned.side.verdicts[0].passed and tuned.rates[best] == pytest.approx(tuned.predicted.best, rel=1e-12)
     assert abs(tuned.losses[0] / tuned.theory.loss - 1) > 1e-3  # another rate has another loss
