@@ -35,6 +35,8 @@ ELSEWHERE = {
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
     "def fed_exp": "federated/test_new_algorithm.py",
+    "def cnn(rngs)": "models/test_nnx.py",
+    "adapted = ft": "models/test_trainable.py",
 }
 HERE = (
     "gp_limit",
@@ -45,6 +47,7 @@ HERE = (
     "class Network(linen.Module)",
     "from_flax(linen",
     "from_flax(Convolution(), x[:1], 4)",
+    "two_functions",
     "resume=True",
     "def fed_sign",
 )
@@ -110,6 +113,8 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert own.apply(own.init(jax.random.key(0)), np.ones((2, 8, 8, 1), np.float32)).shape == (2, 10)
     names: dict[str, Any] = run("from_flax(linen")
     assert names["model"].apply(names["params"], np.ones((2, 5), np.float32)).shape == (2, 3)
+    first, *_, last = run("two_functions")["run"].history.curves()["train.mse"]
+    assert last < 0.8 * first
 
 
 def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +234,7 @@ def test_the_index_of_theorems_has_statement_functions_check_figures_and_verdict
 def test_every_notebook_is_listed_by_its_first_heading(generated: ModuleType) -> None:
     lines = generated.notebooks().splitlines()[2:]
     scripts = sorted((ROOT / "notebooks").glob("*.py"))
-    assert len(lines) == len(scripts) >= 10
+    assert len(lines) == len(scripts) >= 11
     for script, line in zip(scripts, lines, strict=True):
         assert f"[`{script.stem}." in line
 

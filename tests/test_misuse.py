@@ -196,7 +196,7 @@ def test_an_evaluation_that_is_no_dictionary() -> None:
 
 
 def test_what_is_no_flax_module() -> None:
-    with pytest.raises(ValueError, match="module: got a int, must be a flax"):
+    with pytest.raises(ValueError, match="module: got a int, must be a module of flax"):
         models.from_flax(3, np.zeros((1, 2)), 2)
     with pytest.raises(ValueError, match="example_input: got"):
         models.from_flax(nn.Dense(2), (1, 64), 2)

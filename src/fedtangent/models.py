@@ -12,9 +12,11 @@ from fedtangent._src.models.linearised import linearised
 from fedtangent._src.models.mobile import mobilenet_v2, shufflenet_v2
 from fedtangent._src.models.recurrent import lstm
 from fedtangent._src.models.residual import resnet18, resnet34
+from fedtangent._src.models.trainable import LowRank, lora, trainable
 from fedtangent._src.models.two_layer import two_layer_relu
 
 __all__ = [
+    "LowRank",
     "build",
     "cnn",
     "deep_linear",
@@ -24,6 +26,7 @@ __all__ = [
     "linear",
     "linearised",
     "logistic",
+    "lora",
     "lstm",
     "max_pool",
     "mlp",
@@ -32,5 +35,6 @@ __all__ = [
     "resnet18",
     "resnet34",
     "shufflenet_v2",
+    "trainable",
     "two_layer_relu",
 ]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
+from fedtangent._src.federated.algorithms.personalised import private_mask
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import all_clients
 from fedtangent._src.federated.wire.channel import lossless
 from fedtangent._src.models import mlp
+from fedtangent._src.models.trainable import joined, part_of, rest_of
 
 from . import reference
 from . import reference_personalised as loops
@@ -154,9 +155,9 @@ def test_parts_of_a_nested_model_join_again() -> None:
     network = mlp(3, 2, (4,), b_std=0.1)
     mask, params = private_mask(network, "^0/"), network.init(jax.random.key(0))
     assert jax.tree.leaves(mask) == [True, True, False, False]
-    shared, own = shared_part(mask, params), private_part(mask, params)
+    shared, own = rest_of(mask, params), part_of(mask, params)
     assert [len(jax.tree.leaves(part)) for part in (shared, own)] == [2, 2]
-    assert distance(joined(shared, own), params) == 0
+    assert distance(joined(own, shared), params) == 0
 
 
 COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)}

@@ -155,7 +155,7 @@ def build(
 def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
     """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
-    The function returns a ``Model``, or a flax module that maps floating examples [n, *input_shape] to [n,
+    The function returns a ``Model``, or a flax.linen module that maps floating examples [n, *input_shape] to [n,
     output_size]; for text it returns ``from_flax`` of its module.
 
     Args:
@@ -173,7 +173,8 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
             return from_flax(built, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), output_size)
         if not isinstance(built, Model):
             raise ValueError(
-                f"model: got {name!r}, which returned a {type(built).__name__}, must return a Model or a flax module"
+                f"model: got {name!r}, which returned a {type(built).__name__}, must return a Model or a flax.linen "
+                "module"
             )
         if built.output_size != output_size:
             raise ValueError(

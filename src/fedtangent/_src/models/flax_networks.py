@@ -34,63 +34,102 @@ _CUSTOM = (
 )  # fields that make a layer another function
 
 
+class _Functions(NamedTuple):
+    """A flax module as pure functions of its parameters, which exclude other variables."""
+
+    title: str
+    init: Callable[[Key], PyTree]
+    apply: Apply
+    state: list[str]  # names of variables that are no parameters
+
+
 def is_module(module: object) -> bool:
     """Returns whether an object looks like a ``flax.linen`` module."""
     return all(hasattr(module, name) for name in ("init", "apply"))
 
 
 def from_flax(module: object, example_input: object, output_size: int, name: str | None = None) -> Model:
-    """Converts a user's ``flax.linen`` module to a ``Model``.
+    """Converts a user's flax module, of ``flax.linen`` or ``flax.nnx``, to a ``Model``.
 
-    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a network for images with ten outputs. Parameters
-    are the tree of the module's ``"params"`` collection. There is no analytic kernel.
+    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a linen network for images with ten outputs.
+    Parameters are the tree of the module's ``"params"`` collection. A module of nnx carries its weights, so it comes as
+    a class or a function that makes it: ``from_flax(lambda rngs: Network(8, rngs=rngs), x[:1], 10)``. Parameters are
+    then nested dictionaries of its ``nnx.Param``; ``nnx.to_pure_dict(nnx.state(network, nnx.Param))`` are those of an
+    instance, for ``start=``. There is no analytic kernel.
 
     Args:
-        module: Module with ``module(x)`` from ``x`` [n, ...] to [n, output_size], without random numbers and without
-            state besides its parameters.
+        module: Module of linen; or a function of the keyword ``rngs``, an ``nnx.Rngs``, that returns a module of nnx.
+            ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
+            parameters.
         example_input: A batch (an array, or a ``jax.ShapeDtypeStruct``) with the shape and type of examples. Unsigned
             whole numbers, such as the pixels of images, count as float32, which they are in training.
         output_size: Number of outputs.
         name: Name of the model; by default the name of the module's class.
 
     Raises:
-        ValueError: The module keeps other collections (such as batch statistics, whose federated average is not defined
-            here), or its output is not [n, output_size].
+        ValueError: The module keeps other variables (such as batch statistics, whose federated average is not defined
+            here, or the random state of dropout), its output is not [n, output_size], or ``module`` is an instance of
+            an nnx module.
     """
-    if not is_module(module):
-        raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
     is_unsigned = jnp.issubdtype(example_input.dtype, jnp.unsignedinteger)
     example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
-    title = name or type(module).__name__
-
-    flax_module = cast("Module", module)
-
-    def initialise(key: Key) -> PyTree:
-        return flax_module.init(key, jnp.zeros(example.shape, example.dtype))
-
-    shapes = jax.eval_shape(initialise, jax.random.key(0))
-    others = sorted(set(shapes) - {"params"})
-    if others:
-        raise ValueError(f"module: got {title}, which keeps {', '.join(others)}, must keep nothing but params")
-
-    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        return cast("Array", flax_module.apply({"params": params}, x))
-
-    output = jax.eval_shape(apply, shapes.get("params", {}), example)
+    is_linen = is_module(module)
+    functions = _of_linen(cast("Module", module), example) if is_linen else _of_nnx(module)
+    title, apply = name or functions.title, functions.apply
+    if functions.state:
+        kept = ", ".join(functions.state)
+        raise ValueError(f"module: got {title}, which keeps {kept}, must keep nothing but params")
+    output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
             f"module: got {title}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
         )
-    return Model(
-        name=title,
-        init=lambda key: initialise(key).get("params", {}),
-        apply=apply,
-        kernel=None,
-        output_size=output_size,
-        structure=flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))),
-    )
+    structure = flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))) if is_linen else None
+    return Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)
+
+
+def _of_linen(module: Module, example: jax.ShapeDtypeStruct) -> _Functions:
+    def initialise(key: Key) -> PyTree:
+        return module.init(key, jnp.zeros(example.shape, example.dtype))
+
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        return cast("Array", module.apply({"params": params}, x))
+
+    others = sorted(set(jax.eval_shape(initialise, jax.random.key(0))) - {"params"})
+    return _Functions(type(module).__name__, lambda key: initialise(key).get("params", {}), apply, others)
+
+
+def _of_nnx(module: object) -> _Functions:
+    from flax import nnx
+
+    if isinstance(module, nnx.Module):
+        raise ValueError(
+            f"module: got an instance of {type(module).__name__}, must be its class or a function lambda rngs: .. that "
+            "makes it, so that init can draw weights; the weights of an instance are a start: "
+            "nnx.to_pure_dict(nnx.state(module, nnx.Param))"
+        )
+    if not callable(module):
+        raise ValueError(f"module: got a {type(module).__name__}, must be a module of flax.linen, or make one of nnx")
+
+    def made(key: Key) -> PyTree:
+        instance = module(rngs=nnx.Rngs(key))
+        if not isinstance(instance, nnx.Module):
+            raise ValueError(f"module: got a function that returns a {type(instance).__name__}, must be an nnx module")
+        return instance
+
+    abstract = nnx.eval_shape(lambda: made(jax.random.key(0)))
+    graph, *(_, others) = nnx.split(abstract, nnx.Param, ...)
+    state = [f"{'.'.join(map(str, path))} ({type(v).__name__})" for path, v in nnx.to_flat_state(others)]
+
+    def init(key: Key) -> PyTree:
+        return nnx.to_pure_dict(nnx.state(made(key), nnx.Param))
+
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        return cast("Array", nnx.merge(graph, nnx.State(params))(x))
+
+    return _Functions(type(abstract).__name__, init, apply, state)
 
 
 def flax_structure(apply: Apply) -> LayeredStructure:

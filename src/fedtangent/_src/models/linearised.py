@@ -21,11 +21,7 @@ def linearised(model: Model, at: PyTree) -> Model:
     Raises:
         ValueError: ``at`` has another structure or other shapes than the model's parameters.
     """
-    instance("model", model, Model)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    got, allowed = (jax.tree.map(np.shape, tree) for tree in (at, shapes))
-    if got != allowed:
-        raise ValueError(f"at: got parameters of shapes {got}, must be {allowed}, as {model.name} has them")
+    check_shapes("at", at, model)
 
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, at, params, x)
@@ -47,3 +43,17 @@ def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n
     at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
     value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
     return value + change
+
+
+def check_shapes(name: str, params: PyTree, model: Model) -> None:
+    """Raises ``ValueError`` if parameters have another structure or other shapes than those of a model.
+
+    Args:
+        name: Name of the argument, for the error message.
+        params: The parameters.
+        model: The model.
+    """
+    instance("model", model, Model)
+    shapes, allowed = (jax.tree.map(np.shape, tree) for tree in (params, jax.eval_shape(model.init, jax.random.key(0))))
+    if shapes != allowed:
+        raise ValueError(f"{name}: got parameters of shapes {shapes}, must be {allowed}, as {model.name} has them")

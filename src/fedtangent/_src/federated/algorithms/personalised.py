@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees, streams, types
@@ -21,6 +19,7 @@ from fedtangent._src.federated.local import LocalProblem, Posed, Work, minimise,
 from fedtangent._src.federated.predict import mean_of_models, own_models
 from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import Loss, get_loss
+from fedtangent._src.models.trainable import Select, joined, part_of, rest_of, selection
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, Local, Model, Prediction, PyTree, Schedule, Server
 
@@ -111,77 +110,20 @@ def _with_personal_model(
 # of the shared part are broadcast, averaged, sent and counted in bytes
 
 
-def private_mask(model: Model, private: PyTree | str) -> PyTree:
+def private_mask(model: Model, private: Select) -> PyTree:
     """Builds the mask of a model's private parameters: True for parameters that stay with the client, else False.
 
     Args:
         model: Model whose parameters are masked.
-        private: A tree of bools with the structure of the parameters, or a regular expression that is searched for in
-            each parameter's path, such as ``"dense/kernel"`` or ``"0/1"``.
-
-    Returns:
-        A tree of bools with the structure of the parameters.
+        private: Selection of the private parameters, as for ``models.trainable``.
 
     Raises:
-        ValueError: The tree has another structure or holds other values than bools, the expression is invalid, or the
-            mask selects no parameter or all of them.
+        ValueError: As ``trainable.selection`` raises, or all parameters are selected.
     """
-    instance("model", model, Model)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    structure: Any = jax.tree.structure(params)
-    leaves = jax.tree.leaves(private)
-    leaves_by_path = jax.tree.leaves_with_path(params)
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves_by_path]
-    if isinstance(private, str):
-        try:
-            pattern = re.compile(private)
-        except re.error as error:
-            raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
-        leaves = [pattern.search(path) is not None for path in paths]
-    elif structure != jax.tree.structure(private):
-        mask_structure = jax.tree.structure(private)
-        raise ValueError(f"private: got a mask of structure {mask_structure}, but the parameters have {structure}")
-    elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
-        raise ValueError(f"private: got {leaves}, a mask must hold True or False only")
-    if any(leaves) == all(leaves):
-        matched = "all parameters, which leaves nothing to share" if all(leaves) else "no parameter"
-        raise ValueError(f"private: got {private!r}, which matches {matched}; the parameters are {', '.join(paths)}")
-    return jax.tree.unflatten(structure, [bool(leaf) for leaf in leaves])
-
-
-def shared_part(mask: PyTree, params: PyTree) -> PyTree:
-    """Returns the parameters that travel, with None for the private ones.
-
-    Args:
-        mask: Whether a parameter is private, as ``private_mask`` makes it.
-        params: All parameters of a model.
-    """
-    return jax.tree.map(lambda private, leaf: None if private else leaf, mask, params)
-
-
-def private_part(mask: PyTree, params: PyTree) -> PyTree:
-    """Returns the parameters that stay with the client, with None for the shared ones.
-
-    Args:
-        mask: Whether a parameter is private, as ``private_mask`` makes it.
-        params: All parameters of a model.
-    """
-    return jax.tree.map(lambda private, leaf: leaf if private else None, mask, params)
-
-
-def joined(shared: PyTree, private: PyTree) -> PyTree:
-    """Returns all parameters of a model; inverts ``shared_part`` and ``private_part``.
-
-    Args:
-        shared: The shared parameters, with None for the private ones.
-        private: The private parameters, with None for the shared ones.
-    """
-    return jax.tree.map(
-        lambda shared_leaf, leaf: leaf if shared_leaf is None else shared_leaf,
-        shared,
-        private,
-        is_leaf=lambda leaf: leaf is None,
-    )
+    mask = selection("private", model, private)
+    if all(jax.tree.leaves(mask)):
+        raise ValueError(f"private: got {private!r}, which matches all parameters, which leaves nothing to share")
+    return mask
 
 
 class _Shared(NamedTuple):
@@ -200,7 +142,7 @@ def lg_fed_avg(
     schedule: Schedule,
     client_learning_rate: Rate | None = None,
     work: Work = DEFAULT_WORK,
-    private: PyTree | str = "^0/",
+    private: Select = "^0/",
     loss: str | Loss | None = None,
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
@@ -217,8 +159,8 @@ def lg_fed_avg(
     with.
 
     Args:
-        private: Regular expression searched for in a parameter's path: those that match stay with their client. Or a
-            tree of bools like the parameters (``private_mask``). The paper's are the lower layers, a client's own
+        private: Regular expression searched for in a parameter's path: those that match stay with their client. Or
+            another selection, as for ``models.trainable``. The paper's are the lower layers, a client's own
             representation.
 
     Raises:
@@ -232,12 +174,12 @@ def lg_fed_avg(
     def answer(
         broadcast: PyTree, private_params: PyTree, params: PyTree, steps: Array, client: Client
     ) -> tuple[PyTree, PyTree]:
-        return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
+        return pytrees.subtract(broadcast, rest_of(mask, params)), part_of(mask, params)
 
     def personal(
         model: Model, params: PyTree, states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."]
     ) -> Prediction:
-        return mean_of_models(model, joined(shared_part(mask, params), states), x)
+        return mean_of_models(model, joined(rest_of(mask, params), states), x)
 
     def server(rate: Rate) -> Server:
         return _of_shared_part(optax_server(sgd(rate)), mask)
@@ -249,8 +191,8 @@ def lg_fed_avg(
     posed = Posed(
         pose=pose,
         answer=answer,
-        init=lambda params: private_part(mask, params),
-        message=lambda params: shared_part(mask, params),
+        init=lambda params: part_of(mask, params),
+        message=lambda params: rest_of(mask, params),
     )
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     replaced = common.AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
@@ -266,7 +208,7 @@ def _of_shared_part(server: Server, mask: PyTree) -> Server:
         return state._replace(server=updated), report
 
     return Server(
-        init=lambda params: _Shared(server.init(shared_part(mask, params)), private_part(mask, params)),
+        init=lambda params: _Shared(server.init(rest_of(mask, params)), part_of(mask, params)),
         broadcast=lambda state: server.broadcast(state.server),
         params=lambda state: joined(server.params(state.server), state.private),
         update=update,

@@ -1,0 +1,1 @@
+"""Fine-tuning of pre-trained networks, where the kernel regime is used today."""

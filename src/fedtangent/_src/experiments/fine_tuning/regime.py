@@ -1,0 +1,258 @@
+"""Federated fine-tuning beside its linearisation: the whole network, its last layer, and LoRA (Hu et al., 2021).
+
+A network is trained on one half of the classes and fine-tuned federatedly on the other half, from the same outputs.
+Theory linearises at the pre-trained weights: it predicts the curve and the best learning rate, with no network trained.
+Networks are then trained at many rates around the predicted one. Laziness is the distance of a network from its
+linearisation, relative to how far training moves the latter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedtangent as ft
+from fedtangent._src import pytrees
+from fedtangent._src.comparison.forecast import Forecast
+from fedtangent._src.comparison.from_start import FromStart
+from fedtangent._src.comparison.rates import Rates
+from fedtangent._src.experiments.lab.results import (
+    Claim,
+    Outcome,
+    Row,
+    disagreeing,
+    grouped,
+    interval,
+    metric_rows,
+    table,
+)
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
+
+FACTORS = 2.0 ** (np.arange(-4, 9) / 2)  # simulated rates over the predicted best one
+CLOSE = 2.0  # the factor within which the predicted best rate is to be the best
+ROUNDING = 1e-9  # of doublings
+MOST_SHOWN = 2.0  # of the first loss, the largest that is drawn
+LAZY = 0.1  # distance below which we call a network lazy
+COLUMNS = (
+    "part: {part} | parameters: {parameters} | accuracy: {accuracy:.3f} | predicted: {predicted_accuracy:.3f} | "
+    "start: {start:.3f} | laziness: {laziness:.3g} | best rate: {best_rate:.3g} | "
+    "predicted: {predicted_rate:.3g} | within 2: {close} of {seeds}"
+)
+REMARKS = (
+    "laziness and curves are at half the predicted best rate: distance of network and linearisation after the last "
+    "round at the test examples, over how far the linearisation moved",
+    "best rates are those of the least test loss after the last round; of networks, among rates a factor 1.41 apart",
+    "accuracy: of networks at their best rate, and predicted at the predicted one; start: of the pre-trained network",
+)
+
+
+@dataclass(frozen=True)
+class RegimeSettings:
+    """The network, its pre-training by SGD, and federated fine-tuning."""
+
+    width: int = 128  # of both hidden layers
+    ranks: tuple[int, ...] = within((1, 4, 16), increasing=True)
+    lora_scale: float = within(1.0, above=0)  # alpha over the rank
+    num_pre_train: int = 600
+    pre_steps: int = 1000
+    num_train: int = within(200, most=800)
+    num_test: int = 300
+    num_clients: int = 10
+    clients_per_round: int = 5
+    alpha: float = within(0.5, above=0)  # of the Dirichlet partition
+    local_steps: int = 10
+    batch_size: int = 16
+    num_rounds: int = within(20, least=2)
+
+
+class Task(NamedTuple):
+    """The data of one seed, and the network that was pre-trained on the other classes."""
+
+    network: Model
+    weights: PyTree
+    data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training inputs and labels, test inputs and labels
+    clients: Partition
+
+
+class Tuned(NamedTuple):
+    """Fine-tuning of one part of the network with one seed."""
+
+    part: str
+    num_parameters: int
+    theory: Forecast
+    side: FromStart  # at half the predicted best rate
+    rates: np.ndarray  # of networks
+    losses: np.ndarray  # of networks at each rate after the last round; NaN where a run diverged
+    accuracies: np.ndarray  # of networks at each rate, at the start and after the last round
+
+    @property
+    def at(self) -> int:
+        """Position of the rate at which networks have the least loss."""
+        return int(np.nanargmin(self.losses))
+
+    @property
+    def predicted(self) -> Rates:
+        """Predicted rates."""
+        assert self.theory.rates is not None
+        return self.theory.rates
+
+    @property
+    def doublings(self) -> float:
+        """Logarithm to base 2 of the predicted best rate over that of networks."""
+        return math.log2(self.predicted.best / self.rates[self.at])
+
+    @property
+    def laziness(self) -> float:
+        """Distance of the network from its linearisation after the last round."""
+        return float(self.side.feature_learning[-1, 0])
+
+    @property
+    def curves(self) -> np.ndarray:
+        """Test loss of the network and of its prediction, [2, r]."""
+        assert self.side.history.predicted is not None
+        return np.array([history.curves()["test.mse"] for history in (self.side.history, self.side.history.predicted)])
+
+
+def _task_of(study: Study, seed: int) -> Task:
+    """Draws the examples of a seed and trains the network on the first half of the classes."""
+    settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
+    half, rng = loaded.num_classes // 2, np.random.default_rng(seed)
+    y_train, y_test = np.asarray(loaded.y_train), np.asarray(loaded.y_test)
+    old = rng.permutation(np.flatnonzero(y_train < half))[: settings.num_pre_train]
+    new = rng.permutation(np.flatnonzero((y_train >= half) & (y_train < 2 * half)))[: settings.num_train]
+    test = np.flatnonzero((y_test >= half) & (y_test < 2 * half))[: settings.num_test]
+    data = (loaded.x_train[new], y_train[new] - half, loaded.x_test[test], y_test[test] - half)
+    network = ft.models.mlp(math.prod(loaded.x_train.shape[1:]), half, (settings.width,) * 2, b_std=0.1)
+    sgd = ft.fed_avg(network, ft.schedules.all_clients(1), 1.0, ft.Work(steps=settings.pre_steps, batch_size=32))
+    path = ft.params_by_round(sgd, (loaded.x_train[old], y_train[old]), [np.arange(len(old))], num_rounds=1, seed=seed)
+    clients = ft.partition.dirichlet(data[1], settings.num_clients, settings.alpha, seed=seed)
+    return Task(network, jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path), data, clients)
+
+
+def _parts(task: Task, settings: RegimeSettings) -> dict[str, Model]:
+    """Returns the models that are fine-tuned, by name."""
+    of_rank = partial(ft.models.lora, task.network, task.weights)
+    return {
+        "whole network": task.network,
+        "last layer": ft.models.trainable(task.network, task.weights, f"^{len(task.weights) - 1}/"),
+        **{f"LoRA {rank}": of_rank(rank, alpha=settings.lora_scale * rank) for rank in settings.ranks},
+    }
+
+
+def _tune(task: Task, part: str, model: Model, settings: RegimeSettings, seed: int) -> Tuned:
+    """Fine-tunes a model at many rates, beside what its linearisation predicts."""
+    x, labels, x_test, labels_test = task.data
+    schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
+    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    targets, targets_test = (
+        ft.data.classification_targets(part, model.output_size, centred=True) for part in (labels, labels_test)
+    )  # centred, as ``predict`` and ``compare`` take labels
+    start = task.weights if model is task.network else model.init(jax.random.key(seed))
+
+    def fed_avg(rate: float | Array) -> Algorithm:
+        return ft.fed_avg(model._replace(init=lambda key: start), schedule, rate, work, loss="squared_error")
+
+    def measure(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
+        outputs = algorithm.predict(state, jnp.asarray(x_test, jnp.float32)).mean
+        right = jnp.argmax(outputs, axis=-1) == labels_test
+        return {"mse": jnp.mean((outputs - targets_test) ** 2), "accuracy": jnp.mean(right)}
+
+    run = {"num_rounds": settings.num_rounds, "seed": seed, "start": start}
+    ends, often = (ft.Evaluation(max(1, settings.num_rounds // n), progress=False) for n in (1, 10))
+    theory = ft.predict(fed_avg(0.1), task.data, task.clients, evaluation=ends, **run)
+    assert theory.rates is not None
+    federated = ft.data.federated_data(x, targets, task.clients, jnp.float32)
+    rates, evaluation = [float(rate) for rate in theory.rates.best * FACTORS], ft.Evaluation(measure=measure)
+    rounds, grid = settings.num_rounds, {"rate": rates}
+    networks = ft.sweep(fed_avg, federated, num_rounds=rounds, seeds=[seed], grid=grid, evaluation=evaluation)
+    losses, accuracies = (networks.metrics[name][0].astype(np.float64) for name in ("mse", "accuracy"))
+    side = ft.compare(fed_avg(theory.rates.best / 2), task.data, task.clients, evaluation=often, **run)
+    assert isinstance(side, FromStart)
+    return Tuned(part, pytrees.size(start), theory, side, np.array(rates), losses[:, -1], accuracies)
+
+
+def run(study: Study) -> Outcome:
+    """Fine-tunes every part with every seed."""
+    results = list[Tuned]()
+    for seed in study.each_seed():
+        task = _task_of(study, seed)
+        for part, model in _parts(task, study.settings).items():
+            one = _tune(task, part, model, study.settings, seed)
+            results.append(one)
+            for name, curve in zip(("network", "predicted"), one.curves, strict=True):
+                study.keep(metric_rows(f"{part}, {name}", seed, one.side.history.evaluated, {"mse": curve}, "test"))
+            rates = f"{one.rates[one.at]:.3g}, predicted {one.predicted.best:.3g}"
+            study.say(f"{part}: laziness {one.laziness:.3g}, best rate {rates}")
+    by_part = {part: tuned for (part,), tuned in grouped(results, "part").items()}
+    rows = [_row(part, tuned) for part, tuned in by_part.items()]
+    title = f"fine-tuning on {study.dataset}, {study.settings.num_rounds} rounds: mean of {len(study.seeds)} seeds"
+    verdicts = tuple(one.side.verdicts[0]._replace(subject=f"fine-tuning, {one.part}") for one in results)
+    edges = sorted({one.part for one in results if one.at in (0, len(FACTORS) - 1)})
+    remarks = (*REMARKS, *([f"best rates of networks at an edge of their grid: {', '.join(edges)}"] if edges else []))
+    _draw(study, by_part)
+    sheets, claims = (table(title, rows, COLUMNS),), tuple(_claims(by_part))
+    return Outcome(sheets, rows, claims, remarks=remarks, failed=disagreeing(verdicts), verdicts=verdicts)
+
+
+def _row(part: str, tuned: list[Tuned]) -> Row:
+    """Returns the means over seeds; of rates the geometric ones."""
+    rates = np.exp(np.mean(np.log([(one.rates[one.at], one.predicted.best) for one in tuned]), axis=0))
+    predicted = [one.theory.best.mean("test", "accuracy")[-1] for one in tuned]
+    return {
+        "part": part,
+        "parameters": tuned[0].num_parameters,
+        "start": float(np.mean([one.accuracies[0, 0] for one in tuned])),
+        "accuracy": float(np.mean([one.accuracies[one.at, -1] for one in tuned])),
+        "predicted_accuracy": float(np.mean(predicted)),
+        "laziness": float(np.mean([one.laziness for one in tuned])),
+        "laziness_of_seeds": [one.laziness for one in tuned],
+        "best_rate": float(rates[0]),
+        "predicted_rate": float(rates[1]),
+        "doublings": [one.doublings for one in tuned],
+        "close": sum(abs(one.doublings) <= math.log2(CLOSE) + ROUNDING for one in tuned),
+        "seeds": len(tuned),
+    }
+
+
+def _claims(by_part: dict[str, list[Tuned]]) -> Iterator[Claim]:
+    """Judges laziness and the predicted best rate of each part by intervals over seeds."""
+    for part, tuned in by_part.items():
+        lazy = interval(one.laziness for one in tuned)
+        yield lazy.claim_below(f"{part}: lazy, within {LAZY:g} of its linearisation", "{:.3g}", LAZY)
+        apart = interval(abs(one.doublings) for one in tuned)
+        statement = f"{part}: the predicted best rate is within a factor {CLOSE:g} of the best"
+        yield apart.claim_below(statement, "doublings apart: {:.2f}", math.log2(CLOSE) + ROUNDING)
+
+
+def _draw(study: Study, by_part: dict[str, list[Tuned]]) -> None:
+    """Draws losses by round, mean over seeds, and by rate, of the first seed; predictions are dashed."""
+    by_round, by_rate = [], []
+    for part, tuned in by_part.items():
+        network, expected = np.mean([one.curves for one in tuned], axis=0)
+        by_round.append(
+            BoundedPanel(part, tuned[0].side.history.evaluated, {"network": network}, {"predicted": expected})
+        )
+        one, theory = tuned[0], tuned[0].predicted
+        most = MOST_SHOWN * network[0]
+        shown, near = one.losses <= most, (theory.losses <= most) & (theory.tried >= one.rates[0])
+        losses, expected = {"network": one.losses[shown]}, {"predicted": theory.losses[near]}
+        by_rate.append(BoundedPanel(part, one.rates[shown], losses, expected, x_of_bounds=theory.tried[near]))
+    figures, title, loss = study.figures, f"fine-tuning on {study.dataset}", "mean squared error, test"
+    lowest = 0.8 * min(float(np.nanmin(one.losses)) for tuned in by_part.values() for one in tuned)
+    bounded(by_round, f"{title}, mean of {len(study.seeds)} seeds", ("round", loss), lowest, figures.path("curves"))
+    bounded(by_rate, f"{title}, one seed", ("client learning rate", loss), lowest, figures.path("rates"), log="xy")
+
+
+PAPER = RegimeSettings()
+SMALL = with_changes(PAPER, "width=16 ranks=1 num_pre_train=200 pre_steps=200 num_train=60 num_test=60 num_rounds=6")
+SCALES = {"digits": by_scale(SMALL, PAPER), "fashion_mnist": by_scale(SMALL, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("hu2021",), least_seeds=2, exact=True),)

@@ -1,0 +1,257 @@
+"""Models of which a part is trained, and LoRA: kernels against Jacobians, the last layer against a linear model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+import fedtangent as ft
+from fedtangent._src.models.trainable import LowRank
+
+from .. import documents
+from ..drawn import parameters
+
+C, N = 2, 24
+RNG = np.random.default_rng(0)
+X, LABELS = RNG.normal(size=(N, 5, 5, 1)), RNG.integers(0, C, N)
+DATA, CLIENTS = (X[:16], LABELS[:16], X[16:], LABELS[16:]), [np.arange(i, 16, 4) for i in range(4)]
+ROUNDS = {"num_rounds": 4, "seed": 0}
+
+
+class Network(linen.Module):
+    """A convolution, a hidden layer and a last layer."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(C, name="last")(Features(name="body")(x))
+
+
+class Features(linen.Module):
+    """The network without its last layer."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = linen.tanh(linen.Conv(3, (3, 3))(x)).reshape(len(x), -1)
+        return linen.tanh(linen.Dense(6)(x))
+
+
+NETWORK = ft.models.from_flax(Network(), X[:1], C)
+WEIGHTS = jax.tree.map(jnp.float64, parameters(NETWORK, 1, 0.3))
+
+
+def doubled(model: Any, seed: int = 0) -> Any:
+    return jax.tree.map(jnp.float64, model.init(jax.random.key(seed)))
+
+
+def fed_avg(model: Any, rate: float = 0.05, **more: Any) -> Any:
+    return ft.fed_avg(model, ft.schedules.uniform_sampling(4, 3), rate, ft.Work(steps=3, batch_size=2), **more)
+
+
+def jacobians(model: Any, params: Any) -> dict[str, np.ndarray]:
+    """Of every parameter, by its path: [N C, entries]."""
+    whole = jax.jit(jax.jacrev(model.apply))(params, X)
+    leaves = jax.tree.leaves_with_path(whole)
+    return {
+        jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(leaf).reshape(N * C, -1) for p, leaf in leaves
+    }
+
+
+def kernel(model: Any, params: Any) -> np.ndarray:
+    return np.asarray(ft.kernels.empirical_ntk(model, params, jnp.asarray(X), trace=False)).reshape(N * C, N * C)
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+SELECTIONS = {
+    "last": ("^last/", ("last/kernel", "last/bias")),
+    "kernels": ("kernel", ("body/Conv_0/kernel", "body/Dense_0/kernel", "last/kernel")),
+    "function": (lambda path: path.endswith("Conv_0/bias"), ("body/Conv_0/bias",)),
+    "tree": (jax.tree.map(lambda leaf: leaf.ndim == 4, WEIGHTS), ("body/Conv_0/kernel",)),
+}
+
+
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_the_kernel_is_the_sum_over_the_selected_columns_of_the_jacobian(case: str) -> None:
+    select, paths = SELECTIONS[case]
+    model, columns = ft.models.trainable(NETWORK, WEIGHTS, select), jacobians(NETWORK, WEIGHTS)
+    params = doubled(model)
+    assert np.array_equal(model.apply(params, X), NETWORK.apply(WEIGHTS, X))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == sum(columns[path].shape[1] for path in paths)
+    selected = sum(columns[path] @ columns[path].T for path in paths)
+    whole = sum(j @ j.T for j in columns.values())
+    assert relative(kernel(model, params), selected) < 1e-12 < 0.01 < relative(whole, selected)
+
+
+def test_training_the_last_layer_is_training_a_linear_model_on_the_features() -> None:
+    """Minibatches, cohorts and clients' order are the same, so that runs agree to rounding; with other features not."""
+    body = ft.models.from_flax(Features(), X[:1], 6)
+    linear = ft.models.from_flax(linen.Dense(C), np.zeros((1, 6)), C)._replace(init=lambda key: WEIGHTS["last"])
+
+    def trained(model: Any, data: Any) -> tuple[Any, np.ndarray]:
+        algorithm = fed_avg(model, loss="cross_entropy")
+        run = ft.simulate(algorithm, data, CLIENTS, **ROUNDS)
+        return jax.tree.map(lambda leaf: np.asarray(leaf[0]), algorithm.params(run.state)), run.history.curves()[
+            "test.nll"
+        ]
+
+    def on_features(weights: Any) -> tuple[Any, np.ndarray]:
+        train, test = (np.asarray(body.apply(weights, x)) for x in (DATA[0], DATA[2]))
+        return trained(linear, (train, DATA[1], test, DATA[3]))
+
+    mine, curve = trained(ft.models.trainable(NETWORK, WEIGHTS, "^last/"), DATA)
+    (right, expected), (wrong, other) = (
+        on_features(w) for w in (WEIGHTS["body"], jax.tree.map(jnp.abs, WEIGHTS["body"]))
+    )
+    assert mine["body"]["Dense_0"]["kernel"] is None
+    for name, start in WEIGHTS["last"].items():
+        moved = np.abs(right[name] - start).max()
+        apart, far = (float(np.abs(mine["last"][name] - w[name]).max() / moved) for w in (right, wrong))
+        assert apart < 1e-5 < 0.1 < far  # inputs are rounded to float32: images here, features there
+    assert relative(curve, expected) < 1e-6 < 0.01 < relative(curve, other)
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "last": lambda: ft.models.trainable(NETWORK, WEIGHTS, "^last/"),
+    "lora": lambda: ft.models.lora(NETWORK, WEIGHTS, 2),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_only_trained_parameters_travel(case: str) -> None:
+    algorithm = fed_avg(PARTS[case]())
+    run = ft.simulate(algorithm, DATA, CLIENTS, **ROUNDS)
+    size = {"last": 6 * C + C, "lora": 2 * ((9 + 3) + (75 + 6) + (6 + C))}[case] * 8
+    assert run.history.evaluations[-1].uplink_bytes == 4 * 3 * size
+    assert run.history.evaluations[-1].downlink_bytes == 4 * 3 * size
+    everything = ft.simulate(fed_avg(NETWORK), DATA, CLIENTS, **ROUNDS).history.evaluations[-1].uplink_bytes
+    assert everything != 4 * 3 * size
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_run_is_simulated_predicted_and_compared(case: str) -> None:
+    model = PARTS[case]()
+    algorithm, evaluation = fed_avg(model, 0.01), ft.Evaluation(2)
+    start = model.init(jax.random.key(0))
+    run = ft.simulate(algorithm, DATA, CLIENTS, start=start, evaluation=evaluation, **ROUNDS)
+    theory = ft.predict(
+        algorithm, DATA, CLIENTS, start=start, evaluation=evaluation, forecasting=ft.Forecasting(rates=False), **ROUNDS
+    )
+    side = ft.compare(algorithm, DATA, CLIENTS, start=start, evaluation=evaluation, **ROUNDS)
+    (verdict,) = side.verdicts
+    assert verdict.passed and verdict.control_fails, verdict
+    curves = [h.curves()["train.mse"] for h in (run.history, theory.history, side.history, side.history.predicted)]
+    assert relative(curves[0], curves[2]) < 1e-6 and relative(curves[1], curves[3]) < 1e-9
+    lazy = float(side.feature_learning[-1, 0])
+    assert lazy < 1e-12 if case == "last" else 1e-4 < lazy < 0.5  # the last layer is linear in its weights
+    elsewhere = fed_avg(ft.models.trainable(NETWORK, WEIGHTS, "^body/"), 0.01)
+    other = ft.predict(
+        elsewhere, DATA, CLIENTS, start=jax.random.key(0), evaluation=evaluation,
+        forecasting=ft.Forecasting(rates=False), **ROUNDS,
+    )  # fmt: skip
+    assert relative(other.history.curves()["train.mse"], curves[0]) > 1e-3
+
+
+# ---- LoRA ----
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_lora_starts_as_the_pre_trained_network_bit_for_bit(dtype: Any) -> None:
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), WEIGHTS)
+    model, x = ft.models.lora(NETWORK, weights, 3, alpha=5), X.astype(dtype)
+    params = model.init(jax.random.key(0))
+    assert np.array_equal(model.apply(params, x), NETWORK.apply(weights, x))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(dtype)}
+    moved = jax.tree.map(lambda leaf: leaf + 0.01, params)
+    assert not np.array_equal(model.apply(moved, x), NETWORK.apply(weights, x))
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, None), (100, None), (2, 5.0)])
+def test_its_kernel_is_that_of_the_matrices_seen_through_a(rank: int, alpha: float | None) -> None:
+    """By the chain rule from the Jacobian of the matrices; rank 100 is more than any matrix has."""
+    model, columns = ft.models.lora(NETWORK, WEIGHTS, rank, alpha=alpha), jacobians(NETWORK, WEIGHTS)
+    params, expected = doubled(model), np.zeros((N * C, N * C))
+    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, LowRank))
+    assert len(leaves) == 3
+    for path, pair in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        of_matrix = columns[name].reshape(N * C, len(pair.a), -1)
+        of_b = np.einsum("nio,ir->nro", of_matrix, pair.a).reshape(N * C, -1) * ((alpha or rank) / rank)
+        expected += of_b @ of_b.T
+    measured = kernel(model, params)
+    assert relative(measured, expected) < 1e-12
+    full = sum(columns[name] @ columns[name].T for name in columns if name.endswith("kernel"))
+    assert relative(measured, full) > 0.05
+
+
+def test_on_average_its_kernel_is_that_of_the_full_matrices() -> None:
+    """Within four standard errors of the mean over draws, but not with another factor."""
+    columns = jacobians(NETWORK, WEIGHTS)
+    full = sum(columns[name] @ columns[name].T for name in columns if name.endswith("kernel"))
+    rows = np.arange(6)  # the trace of a corner
+
+    def traces(alpha: float | None) -> np.ndarray:
+        model = ft.models.lora(NETWORK, WEIGHTS, 4, alpha=alpha)
+
+        def trace(key: jax.Array) -> jax.Array:
+            jacobian = jax.jacrev(lambda p: model.apply(p, X[:3]).ravel())(model.init(key))
+            return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(jacobian))
+
+        return np.asarray(jax.jit(jax.vmap(trace))(jax.random.split(jax.random.key(0), 400)))
+
+    def z(of_draws: np.ndarray) -> float:
+        return float((of_draws.mean() - np.trace(full[np.ix_(rows, rows)])) / (of_draws.std(ddof=1) / 20))
+
+    assert abs(z(traces(None))) < 4 < abs(z(traces(5.0)))
+
+
+def test_training_changes_matrices_by_the_rank_that_was_chosen() -> None:
+    model = ft.models.lora(NETWORK, WEIGHTS, 2, "Dense_0")
+    algorithm = fed_avg(model)
+    ends = algorithm.params(ft.simulate(algorithm, DATA, CLIENTS, **ROUNDS).state)
+    pair = jax.tree.map(lambda leaf: leaf[0], ends["body"]["Dense_0"]["kernel"])
+    assert np.linalg.matrix_rank(pair.a @ pair.b) == 2 and ends["last"]["kernel"] is None
+    assert pair.a.shape == (75, 2) and pair.b.shape == (2, 6)
+
+
+REFUSED = {
+    "nothing": (
+        lambda: ft.models.trainable(NETWORK, WEIGHTS, "Dense_7"),
+        "select: got 'Dense_7', which matches no parameter; the parameters are body/Conv_0/bias, body/Conv_0/kernel, "
+        "body/Dense_0/bias, body/Dense_0/kernel, last/bias, last/kernel",
+    ),
+    "no matrix": (
+        lambda: ft.models.lora(NETWORK, WEIGHTS, 1, "bias"),
+        "select: got 'bias', which matches no matrix; the matrices are body/Conv_0/kernel, body/Dense_0/kernel, last/",
+    ),
+    "expression": (lambda: ft.models.trainable(NETWORK, WEIGHTS, "("), "select: got '(', which is no regular"),
+    "function": (lambda: ft.models.trainable(NETWORK, WEIGHTS, lambda path: 1), "select: got [1, 1,"),
+    "tree": (lambda: ft.models.trainable(NETWORK, WEIGHTS, {"last": True}), "select: got a mask of structure"),
+    "params": (lambda: ft.models.trainable(NETWORK, WEIGHTS["last"], "a"), "params: got parameters of shapes {'bias'"),
+    "model": (lambda: ft.models.lora(3, WEIGHTS, 1), "model: got 3, must be a Model"),
+    "rank": (lambda: ft.models.lora(NETWORK, WEIGHTS, 0), "rank: got 0, must be a whole number of at least 1"),
+    "alpha": (lambda: ft.models.lora(NETWORK, WEIGHTS, 1, alpha=0), "alpha: got 0, must be above 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str) -> None:
+    build, said = REFUSED[case]
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    names = documents.run("adapted = ft")
+    assert names["both"].feature_learning[-1, 0] > 1e-3 and names["both"].verdicts[0].passed
+    last, adapted = capsys.readouterr().out.splitlines()
+    assert last.startswith("a part of Sequential") and adapted.startswith("LoRA of rank 2 of Sequential")
+    assert last.endswith(str(8 * 4 * 8 * (16 * 2 + 2))) and adapted.endswith(str(8 * 4 * 8 * 2 * (6 + 16 + 16 + 2)))
