@@ -101,7 +101,7 @@ def test_the_example_of_the_documentation() -> None:
     text = documents.example("def cnn(rngs)")
     assert len([line for line in text[text.index("@ft.recipe") :].splitlines() if line]) <= 10
     side = documents.run("def cnn(rngs)")["both"]
-    assert side.simulated.rounds[-1] == 8 and "its channel" in side.how
+    assert side.simulated[0].rounds[-1] == 8 and "its channel" in side.how
     assert 0 < side.feature_learning[-1, 0] < 0.5
     first, *_, last = side.history.curves()["train.mse"]
     assert last < 0.8 * first
