@@ -67,7 +67,6 @@ REFUSED = [
     ("predict --target 2", "target: got 2.0, must be above 0 and at most 1"),
     ("predict --target 0", "target: got 0.0, must be above 0"),
     ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
-    ("predict --channel qsgd:4", "its channel changes what clients send; nearest is one that is lossless"),
     ("predict --figures jpg", "figures: got 'jpg', allowed are png, pdf, svg"),
     ("train --figures PDF", "figures: got 'PDF', allowed are png, pdf, svg"),
     ("compare --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
@@ -117,7 +116,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         (train, "simulate_rounds"),
-        (compare, "run"),
+        (compare, "compared"),
         (predict, "forecasts"),
         (harness, "trial_program"),
     ):

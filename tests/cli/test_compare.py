@@ -22,13 +22,13 @@ from .test_commands import COMPARE
 @functools.cache
 def compared() -> Comparison:
     """The tiny case, compared once."""
-    return compare.run(tiny(None, "smoke", 0))
+    return compare.compared(tiny(None, "smoke", 0))
 
 
 @pytest.fixture
 def compared_once(monkeypatch: pytest.MonkeyPatch, tiny_case: None) -> None:
     found = compared()
-    monkeypatch.setattr(compare, "run", lambda setting, **more: found)
+    monkeypatch.setattr(compare, "compared", lambda setting, **more: found)
 
 
 @pytest.mark.usefixtures("compared_once")
@@ -88,7 +88,7 @@ def test_every_command_runs_with_its_defaults(
     """Its cases are prepared whole; in their place the tiny one is shown and written."""
     found = compared()
     right = found._replace(verdicts=tuple(v._replace(holds=True, control_fails=True) for v in found.verdicts))
-    monkeypatch.setattr(compare, "run", lambda setting, **more: right)
+    monkeypatch.setattr(compare, "compared", lambda setting, **more: right)
     ended = run(*line.split())
     assert (ended.code, ended.err) == (0, "")
     written = json.loads((folder / "results/compare/config.json").read_text())["options"]

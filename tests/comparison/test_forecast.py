@@ -13,7 +13,6 @@ import fedtangent as ft
 from fedtangent._src.comparison import forecast as forecasts_
 from fedtangent._src.comparison import rates
 from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
-from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import draws_of
 from fedtangent._src.engine import Evaluation, simulate
@@ -40,9 +39,8 @@ def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
 
 
 def runs_of(plan: Plan) -> forecasts_._Runs:
-    setting, blocks = plan.setting, plan.setting.blocks()
-    flow = run_flow(setting, blocks, cohorts(setting))
-    return forecasts_._Runs(plan, (flow,), forecasts_.prior_starts(setting, blocks, plan.forecasting.draws))
+    """The runs of a plan by its flow."""
+    return forecasts_._runs_of(plan, plan.setting.blocks(), lambda line: None)
 
 
 def foretold(plan: Plan) -> forecasts_.Forecast:
@@ -53,7 +51,7 @@ def test_the_mean_curve_is_that_of_the_law() -> None:
     """Bias and variance of the flow's law, within what so few initial functions leave open; the prior's are far off."""
     plan = planned(32)
     runs, setting = runs_of(plan), plan.setting
-    flow, curve = runs.flow, runs.curve(plan.rate, False)
+    flow, curve = runs.flows[0], runs.curve(plan.rate, False)
     for at in (0, 2, 5):
         mean, cov = np.asarray(flow.mean(at)[0]), np.asarray(flow.cov(at)[0])
         expected = float(np.mean((mean - setting.problem.y_test) ** 2) + np.mean(np.diag(cov)))
@@ -71,7 +69,7 @@ def test_the_mean_curve_is_that_of_the_law() -> None:
 def test_a_curve_is_each_functions_own_prediction_measured() -> None:
     plan = planned(2, algorithm="fed_ensemble", num_models=2, loss="cross_entropy")
     setting, runs = plan.setting, runs_of(plan)
-    flow, starts, curve = runs.flow, runs.starts, runs.curve(plan.rate, False)
+    flow, starts, curve = runs.flows[0], runs.starts, runs.curve(plan.rate, False)
     assert not np.allclose(starts.test[0], starts.test[1])
     for draw in range(2):
         train, test = starts.train[draw], starts.test[draw]
@@ -216,7 +214,7 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
     """To what so few initial functions leave open; before the end the run is elsewhere."""
     plan = planned(16, num_rounds=400, batch_size=0, local_steps=20, local_epochs=None, client_learning_rate=1.0)
     runs, setting = runs_of(plan), plan.setting
-    limit = forecasts_._at_limit(setting, setting.blocks(), runs.flow)
+    limit = forecasts_._at_limit(setting, setting.blocks(), runs.flows[0])
     assert limit is not None
     for rounds, near in ((400, True), (4, False)):
         each = runs.measured(plan.rate, (rounds,), slice(None))["test", "mse"][:, 0]
