@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.tree_util import PyTreeDef
 
+from fedtangent._src.models.gemm import ConvolutionOptions, channels_last, gemm_convolution
 from fedtangent._src.types import AnyArray, PyTree
 
 __all__ = ["nt", "predict", "stax"]
@@ -208,6 +209,27 @@ def _shape(x: PyTree) -> tuple[int, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
 
 
+def _convolution(
+    lhs: AnyArray,
+    rhs: AnyArray,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    **options: Unpack[ConvolutionOptions],
+) -> jax.Array:
+    """Computes ``lax.conv_general_dilated``: by ``gemm_convolution`` for images, otherwise padded beforehand."""
+    layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, options.get("dimension_numbers"))
+    if layout == lax.conv_dimension_numbers(lhs.shape, rhs.shape, channels_last(lhs.ndim)):
+        return gemm_convolution(lhs, rhs, window_strides, padding, **options)
+    if isinstance(padding, str):
+        sizes, window = ([shape[i] for i in axes[2:]] for shape, axes in zip((lhs.shape, rhs.shape), layout[:2]))
+        padding = lax.padtype_to_pads(sizes, window, window_strides, padding)
+    edges = [(0, 0, 0)] * lhs.ndim
+    for axis, (low, high) in zip(layout.lhs_spec[2:], padding, strict=True):
+        edges[axis] = int(low), int(high), 0
+    padded = lax.pad(lhs, jnp.zeros((), lhs.dtype), edges)
+    return lax.conv_general_dilated(padded, rhs, window_strides, "VALID", **options)
+
+
 class _CustomJvp(jax.custom_jvp):
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
@@ -244,6 +266,7 @@ def _restored() -> tuple[Restored, ...]:
 
     moved = "left jax.core for jax.extend.core in JAX 0.6"
     util_gone = "jax.util is gone"
+    crashes = "XLA's own padding reads before its operand on CPUs with AVX-512, and may crash; and slow under vmap"
     return (
         Restored("jax.core", "Jaxpr", extend.Jaxpr, moved),
         Restored("jax.core", "JaxprEqn", extend.JaxprEqn, moved),
@@ -261,6 +284,7 @@ def _restored() -> tuple[Restored, ...]:
         Restored("jax.interpreters.ad", "linearize", _linearize, "returns other things; can leave nested jaxprs"),
         Restored("jax.extend.linear_util", "wrap_init", lambda fun: fun, "needs debug information now"),
         Restored("jax.api_util", "flatten_fun_nokwargs", _flatten_fun, "takes only what linear_util.wrap_init returns"),
+        Restored("jax.lax", "conv_general_dilated", _convolution, crashes),
         Restored("jax.numpy", "size", _size, "refuses shapes that stand for arrays"),
         Restored("jax.numpy", "shape", _shape, "refuses shapes that stand for arrays"),
         Restored("jax.numpy", "dtype", lambda x: jnp.dtype(getattr(x, "dtype", x)), "refuses arrays"),
