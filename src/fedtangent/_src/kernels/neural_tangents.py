@@ -221,7 +221,8 @@ def _convolution(
     if layout == lax.conv_dimension_numbers(lhs.shape, rhs.shape, channels_last(lhs.ndim)):
         return gemm_convolution(lhs, rhs, window_strides, padding, **options)
     if isinstance(padding, str):
-        sizes, window = ([shape[i] for i in axes[2:]] for shape, axes in zip((lhs.shape, rhs.shape), layout[:2]))
+        sizes = [lhs.shape[i] for i in layout.lhs_spec[2:]]
+        window = [rhs.shape[i] for i in layout.rhs_spec[2:]]
         padding = lax.padtype_to_pads(sizes, window, window_strides, padding)
     edges = [(0, 0, 0)] * lhs.ndim
     for axis, (low, high) in zip(layout.lhs_spec[2:], padding, strict=True):
