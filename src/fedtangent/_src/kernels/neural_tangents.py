@@ -35,7 +35,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.tree_util import PyTreeDef
 
-from fedtangent._src.models.gemm import ConvolutionOptions, channels_last, gemm_convolution
+from fedtangent._src.models.gemm import ConvolutionOptions, Geometry, channels_last, patches
 from fedtangent._src.types import AnyArray, PyTree
 
 __all__ = ["nt", "predict", "stax"]
@@ -216,18 +216,22 @@ def _convolution(
     padding: str | Sequence[tuple[int, int]],
     **options: Unpack[ConvolutionOptions],
 ) -> jax.Array:
-    """Computes ``lax.conv_general_dilated``: by ``gemm_convolution`` for images, otherwise padded beforehand."""
+    """Computes ``lax.conv_general_dilated``: of images as a product of patches, otherwise padded beforehand."""
     layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, options.get("dimension_numbers"))
-    if layout == lax.conv_dimension_numbers(lhs.shape, rhs.shape, channels_last(lhs.ndim)):
-        return gemm_convolution(lhs, rhs, window_strides, padding, **options)
     if isinstance(padding, str):
         sizes = [lhs.shape[i] for i in layout.lhs_spec[2:]]
         window = [rhs.shape[i] for i in layout.rhs_spec[2:]]
         padding = lax.padtype_to_pads(sizes, window, window_strides, padding)
-    edges = [(0, 0, 0)] * lhs.ndim
-    for axis, (low, high) in zip(layout.lhs_spec[2:], padding, strict=True):
-        edges[axis] = int(low), int(high), 0
-    padded = lax.pad(lhs, jnp.zeros((), lhs.dtype), edges)
+    edges = tuple((int(low), int(high)) for low, high in padding)
+    last = lax.conv_dimension_numbers(lhs.shape, rhs.shape, channels_last(lhs.ndim))
+    if layout == last and set(options) <= {"dimension_numbers"}:
+        ones = (1,) * len(edges)
+        rows = patches(lhs, Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), edges, ones, None))
+        return rows @ rhs.reshape((-1, rhs.shape[-1]))
+    everywhere = [(0, 0, 0)] * lhs.ndim
+    for axis, (low, high) in zip(layout.lhs_spec[2:], edges, strict=True):
+        everywhere[axis] = low, high, 0
+    padded = lax.pad(lhs, jnp.zeros((), lhs.dtype), everywhere)
     return lax.conv_general_dilated(padded, rhs, window_strides, "VALID", **options)
 
 
