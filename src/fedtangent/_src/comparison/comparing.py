@@ -141,13 +141,18 @@ def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
         widths: Widths of its hidden layers.
 
     Raises:
-        ValueError: There are fewer than three different widths, or the model has no analytic kernel.
+        ValueError: There are fewer than three different widths, or the model has no analytic kernel or no other width.
     """
     for width in widths:
         whole("widths", width)
     followed.check_analytic(model)
-    if model.at_width is None:
+    if model.is_linear:
         return (1,)
+    if model.at_width is None:
+        raise ValueError(
+            f"model: got {model.name}, whose width cannot change, must be a model with at_width, such as "
+            "from_stax(network, ..) of a function of the width; or start=.. compares it with its linearisation"
+        )
     rising = tuple(sorted(set(widths)))
     if len(rising) < FEWEST_WIDTHS:
         raise ValueError(f"widths: got {widths}, must be {FEWEST_WIDTHS} or more different ones")

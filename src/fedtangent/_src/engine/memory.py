@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, ParamSpec, cast
 
 import jax
 
-from fedtangent._src import pytrees
+from fedtangent._src import liveness, pytrees
 from fedtangent._src.engine.clients import Mapping, Train, scan_clients, side_by_side
 from fedtangent._src.engine.loop import state_shapes
-from fedtangent._src.liveness import USABLE, memory_limit, peak_bytes, size
+from fedtangent._src.liveness import USABLE, peak_bytes, size
 from fedtangent._src.types import Aggregate, Algorithm, Array, Engine, FederatedData, PyTree, Slots
 
 Arguments = ParamSpec("Arguments")
@@ -145,7 +145,7 @@ def plan(
         concurrent=min(slots, mapping.width or slots, side_by_side(traced.message)),
         outputs=traced.outputs * slots + traced.infos * rounds,
         evaluation=max((_held_bytes(algorithm.predict, traced.state, x) for x in evaluated), default=0),
-        limit=memory_limit(),
+        limit=liveness.memory_limit(),
     )
 
 
@@ -189,8 +189,10 @@ def check_program(
         arguments, options: Its arguments, or their shapes.
     """
     needed = pytrees.num_bytes((arguments, options)) + _held_bytes(run, *arguments, **options)
-    if needed > USABLE * memory_limit():
-        raise ValueError(f"{name}, which needs {size(needed)} of memory, the device has {size(memory_limit())}")
+    if needed > USABLE * liveness.memory_limit():
+        raise ValueError(
+            f"{name}, which needs {size(needed)} of memory, the device has {size(liveness.memory_limit())}"
+        )
 
 
 def describe(planned: MemoryPlan) -> str:

@@ -137,9 +137,10 @@ class AnalyticKernel:
             tile = _blocks(self, x, None if second is None and i == j else y, names)
             for name in names:
                 block = np.asarray(getattr(tile, name))[: i.stop - i.start, : j.stop - j.start]
-                out[name][i, j] = block
                 if second is None:
+                    block = 0.5 * (block + block.T) if i == j else block
                     out[name][j, i] = block.T
+                out[name][i, j] = block
         tick(len(places), len(places))
         return Kernels(**{name: jnp.asarray(block) for name, block in out.items()})
 

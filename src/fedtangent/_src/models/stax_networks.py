@@ -85,13 +85,16 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
             raise ValueError(f"x: got {x.shape}, must be examples of {shape}")
         return cast("AnyArray", x.reshape((x.shape[0], *shape)))
 
-    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+    def outputs_of(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Array:
         dtype = jnp.result_type(*jax.tree.leaves(params))
         with jax.enable_x64(dtype == jnp.float64):  # stax scales by NumPy's float64, which turns float32 into float64
-            return apply_fn(params, as_examples(x).astype(dtype))
+            return apply_fn(params, as_examples(jnp.asarray(x)).astype(dtype))
+
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        return outputs_of(params, x)
 
     one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    outputs = _outputs(lambda: jax.eval_shape(lambda: apply(init(jax.random.key(0)), jnp.zeros(one.shape))), name)
+    outputs = _outputs(lambda: jax.eval_shape(lambda: outputs_of(init(jax.random.key(0)), jnp.zeros(one.shape))), name)
     if len(outputs.shape) != 2:
         raise ValueError(f"network: got {name}, from {one.shape} to {outputs.shape}, must map to [n, C]")
     if kernel is None:
