@@ -173,7 +173,7 @@ def test_kernels_of_draws_approach_it(name: str) -> None:
             theta = np.asarray(of.kernel(x, get="ntk"))  # type: ignore[misc]
             distance = np.linalg.norm((draws - theta).reshape(len(draws), -1), axis=1)
             errors[which].append(distance / np.linalg.norm(theta))
-    right, wrong = (width_slope(widths, np.stack(errors[which])) for which in ("right", "wrong"))
+    right, wrong = (width_slope(widths, errors[which]) for which in ("right", "wrong"))
     assert right.within(-0.6, -0.4), (right, np.mean(errors["right"], axis=1))
     assert wrong.outside(-0.6, -0.4), (wrong, np.mean(errors["wrong"], axis=1))
 
