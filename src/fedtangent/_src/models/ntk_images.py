@@ -186,7 +186,7 @@ def ntk_cnn(
 @ntk_network(
     {"width": 4096, "blocks": MOST_LAYERS, "window": 1000, "readout": None, "activation": None, "layer_norm": None},
     ("he2016", "novak2020"),
-    learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+    learning_rates={SQUARED_ERROR: 0.2, CROSS_ENTROPY: 0.2},
 )
 def ntk_resnet(
     input_shape: Sequence[int] | Sized,
@@ -242,7 +242,7 @@ def ntk_resnet(
 @ntk_network(
     {"width": 4096, "depth": MOST_LAYERS, "patch": 1000, "readout": None, "activation": None},
     ("hron2020", "novak2020"),
-    learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+    learning_rates={SQUARED_ERROR: 0.1, CROSS_ENTROPY: 0.1},
 )
 def ntk_transformer(
     input_shape: Sequence[int] | Sized,
