@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from fedtangent._src import timings
+from fedtangent._src import liveness, timings
 from fedtangent._src.engine import auto, memory
 from fedtangent._src.engine.clients import Mapping, parse
 
