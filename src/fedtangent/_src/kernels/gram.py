@@ -280,8 +280,10 @@ def _evaluate(
     second = None if x2 is None else jnp.asarray(x2)
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
-    is_tiled = isinstance(kernel_fn, AnalyticKernel)
-    result = kernel_fn.blocks(x1, x2, tick=tick) if is_tiled else kernel_fn(jnp.asarray(x1), second)
+    if isinstance(kernel_fn, AnalyticKernel):
+        result: object = kernel_fn.blocks(x1, x2, tick=tick)
+    else:
+        result = kernel_fn(jnp.asarray(x1), second)
     pair = tuple(getattr(result, name) for name in KERNELS) if hasattr(result, "ntk") else result
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")

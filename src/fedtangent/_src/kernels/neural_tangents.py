@@ -210,8 +210,8 @@ def _shape(x: PyTree) -> tuple[int, ...]:
 
 
 def _convolution(
-    lhs: AnyArray,
-    rhs: AnyArray,
+    lhs: jax.Array,
+    rhs: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     **options: Unpack[ConvolutionOptions],

@@ -16,14 +16,15 @@ from fedtangent._src.checks import choice, flag, whole
 from fedtangent._src.models.dense import ACTIVATIONS, Sized
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, network
 from fedtangent._src.models.images import check_blocks, image_shape
-from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, stax
+from fedtangent._src.models.kernels import StaxNetwork, stax
 from fedtangent._src.models.stax_networks import stax_model
-from fedtangent._src.types import Model
+from fedtangent._src.types import Kernel, Model
 
 READOUTS = ("flatten", "average", "global")
 W_STD, B_STD = 2.0**0.5, 0.1  # of all layers, as in ``mlp``
 STAGES = 4
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Sizes = tuple[tuple[int, int, int], int]  # (height, width, channels), number of outputs
 
 
@@ -95,7 +96,7 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
     """Returns the model of a function from the width to the layers; its kernel is that of all widths."""
 
-    def at_width(width: int, kernel: AnalyticKernel | None = None) -> Model:
+    def at_width(width: int, kernel: Kernel | None = None) -> Model:
         whole("width", width)
         init_fn, apply_fn, kernel_fn = stax().serial(*_quiet(build)(width))
         network = _quiet(init_fn), apply_fn, _quiet(kernel_fn)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import shown, whole
-from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork
-from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
+from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, StaxNetwork
+from fedtangent._src.types import AnyArray, Array, Kernel, Key, Model, PyTree
 
 
 def from_stax(
@@ -63,7 +63,7 @@ def from_stax(
     return model._replace(at_width=lambda other: from_stax(network, shape, other, name))
 
 
-def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: AnalyticKernel | None = None) -> Model:
+def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: Kernel | None = None) -> Model:
     """Converts a stax network of one width to a ``Model``; raises ``ValueError`` as ``from_stax`` does.
 
     Args:
@@ -72,7 +72,7 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
         name: Name of the model.
         kernel: The kernel, if it is known from the same network at another width; None: it is checked.
     """
-    if not (isinstance(network, tuple) and len(network) == 3 and all(map(callable, network))):
+    if not (isinstance(network, tuple) and len(network) == 3 and all(callable(part) for part in network)):
         raise ValueError(f"network: got {shown(network)}, must be the (init_fn, apply_fn, kernel_fn) of stax.serial")
     init_fn, apply_fn, _ = network
 
@@ -80,10 +80,10 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
         with jax.enable_x64(False):
             return init_fn(key, (1, *shape))[1]
 
-    def as_examples(x: Shaped[AnyArray, "n ..."]) -> Shaped[AnyArray, "n ..."]:
+    def as_examples(x: Shaped[Array, "n ..."]) -> Shaped[Array, "n ..."]:
         if math.prod(x.shape[1:]) != math.prod(shape):
             raise ValueError(f"x: got {x.shape}, must be examples of {shape}")
-        return cast("AnyArray", x.reshape((x.shape[0], *shape)))
+        return x.reshape((x.shape[0], *shape))
 
     def outputs_of(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Array:
         dtype = jnp.result_type(*jax.tree.leaves(params))
@@ -116,7 +116,7 @@ def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) ->
     gaussian: list[bool] = []
 
     def traced(x1: Array, x2: Array) -> tuple[Array, Array]:
-        kernel = network[2](x1, x2, None)
+        kernel: Any = network[2](x1, x2, (*KERNELS, "is_gaussian"))
         gaussian.append(kernel.is_gaussian)
         return kernel.nngp, kernel.ntk
 
