@@ -46,6 +46,7 @@ HERE = (
     "np.savez",
     "class Network(linen.Module)",
     "from_flax(linen",
+    "from_stax(pooled",
     "from_flax(Convolution(), x[:1], 4)",
     "two_functions",
     "resume=True",
@@ -115,6 +116,11 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert names["model"].apply(names["params"], np.ones((2, 5), np.float32)).shape == (2, 3)
     first, *_, last = run("two_functions")["run"].history.curves()["train.mse"]
     assert last < 0.8 * first
+
+
+def test_a_network_of_stax_has_the_kernel_of_its_infinite_width() -> None:
+    network = run("from_stax(pooled")["network"]
+    assert network.at_width(64).kernel(np.ones((2, 4, 4, 1)), get="ntk").shape == (2, 2)
 
 
 def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

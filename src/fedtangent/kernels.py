@@ -3,6 +3,7 @@
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, analytic, kernel_blocks
 from fedtangent._src.kernels.large import LargeKernel, large_kernel
+from fedtangent._src.models.kernels import stax
 
 __all__ = [
     "KernelBlocks",
@@ -12,4 +13,5 @@ __all__ = [
     "empirical_ntk",
     "kernel_blocks",
     "large_kernel",
+    "stax",
 ]

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src import data
+from fedtangent._src import data, liveness
 from fedtangent._src.cli import compare, predict, train
 from fedtangent._src.data import Dataset, cache
-from fedtangent._src.engine import memory
 from fedtangent._src.entries import catalogue, option_names
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError
@@ -149,7 +148,7 @@ def test_what_a_command_does_not_take(run: Callable, folder: Path, line: str, sa
 
 @pytest.mark.usefixtures("no_work")
 def test_a_run_that_does_not_fit_into_memory(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "memory_limit", lambda: 10_000)
+    monkeypatch.setattr(liveness, "memory_limit", lambda: 10_000)
     small = ["--num-train", "40", "--num-clients", "2", "--widths", "4", "--mapping", "scan"]
     assert_refused(run("train", *small, "--output", "out"), folder, "mapping: scan needs ")
 

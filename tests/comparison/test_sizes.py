@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedtangent._src import liveness
 from fedtangent._src.cli.main import run
 from fedtangent._src.comparison import forecast, sizes
 from fedtangent._src.comparison.forecast import forecasts
 from fedtangent._src.comparison.predicted import prior_starts
-from fedtangent._src.engine import memory
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
 
@@ -35,7 +35,7 @@ def planned(tmp_path: Path, **more: object) -> sizes.KernelPlan:
 
 
 def room(monkeypatch: pytest.MonkeyPatch, of_memory: float, of_disk: float = 1e15) -> None:
-    monkeypatch.setattr(memory, "memory_limit", lambda: int(of_memory))
+    monkeypatch.setattr(liveness, "memory_limit", lambda: int(of_memory))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(of_disk)))
 
 
@@ -56,7 +56,7 @@ def test_many_are_one_of_float32_in_memory_or_in_a_file(
     setting = runs.planned(2, every=5, **OPTIONS).setting
     assert plan.kernel == 4 * len(setting.problem.x_train) ** 2
     assert isinstance(sizes.planned_kernels(setting, plan), LargeKernel) and not list(tmp_path.iterdir())
-    room(monkeypatch, (plan.total - plan.kernel / 2) / memory.USABLE)
+    room(monkeypatch, (plan.total - plan.kernel / 2) / liveness.USABLE)
     filed = planned(tmp_path)
     assert filed.folder == tmp_path and filed.total == plan.total - plan.kernel
     sizes.planned_kernels(setting, filed)
@@ -69,7 +69,7 @@ def test_no_room_is_said_before_any_work(
     of_memory: float | str, of_disk: float,
 ) -> None:  # fmt: skip
     plan = planned(tmp_path)
-    half = (plan.total - plan.kernel / 2) / memory.USABLE
+    half = (plan.total - plan.kernel / 2) / liveness.USABLE
     room(monkeypatch, half if of_memory == "half" else float(of_memory), of_disk)
     monkeypatch.chdir(tmp_path)
     assert run(["predict", *LINE, "--draws", "2", "--evaluate-every", "5", "--output", "out"]) == 2
@@ -83,7 +83,7 @@ def test_a_changed_file_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = planned(tmp_path)
-    room(monkeypatch, (plan.total - plan.kernel / 2) / memory.USABLE)
+    room(monkeypatch, (plan.total - plan.kernel / 2) / liveness.USABLE)
     monkeypatch.chdir(tmp_path)
     line = ["predict", *LINE, "--draws", "2", "--no-rates", "--evaluate-every", "5", "--kernel-dir", "kernels"]
     assert run([*line, "--output", "first"]) == 0

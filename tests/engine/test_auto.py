@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from fedtangent._src import timings
+from fedtangent._src import liveness, timings
 from fedtangent._src.engine import auto, memory
 from fedtangent._src.engine.clients import Mapping, parse
 
@@ -68,8 +68,8 @@ def test_only_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     plan = memory.plan(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
     for slots, wanted in ((9.0, ["vmap"]), (5.5, ["chunked:5"]), (1.5, ["scan"]), (0.5, ["scan"])):
-        limit = int((plan.fixed + slots * plan.slot) / memory.USABLE)
-        monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
+        limit = int((plan.fixed + slots * plan.slot) / liveness.USABLE)
+        monkeypatch.setattr(liveness, "memory_limit", lambda limit=limit: limit)
         assert [str(m) for m in auto.that_fit(algorithm(), data(), EXAMPLES, 1)] == wanted
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent._src import liveness
 from fedtangent._src.data import federated_data
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import memory
@@ -108,7 +109,7 @@ def test_what_is_not_the_clients_is_seen(most: dict[str, Any]) -> None:
 def test_a_program_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jnp.ones((100, 100))
     memory.check_program("over: got vmap", lambda x: x @ x, x)
-    monkeypatch.setattr(memory, "memory_limit", lambda: 3 * x.nbytes // 2)
+    monkeypatch.setattr(liveness, "memory_limit", lambda: 3 * x.nbytes // 2)
     with pytest.raises(ValueError, match=r"^over: got vmap, which needs 156.2 KiB of memory, .* 117.2 KiB$"):
         memory.check_program("over: got vmap", lambda x: x @ x, x)
 
@@ -131,32 +132,32 @@ def test_liveness_by_hand() -> None:
         return jnp.dot(z, z)[0, 0]
 
     jaxpr = jax.make_jaxpr(chain)(jnp.zeros((10, 10))).jaxpr
-    assert 1600 <= memory.peak_bytes(jaxpr) <= 1616
+    assert 1600 <= liveness.peak_bytes(jaxpr) <= 1616
 
     def loop(x: Any) -> Any:
         return jax.lax.fori_loop(0, 5, lambda i, c: jnp.dot(c, c), x)
 
-    assert 800 <= memory.peak_bytes(jax.make_jaxpr(loop)(jnp.zeros((10, 10))).jaxpr) <= 832
+    assert 800 <= liveness.peak_bytes(jax.make_jaxpr(loop)(jnp.zeros((10, 10))).jaxpr) <= 832
 
 
 def test_a_run_that_cannot_fit_names_the_largest_chunk_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memory.plan(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
     for chunk in (1, 3):
-        limit = int((plan.fixed + plan.server + (chunk + 0.5) * plan.slot) / memory.USABLE)
-        monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
+        limit = int((plan.fixed + plan.server + (chunk + 0.5) * plan.slot) / liveness.USABLE)
+        monkeypatch.setattr(liveness, "memory_limit", lambda limit=limit: limit)
         with pytest.raises(ValueError, match=rf"mapping: vmap needs .*largest chunk that fits is chunked:{chunk}$"):
             memory.check(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
         assert memory.check(algorithm(), data(), parse(f"chunked:{chunk}"), EXAMPLES, 1).fits
         with pytest.raises(ValueError, match="largest chunk"):
             memory.check(algorithm(), data(), parse(f"chunked:{chunk + 1}"), EXAMPLES, 1)
-    monkeypatch.setattr(memory, "memory_limit", lambda: plan.data)
+    monkeypatch.setattr(liveness, "memory_limit", lambda: plan.data)
     with pytest.raises(ValueError, match="no mapping fits: data and state take"):
         memory.check(algorithm(), data(), parse("scan"), EXAMPLES, 1)
 
 
 def test_in_words() -> None:
     sizes = (1, 1023, 1024, 1536, 2**20, 5 * 2**30, 2**50)
-    assert [memory.size(n) for n in sizes] == [
+    assert [liveness.size(n) for n in sizes] == [
         *("1 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "1048576.0 GiB")
     ]
     plan = memory.MemoryPlan(2**20, 2**10, 0, 0, 2**21, 4, 0, 2**10, 2**30)
@@ -168,4 +169,4 @@ def test_in_words() -> None:
 
 
 def test_the_limit_is_within_the_machine() -> None:
-    assert 2**28 < memory.memory_limit() < 2**45
+    assert 2**28 < liveness.memory_limit() < 2**45

@@ -82,6 +82,17 @@ def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown
     return Lines(**settings, bar_format=form, mininterval=SECONDS, miniters=1, delay=1e-9)
 
 
+def ticks(bar: tqdm) -> Callable[[int, int], None]:
+    """Returns a function of the numbers of finished and of all units, which moves a bar; at 0 the bar starts anew."""
+
+    def tick(done: int, total: int) -> None:
+        if done == 0:
+            bar.reset(total)
+        bar.update(done - bar.n)
+
+    return tick
+
+
 def headline(metrics: Mapping[str, object]) -> str:
     """Returns one metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if it was measured.
 

@@ -23,7 +23,6 @@ from fedtangent._src.comparison.followed import (
     NotFollowed,
     check_evaluation,
     check_kernels,
-    has_limit,
     rates_of,
     setting_of,
     training_of,
@@ -375,7 +374,7 @@ def plan_of(
     whole("num_rounds", num_rounds)
     check_seed(seed)
     weights = None
-    if start is None and not has_limit(algorithm.model):
+    if start is None and algorithm.model.kernel is None:
         start = jax.random.key(seed)
     if start is not None:
         weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)

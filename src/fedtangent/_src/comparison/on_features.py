@@ -120,7 +120,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
     """
     begun, problem, rounds = time.perf_counter(), setting.problem, setting.size.rounds
     with jax.default_matmul_precision("highest"):
-        blocks = setting.blocks()
+        blocks = setting.blocks(progress)
         features = kernel_features(blocks, problem.y_train.shape[1])
         paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
         f0 = np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0]

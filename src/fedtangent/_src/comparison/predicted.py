@@ -59,14 +59,15 @@ class Predicted:
     """Final test outputs [draws, K, m, C] from initial functions of the prior; None with a law in closed form."""
 
 
-def predict(setting: Setting, cohorts: Cohort) -> Predicted:
+def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) -> Predicted:
     """Predicts flow, law and limit of a setting from its analytic kernel.
 
     Args:
         setting: The setting.
         cohorts: Cohorts of its rounds, [R, S].
+        progress: Whether to show progress.
     """
-    blocks, rounds = setting.blocks(), setting.size.rounds
+    blocks, rounds = setting.blocks(progress), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
         why = f"a law is known of the loss squared_error, not of {words(setting.problem.loss)}"

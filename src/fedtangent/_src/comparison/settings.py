@@ -18,6 +18,7 @@ from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
+from fedtangent._src.progress import progress_of, ticks
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
 
@@ -230,9 +231,14 @@ class Setting:
             raise ValueError(f"model: got one without an analytic kernel for {self.name}, must have one")
         return kernel
 
-    def blocks(self) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points."""
-        return kernel_blocks(self.kernel, self.problem.x_train, self.problem.x_test)
+    def blocks(self, progress: bool | None = False) -> KernelBlocks:
+        """Computes the blocks of ``kernel`` at the training and test points.
+
+        Args:
+            progress: Whether to show progress.
+        """
+        with progress_of(1, f"{self.name}: kernel", "tile", shown=progress) as bar:
+            return kernel_blocks(self.kernel, self.problem.x_train, self.problem.x_test, tick=ticks(bar))
 
 
 def in_float64(plain: Model) -> Model:

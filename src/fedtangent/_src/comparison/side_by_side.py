@@ -133,7 +133,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")
         flow_start = time.perf_counter()
-        theory = predict(setting, cohorts(setting))
+        theory = predict(setting, cohorts(setting), progress)
         flow_seconds = time.perf_counter() - flow_start
         watched, of_widths = watched_draws(setting), list[Simulated]()
         for width in size.widths:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedtangent._src import liveness
 from fedtangent._src.comparison.settings import Setting
-from fedtangent._src.engine import memory
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import TILE, LargeKernel, large_kernel
-from fedtangent._src.progress import progress_of
+from fedtangent._src.models.kernels import AnalyticKernel
+from fedtangent._src.progress import progress_of, ticks
 from fedtangent._src.theory.flow.clients import SMALLEST_BUCKET
 from fedtangent._src.theory.flow.recursion import GATHERED
 
@@ -41,9 +42,9 @@ class KernelPlan(NamedTuple):
         where = "" if self.folder is None else f" in {self.folder}"
         kind = "float32" if self.is_large else "float64"
         return (
-            f"memory: {memory.size(self.total)} of {memory.size(self.limit)} predicted at the peak (kernel in {kind} "
-            f"{memory.size(self.kernel)}{where}, clients {memory.size(self.clients)}, functions "
-            f"{memory.size(self.functions)}, work {memory.size(self.work)})"
+            f"memory: {liveness.size(self.total)} of {liveness.size(self.limit)} predicted at the peak (kernel in "
+            f"{kind} {liveness.size(self.kernel)}{where}, clients {liveness.size(self.clients)}, functions "
+            f"{liveness.size(self.functions)}, work {liveness.size(self.work)})"
         )
 
 
@@ -56,7 +57,8 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
         folder: Folder of the file of a kernel that does not fit in memory.
 
     Raises:
-        ValueError: Neither memory nor disk has room; the message says how much is needed.
+        ValueError: Neither memory nor disk has room, or memory has none for a pair of images; the message says how
+            much is needed.
     """
     problem, rounds = setting.problem, len(setting.size.rounds)
     n, m, outputs = len(problem.x_train), len(problem.x_test), problem.y_train.shape[1]
@@ -64,21 +66,23 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
     of_clients = int(np.sum(4 ** np.ceil(np.log2(sizes))))
     columns = draws * setting.num_models * outputs
     functions, is_large = 8 * rounds * columns * (2 * n + 2 * m), n + m > MOST_EXACT
+    kernel = setting.kernel
+    tile = kernel.tile_bytes(problem.x_train) if isinstance(kernel, AnalyticKernel) else 0
     if is_large:
-        work = PROGRAM + 4 * (GATHERED + 6 * TILE**2) + 16 * n * columns
+        work = PROGRAM + tile + 4 * (GATHERED + 6 * TILE**2) + 16 * n * columns
         sizes_of = 4 * n**2, 4 * of_clients, functions, work
     else:
-        sizes_of = 16 * (n + m) ** 2, 16 * of_clients, functions, PROGRAM + 24 * (n + m) ** 2
-    plan = KernelPlan(*sizes_of, memory.memory_limit(), is_large, None)
-    if plan.total <= memory.USABLE * plan.limit:
+        sizes_of = 16 * (n + m) ** 2, 16 * of_clients, functions, PROGRAM + tile + 24 * (n + m) ** 2
+    plan = KernelPlan(*sizes_of, liveness.memory_limit(), is_large, None)
+    if plan.total <= liveness.USABLE * plan.limit:
         return plan
     filed = plan._replace(folder=folder)
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
-    if not is_large or filed.total > memory.USABLE * plan.limit or plan.kernel > free:
+    if not is_large or filed.total > liveness.USABLE * plan.limit or plan.kernel > free:
         raise ValueError(
-            f"kernel: got {n} training points, whose flow needs {memory.size(plan.total)} of memory, or "
-            f"{memory.size(filed.total)} and {memory.size(plan.kernel)} of disk; there are "
-            f"{memory.size(plan.limit)} and {memory.size(free)}"
+            f"kernel: got {n} training points, whose flow needs {liveness.size(plan.total)} of memory, or "
+            f"{liveness.size(filed.total)} and {liveness.size(plan.kernel)} of disk; there are "
+            f"{liveness.size(plan.limit)} and {liveness.size(free)}"
         )
     return filed
 
@@ -92,13 +96,8 @@ def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = 
         progress: Whether to show progress.
     """
     if not plan.is_large:
-        return setting.blocks()
+        return setting.blocks(progress)
     with progress_of(1, f"{setting.name}: kernel", "tile", shown=progress) as bar:
-
-        def tick(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
         devices = jax.devices() if jax.default_backend() != "cpu" or jax.process_count() > 1 else None
         x_train, x_test = setting.problem.x_train, setting.problem.x_test
-        return large_kernel(setting.kernel, x_train, x_test, folder=plan.folder, devices=devices, tick=tick)
+        return large_kernel(setting.kernel, x_train, x_test, folder=plan.folder, devices=devices, tick=ticks(bar))

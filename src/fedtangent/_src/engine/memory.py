@@ -9,39 +9,19 @@ the intermediate arrays that exist at the same time.
 
 from __future__ import annotations
 
-import collections
 import functools
-import math
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, cast
 
 import jax
-from jax.extend import core
 
-from fedtangent._src import pytrees
+from fedtangent._src import liveness, pytrees
 from fedtangent._src.engine.clients import Mapping, Train, scan_clients, side_by_side
 from fedtangent._src.engine.loop import state_shapes
+from fedtangent._src.liveness import USABLE, peak_bytes, size
 from fedtangent._src.types import Aggregate, Algorithm, Array, Engine, FederatedData, PyTree, Slots
 
 Arguments = ParamSpec("Arguments")
-USABLE = 0.9  # share of the memory to plan with; the rest is for programs, buffers in flight and fragmentation
-
-
-@functools.cache
-def memory_limit() -> int:
-    """Returns the bytes that a run may use on a device: the accelerator's limit, or the host's (cgroups included)."""
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and statistics.get("bytes_limit"):
-        return int(statistics["bytes_limit"])
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            host = min(host, int((Path("/sys/fs/cgroup") / name).read_text()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
-    return host
 
 
 class MemoryPlan(NamedTuple):
@@ -76,106 +56,6 @@ class MemoryPlan(NamedTuple):
     def fits(self) -> bool:
         """Whether the peak is within the usable part of the memory."""
         return self.total <= USABLE * self.limit
-
-
-def _bytes(var: core.Var | core.Literal) -> int:
-    aval: Any = var.aval
-    if isinstance(var, core.Literal) or not hasattr(aval, "shape"):
-        return 0
-    return math.prod(aval.shape) * pytrees.item_bytes(aval.dtype)
-
-
-def _inner(equation: core.JaxprEqn) -> list[core.Jaxpr]:
-    """Returns the jaxprs that an equation runs."""
-    kinds = core.ClosedJaxpr | core.Jaxpr
-    values = jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, kinds))
-    return [v.jaxpr if isinstance(v, core.ClosedJaxpr) else v for v in values if isinstance(v, kinds)]
-
-
-# Operations that compilers fuse into the operation that uses their result, if there is only one: it is not stored.
-FUSED = frozenset(
-    ("abs", "add", "add_any", "and", "broadcast_in_dim", "convert_element_type", "copy", "cos", "div", "eq", "exp")
-    + ("ge", "gt", "integer_pow", "iota", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg")
-    + ("not", "or", "pow", "reshape", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "squeeze", "sub", "tanh")
-)
-
-
-def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
-    """Returns the most bytes of intermediate arrays of ``jaxpr`` alive at once, without its inputs and constants.
-
-    An elementwise result with one consumer counts nothing, because it is fused into the consumer.
-
-    Args:
-        jaxpr: The traced program.
-        loop: Whether ``jaxpr`` is the body of a loop, whose results count nothing because they overwrite the loop's
-            buffers.
-    """
-    users = collections.defaultdict[core.Var, list[int]](list)
-    for i, equation in enumerate(jaxpr.eqns):
-        for var in equation.invars:
-            if isinstance(var, core.Var):
-                users[var].append(i)
-    returned = {v for v in jaxpr.outvars if isinstance(v, core.Var)}
-    for var in returned:
-        users[var].append(len(jaxpr.eqns))
-    needed = _needed_until(jaxpr, users)
-    live, peak, ends = 0, 0, collections.Counter[int]()
-    for i, equation in enumerate(jaxpr.eqns):
-        for var in equation.outvars:
-            free = _is_fused(jaxpr, i, users[var]) or (loop and var in returned)
-            size_of_result = 0 if free else _bytes(var)
-            live += size_of_result
-            ends[max((needed[j] for j in users[var]), default=i)] += size_of_result
-        body = equation.primitive.name in ("while", "scan")
-        inside = max((peak_bytes(inner, body) for inner in _inner(equation)), default=_work_bytes(equation))
-        peak = max(peak, live + inside)
-        live -= ends[i]
-    return peak
-
-
-def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
-    """Returns whether the result of equation ``i`` has a single consumer that computes it on the fly."""
-    if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
-        return False
-    user = jaxpr.eqns[users[0]]
-    return _is_elementwise(user) or user.primitive.name.startswith(("reduce_", "arg"))
-
-
-def _is_elementwise(equation: core.JaxprEqn) -> bool:
-    """Returns whether an operation, or a function such as relu, computes each number of its result independently."""
-    if equation.primitive.name in FUSED:
-        return True
-    inner = [] if equation.primitive.name in ("while", "scan", "cond") else _inner(equation)
-    return bool(inner) and all(_is_elementwise(one) for jaxpr in inner for one in jaxpr.eqns)
-
-
-def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Computes until which equation the operands of each equation have to be kept.
-
-    It is the equation itself or, for an elementwise one with consumers, the last equation until which any of them keeps
-    the operands it reads: compilers may compute an elementwise result anew wherever it is used.
-
-    Args:
-        jaxpr: The traced program, of n equations.
-        users: The numbers of the equations that use each variable; n stands for the results of ``jaxpr``.
-
-    Returns:
-        The number of the last equation, for each of the n equations and for n itself.
-    """
-    until = list(range(len(jaxpr.eqns) + 1))
-    for i in reversed(range(len(jaxpr.eqns))):
-        used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]
-        if _is_elementwise(jaxpr.eqns[i]) and used:
-            until[i] = max(until[j] for j in used)
-    return until
-
-
-def _work_bytes(equation: core.JaxprEqn) -> int:
-    """Returns the work space of an operation: products rearrange stacked matrices, LAPACK needs work arrays."""
-    if equation.primitive.name == "dot_general":
-        operands = (*equation.invars, *equation.outvars)
-        return sum(_bytes(v) for v in operands if len(getattr(v.aval, "shape", ())) > 2)
-    return 2 * max(map(_bytes, equation.outvars)) if equation.primitive.name in ("eigh", "svd") else 0
 
 
 def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
@@ -265,7 +145,7 @@ def plan(
         concurrent=min(slots, mapping.width or slots, side_by_side(traced.message)),
         outputs=traced.outputs * slots + traced.infos * rounds,
         evaluation=max((_held_bytes(algorithm.predict, traced.state, x) for x in evaluated), default=0),
-        limit=memory_limit(),
+        limit=liveness.memory_limit(),
     )
 
 
@@ -309,16 +189,10 @@ def check_program(
         arguments, options: Its arguments, or their shapes.
     """
     needed = pytrees.num_bytes((arguments, options)) + _held_bytes(run, *arguments, **options)
-    if needed > USABLE * memory_limit():
-        raise ValueError(f"{name}, which needs {size(needed)} of memory, the device has {size(memory_limit())}")
-
-
-def size(num_bytes: float) -> str:
-    """Returns a number of bytes as text, such as ``1.5 GiB``."""
-    if num_bytes < 1024:
-        return f"{num_bytes:.0f} B"
-    power = min(int(math.log(num_bytes, 1024)), 3)
-    return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
+    if needed > USABLE * liveness.memory_limit():
+        raise ValueError(
+            f"{name}, which needs {size(needed)} of memory, the device has {size(liveness.memory_limit())}"
+        )
 
 
 def describe(planned: MemoryPlan) -> str:

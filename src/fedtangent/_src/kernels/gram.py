@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int, Shaped
 from scipy.linalg import lapack
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
-from fedtangent._src.models.kernels import KERNELS, Kernels, check_get
+from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, Kernels, Tick, check_get
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
@@ -126,7 +126,9 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
     return model.kernel(x1, x2, get if isinstance(get, str) else names)
 
 
-def kernel_blocks(kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike) -> KernelBlocks:
+def kernel_blocks(
+    kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike, *, tick: Tick = lambda done, total: None
+) -> KernelBlocks:
     """Computes all kernel blocks of training and test points in float64, regardless of JAX's default precision.
 
     ``theory.gp_limit`` and ``theory.federated_flow`` take ``kernel_blocks(model.kernel, x_train, x_test)``. The square
@@ -137,10 +139,12 @@ def kernel_blocks(kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike) 
             ``x1``.
         x_train: Finite training inputs [n, ...].
         x_test: Finite test inputs [m, ...].
+        tick: Function that is called with the numbers of finished and of all tiles, of which each block of a kernel of
+            images has many.
 
     Raises:
         ValueError: Inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is not
-            float64 or is not finite.
+            float64 or is not finite; too little memory for a pair of images.
 
     Example, four training points and two test points, at infinite width:
 
@@ -154,9 +158,9 @@ def kernel_blocks(kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike) 
     if train.shape[1:] != test.shape[1:]:
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     with jax.enable_x64(True):
-        nngp_train, ntk_train = _evaluate(kernel_fn, train, None)
-        nngp_cross, ntk_cross = _evaluate(kernel_fn, test, train)
-        nngp_test, ntk_test = _evaluate(kernel_fn, test, None)
+        nngp_train, ntk_train = _evaluate(kernel_fn, train, None, tick)
+        nngp_cross, ntk_cross = _evaluate(kernel_fn, test, train, tick)
+        nngp_test, ntk_test = _evaluate(kernel_fn, test, None, tick)
     return KernelBlocks(ntk_train, ntk_cross, nngp_train, nngp_cross, nngp_test, ntk_test)
 
 
@@ -270,13 +274,16 @@ def _inputs(name: str, x: ArrayLike) -> Float64[np.ndarray, "n ..."]:
 
 
 def _evaluate(
-    kernel_fn: KernelPair, x1: Float64[np.ndarray, "n1 ..."], x2: Float64[np.ndarray, "n2 ..."] | None
+    kernel_fn: KernelPair, x1: Float64[np.ndarray, "n1 ..."], x2: Float64[np.ndarray, "n2 ..."] | None, tick: Tick
 ) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
     """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
     second = None if x2 is None else jnp.asarray(x2)
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
-    result = kernel_fn(jnp.asarray(x1), second)
+    if isinstance(kernel_fn, AnalyticKernel):
+        result: object = kernel_fn.blocks(x1, x2, tick=tick)
+    else:
+        result = kernel_fn(jnp.asarray(x1), second)
     pair = tuple(getattr(result, name) for name in KERNELS) if hasattr(result, "ntk") else result
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")

@@ -10,7 +10,7 @@ import fcntl
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from jaxtyping import Float, Float32, Float64, Int, Shaped
 
 from fedtangent._src.checks import finite, real_array, writable
 from fedtangent._src.kernels.gram import aligned, jittered_cholesky, product, spaced
+from fedtangent._src.models.kernels import AnalyticKernel, Tick, tiles
 from fedtangent._src.storage import sha256, sha256_of_file
 from fedtangent._src.types import Array, ArrayLike, Kernel
 
-TILE = 2048  # examples on a side of a compiled tile
+TILE = 2048  # examples on a side of a compiled tile, at most
 LANDMARKS = 1000  # training points of a preconditioner
 PROBED = 32  # training points by whose kernel a file is known
 AXIS = "columns"
-Tick = Callable[[int, int], None]  # called with the numbers of finished tiles and of all tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,9 @@ class LargeKernel:
         a = np.asarray(a, np.float32).reshape(len(self), -1)
         products = np.zeros((len(self.x_test), a.shape[1]))
         with jax.enable_x64(False):
-            for rows in _tiles(len(self.x_test)):
-                for columns in _tiles(len(self)):
+            side = side_of(self.kernel, self.x_train)
+            for rows in tiles(len(self.x_test), side):
+                for columns in tiles(len(self), side):
                     products[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
         return products.reshape(-1, *shape[1:])
 
@@ -148,8 +149,17 @@ def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]
     return jax.vmap(one)(x.astype(jnp.float64))
 
 
-def _tiles(n: int) -> list[slice]:
-    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
+def side_of(kernel_fn: Kernel, x: Shaped[np.ndarray, "n ..."]) -> int:
+    """Returns the number of examples on a side of a tile.
+
+    Args:
+        kernel_fn: Kernel function, as for ``large_kernel``.
+        x: Inputs [n, ...].
+
+    Raises:
+        ValueError: The memory is too small for a single pair of examples.
+    """
+    return min(TILE, kernel_fn.side(x)) if isinstance(kernel_fn, AnalyticKernel) else TILE
 
 
 def _square(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n n"]:
@@ -177,9 +187,9 @@ def _fill(
     tick: Tick,
 ) -> None:
     """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
-    first = columns.start
-    mine = [slice(first + tile.start, first + tile.stop) for tile in _tiles(columns.stop - first)]
-    others = _around(len(x), columns)
+    first, side = columns.start, side_of(kernel_fn, x)
+    mine = [slice(first + tile.start, first + tile.stop) for tile in tiles(columns.stop - first, side)]
+    others = _around(len(x), columns, side)
     places = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
 
     def computed() -> Iterator[tuple[slice, slice, Array]]:
@@ -209,10 +219,10 @@ def _fill(
     tick(len(places), len(places))
 
 
-def _around(n: int, columns: slice) -> list[slice]:
+def _around(n: int, columns: slice, side: int) -> list[slice]:
     """Returns the tiles of the rows outside ``columns``."""
-    below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in _tiles(n - columns.stop)]
-    return _tiles(columns.start) + below
+    below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in tiles(n - columns.stop, side)]
+    return tiles(columns.start, side) + below
 
 
 def check_file(kernel_fn: Kernel, x: ArrayLike, folder: Path) -> None:

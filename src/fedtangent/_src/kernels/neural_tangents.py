@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Unpack, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.tree_util import PyTreeDef
 
+from fedtangent._src.models.gemm import ConvolutionOptions, Geometry, channels_last, patches
 from fedtangent._src.types import AnyArray, PyTree
 
 __all__ = ["nt", "predict", "stax"]
@@ -208,6 +209,32 @@ def _shape(x: PyTree) -> tuple[int, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
 
 
+def _convolution(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    **options: Unpack[ConvolutionOptions],
+) -> jax.Array:
+    """Computes ``lax.conv_general_dilated``: of images as a product of patches, otherwise padded beforehand."""
+    layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, options.get("dimension_numbers"))
+    if isinstance(padding, str):
+        sizes = [lhs.shape[i] for i in layout.lhs_spec[2:]]
+        window = [rhs.shape[i] for i in layout.rhs_spec[2:]]
+        padding = lax.padtype_to_pads(sizes, window, window_strides, padding)
+    edges = tuple((int(low), int(high)) for low, high in padding)
+    last = lax.conv_dimension_numbers(lhs.shape, rhs.shape, channels_last(lhs.ndim))
+    if layout == last and set(options) <= {"dimension_numbers"}:
+        ones = (1,) * len(edges)
+        rows = patches(lhs, Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), edges, ones, None))
+        return rows @ rhs.reshape((-1, rhs.shape[-1]))
+    everywhere = [(0, 0, 0)] * lhs.ndim
+    for axis, (low, high) in zip(layout.lhs_spec[2:], edges, strict=True):
+        everywhere[axis] = low, high, 0
+    padded = lax.pad(lhs, jnp.zeros((), lhs.dtype), everywhere)
+    return lax.conv_general_dilated(padded, rhs, window_strides, "VALID", **options)
+
+
 class _CustomJvp(jax.custom_jvp):
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
@@ -244,6 +271,7 @@ def _restored() -> tuple[Restored, ...]:
 
     moved = "left jax.core for jax.extend.core in JAX 0.6"
     util_gone = "jax.util is gone"
+    crashes = "XLA's own padding reads before its operand on CPUs with AVX-512, and may crash; and slow under vmap"
     return (
         Restored("jax.core", "Jaxpr", extend.Jaxpr, moved),
         Restored("jax.core", "JaxprEqn", extend.JaxprEqn, moved),
@@ -261,6 +289,7 @@ def _restored() -> tuple[Restored, ...]:
         Restored("jax.interpreters.ad", "linearize", _linearize, "returns other things; can leave nested jaxprs"),
         Restored("jax.extend.linear_util", "wrap_init", lambda fun: fun, "needs debug information now"),
         Restored("jax.api_util", "flatten_fun_nokwargs", _flatten_fun, "takes only what linear_util.wrap_init returns"),
+        Restored("jax.lax", "conv_general_dilated", _convolution, crashes),
         Restored("jax.numpy", "size", _size, "refuses shapes that stand for arrays"),
         Restored("jax.numpy", "shape", _shape, "refuses shapes that stand for arrays"),
         Restored("jax.numpy", "dtype", lambda x: jnp.dtype(getattr(x, "dtype", x)), "refuses arrays"),

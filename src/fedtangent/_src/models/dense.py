@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped
 from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.entries import NoOptions
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, network
-from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype
+from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype, stax
 from fedtangent._src.types import AnyArray, Array, Descend, EitherArray, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
@@ -144,16 +144,13 @@ def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: DTypeL
 
 
 def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) -> StaxNetwork:
-    # imported here: neural-tangents takes longer to import than the rest of the package together
-    from fedtangent._src.kernels.neural_tangents import stax
 
-    chosen = ACTIVATIONS[activation]
-    stack = []
+    layer_of, chosen, stack = stax(), ACTIVATIONS[activation], []
     for i, layer in enumerate(layers):
         if i:
-            stack.append(getattr(stax, chosen.stax_name)(**chosen.stax_arguments))
-        stack.append(stax.Dense(layer.fan_out, layer.w_std, layer.b_std, parameterization=parameterization))
-    built: StaxNetwork = stax.serial(*stack)
+            stack.append(getattr(layer_of, chosen.stax_name)(**chosen.stax_arguments))
+        stack.append(layer_of.Dense(layer.fan_out, layer.w_std, layer.b_std, parameterization=parameterization))
+    built: StaxNetwork = layer_of.serial(*stack)
     return built
 
 

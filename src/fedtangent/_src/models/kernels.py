@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -13,6 +15,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from fedtangent._src import liveness
+from fedtangent._src.checks import MAX_INDEX
 from fedtangent._src.types import Apply, Array, ArrayLike, Key, PyTree
 
 KERNELS = ("nngp", "ntk")
@@ -56,20 +60,142 @@ def as_floating(x: ArrayLike) -> Float[Array, "..."]:
 # a neural-tangents kernel: from inputs [n1, q], inputs [n2, q] or None, and names, to a named tuple with their blocks
 StaxKernel = Callable[[Array, Array | None, tuple[str, ...]], Kernels]
 StaxNetwork = tuple[Callable[[Key, tuple[int, ...]], PyTree], Apply, StaxKernel]  # (initialise, apply, kernel)
+Tick = Callable[[int, int], None]  # called with the numbers of finished tiles and of all tiles
+TILE_BYTES = 2**24  # work of a tile on a CPU: larger ones leave its caches (measured by benchmarks/pooled_kernel.py)
+TILE_SHARE = 1 / 8  # of an accelerator's memory
+MOST_UNTILED = 2**11  # bytes of the work of a pair of which any number is computed at once: vectors need less
+
+
+def stax() -> ModuleType:
+    """Returns ``neural_tangents.stax``, whose layers make networks with analytic kernels (Novak et al., 2020).
+
+    It is the user's own installed module, loaded so that it runs on this version of JAX.
+
+    Raises:
+        ImportError: neural-tangents is not installed, or has another version.
+
+    Example:
+        >>> import fedtangent as ft
+        >>> stax = ft.kernels.stax()
+        >>> network = stax.serial(stax.Dense(64), stax.Relu(), stax.Dense(3))
+        >>> ft.models.from_stax(network, input_shape=5)
+        Model(stax, output_size=3)
+    """
+    # imported here: neural-tangents takes longer to import than the rest of the package together
+    from fedtangent._src.kernels.neural_tangents import stax as module
+
+    return module
 
 
 @dataclasses.dataclass(frozen=True)
 class AnalyticKernel:
-    """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use."""
+    """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use.
+
+    Pairs of images with pooling need the square of an image's places of memory. They are computed in tiles, and of two
+    tiles that mirror each other only one is computed.
+    """
 
     network: Callable[[], StaxNetwork]
-    prepare: Callable[[Array], Array]  # inputs [n, ...] -> [n, input_size]
+    prepare: Callable[[Array], Array]  # inputs [n, ...] -> inputs of the network
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
         """Computes kernel blocks [n1, n2]; takes the arguments of ``types.Kernel``."""
-        names = check_get(get)
-        second = None if x2 is None else as_floating(x2)
-        return select(_blocks(self, as_floating(x1), second, names), get)
+        return select(self.blocks(x1, x2, check_get(get)), get)
+
+    def blocks(
+        self,
+        x1: ArrayLike,
+        x2: ArrayLike | None,
+        names: tuple[str, ...] = KERNELS,
+        tick: Tick = lambda done, total: None,
+    ) -> Kernels:
+        """Computes kernel blocks [n1, n2], in tiles if their work needs much memory.
+
+        Args:
+            x1: Inputs [n1, ...].
+            x2: Inputs [n2, ...]; None for ``x1``.
+            names: Names of the kernels.
+            tick: Function that is called with the number of finished tiles and the number of all tiles.
+
+        Raises:
+            ValueError: The memory is too small for a single pair of examples.
+        """
+        first, second = as_floating(x1), None if x2 is None else as_floating(x2)
+        columns = first if second is None else second
+        if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
+            return _blocks(self, first, second, names)
+        side = self.side(first)
+        if max(len(first), len(columns)) <= side:
+            return _blocks(self, first, second, names)
+        out = {name: np.empty((len(first), len(columns)), first.dtype) for name in names}
+        rows = [(i, j) for i in tiles(len(first), side) for j in tiles(len(columns), side)]
+        places = [(i, j) for i, j in rows if second is not None or i.start <= j.start]
+        for done, (i, j) in enumerate(places):
+            tick(done, len(places))
+            # all of one size, so that there is one program, and one of pairs on the diagonal
+            x, y = (_filled(part, side) for part in (first[i], columns[j]))
+            tile = _blocks(self, x, None if second is None and i == j else y, names)
+            for name in names:
+                block = np.asarray(getattr(tile, name))[: i.stop - i.start, : j.stop - j.start]
+                if second is None:
+                    block = 0.5 * (block + block.T) if i == j else block
+                    out[name][j, i] = block.T
+                out[name][i, j] = block
+        tick(len(places), len(places))
+        return Kernels(**{name: jnp.asarray(block) for name, block in out.items()})
+
+    def side(self, x: ArrayLike) -> int:
+        """Returns the largest number of examples on a side of a tile.
+
+        Args:
+            x: Inputs [n, ...]; only their shape and type count.
+
+        Raises:
+            ValueError: The memory is too small for a single pair of examples.
+        """
+        shape, limit = np.shape(x)[1:], liveness.memory_limit()
+        of_pair = _pair_bytes(self, shape, str(jnp.result_type(x)))
+        if of_pair > liveness.USABLE * limit:
+            raise ValueError(
+                f"kernel: got examples of shape {shape}, a pair of which needs up to {liveness.size(of_pair)} of "
+                f"memory, must be below the {liveness.size(limit)} that there are"
+            )
+        if of_pair <= MOST_UNTILED:
+            return MAX_INDEX
+        work = TILE_BYTES if jax.default_backend() == "cpu" else int(TILE_SHARE * limit)
+        return max(1, math.isqrt(work // of_pair))
+
+    def tile_bytes(self, x: ArrayLike) -> int:
+        """Returns the bytes of intermediate arrays of a tile; 0 for a kernel that is not computed in tiles.
+
+        Args:
+            x: Inputs [n, ...], as for ``side``.
+        """
+        side = self.side(x)
+        return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], str(jnp.result_type(x)))
+
+
+def tiles(n: int, side: int) -> list[slice]:
+    """Returns consecutive ranges of ``side`` numbers, the last one of fewer, that cover n.
+
+    Args:
+        n: Number of examples.
+        side: Examples of a range.
+    """
+    return [slice(start, min(start + side, n)) for start in range(0, n, side)]
+
+
+def _filled(x: Array, side: int) -> Array:
+    """Returns ``x`` [n, ...] with its last example repeated, [side, ...]."""
+    return x if len(x) == side else jnp.concatenate([x, jnp.repeat(x[-1:], side - len(x), axis=0)])
+
+
+@functools.lru_cache(maxsize=64)
+def _pair_bytes(kernel: AnalyticKernel, shape: tuple[int, ...], dtype: str) -> int:
+    """Returns the bytes of intermediate arrays of the kernels between one example and another, at most."""
+    one = jax.ShapeDtypeStruct((1, *shape), dtype)
+    traced = jax.make_jaxpr(lambda x1, x2: kernel.network()[2](kernel.prepare(x1), kernel.prepare(x2), KERNELS).ntk)
+    return max(1, liveness.peak_bytes(traced(one, one).jaxpr))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))  # one program: operation by operation, each would be compiled alone

@@ -15,7 +15,7 @@ from jaxtyping import Float, Shaped
 from fedtangent._src.checks import whole
 from fedtangent._src.models.dense import DenseLayer, DenseStructure, Sized, flatten_inputs, sizes_of
 from fedtangent._src.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
-from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype
+from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype, stax
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 
@@ -83,11 +83,9 @@ def deep_linear(
         return [(weights[i // 2], None) if i % 2 == 0 else () for i in range(len(params))], lost
 
     def in_stax() -> StaxNetwork:
-        # imported here: neural-tangents takes longer to import than the rest of the package together
-        from fedtangent._src.kernels.neural_tangents import stax
 
-        layers = zip(sizes[:-1], sizes[1:], scales, strict=True)
-        built: StaxNetwork = stax.serial(*(stax.Dense(m, scale * n**0.5, None) for n, m, scale in layers))
+        layer_of, layers = stax(), zip(sizes[:-1], sizes[1:], scales, strict=True)
+        built: StaxNetwork = layer_of.serial(*(layer_of.Dense(m, scale * n**0.5, None) for n, m, scale in layers))
         return built
 
     return Model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Num
 
@@ -14,6 +15,8 @@ from fedtangent._src.comparison.predicted import Predicted, run_flow
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated
 from fedtangent._src.types import Model, PyTree
+
+MOST_NUMBERS = 2**22  # of a Jacobian, for networks of unknown structure
 
 
 class Laziness(NamedTuple):
@@ -31,9 +34,15 @@ class Laziness(NamedTuple):
 def watched_draws(setting: Setting) -> int:
     """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
 
-    It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
+    It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large, or
+    whose Jacobian, [n C, parameters], where the kernel needs it.
     """
-    if setting.is_linear or setting.problem.y_train.size > linear_models.MOST_ROWS:
+    rows = setting.problem.y_train.size
+    if setting.is_linear or rows > linear_models.MOST_ROWS:
+        return 0
+    widest = setting.model(setting.size.largest)
+    num_params = pytrees.size(jax.eval_shape(widest.init, jax.random.key(0)))
+    if widest.structure is None and rows * num_params > MOST_NUMBERS:
         return 0
     return 1 if setting.num_models > 1 else 2
 

@@ -1,0 +1,135 @@
+"""Networks of neural-tangents' ``stax`` as models, with the analytic kernel that stax derives for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Shaped
+
+from fedtangent._src.checks import shown, whole
+from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, StaxNetwork
+from fedtangent._src.types import AnyArray, Array, Kernel, Key, Model, PyTree
+
+
+def from_stax(
+    network: StaxNetwork | Callable[[int], StaxNetwork],
+    input_shape: int | Sequence[int],
+    width: int | None = None,
+    name: str = "stax",
+) -> Model:
+    """Converts a network of neural-tangents' ``stax`` to a ``Model`` with the network's analytic kernel.
+
+    ``stax`` is ``fedtangent.kernels.stax()``. Parameters start as float32, with the same numbers whether or not 64-bit
+    mode is on. ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example as ``input_shape``,
+    and computes in the parameters' dtype.
+
+    Args:
+        network: The triple ``(init_fn, apply_fn, kernel_fn)`` that ``stax.serial`` returns; or a function from the
+            width of hidden layers to the triple, as ``compare`` needs it.
+        input_shape: Shape of an example, channels last; a number for vectors.
+        width: Width of the hidden layers if ``network`` is a function.
+        name: Name of the model.
+
+    Raises:
+        ValueError: ``network`` is something else; a layer has no kernel, or needs further arguments such as random
+            numbers; the output is not [n, C], or not Gaussian at infinite width (the last layer must be linear, such as
+            ``stax.Dense``); ``width`` without a function, or a function without a width.
+
+    Example, a network of two convolutions for ``compare``, which trains it at several widths:
+
+        >>> import fedtangent as ft
+        >>> stax = ft.kernels.stax()
+        >>> def network(width):
+        ...     layers = [stax.Conv(width, (3, 3), padding="SAME"), stax.Relu()] * 2
+        ...     return stax.serial(*layers, stax.GlobalAvgPool(), stax.Dense(10))
+        >>> model = ft.models.from_stax(network, input_shape=(8, 8, 1), width=32, name="two convolutions")
+        >>> model, model.at_width(64)
+        (Model(two convolutions, output_size=10), Model(two convolutions, output_size=10))
+    """
+    shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
+    for size in shape:
+        whole("input_shape", size)
+    if not callable(network):
+        if width is not None:
+            raise ValueError(f"width: got {width}, must be left out unless network is a function of the width")
+        return stax_model(network, shape, name)
+    if width is None:
+        raise ValueError("width: got none, must be given where network is a function of the width")
+    model = stax_model(network(whole("width", width)), shape, name)
+    return model._replace(at_width=lambda other: from_stax(network, shape, other, name))
+
+
+def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: Kernel | None = None) -> Model:
+    """Converts a stax network of one width to a ``Model``; raises ``ValueError`` as ``from_stax`` does.
+
+    Args:
+        network: The triple (init_fn, apply_fn, kernel_fn).
+        shape: Shape of an example.
+        name: Name of the model.
+        kernel: The kernel, if it is known from the same network at another width; None: it is checked.
+    """
+    if not (isinstance(network, tuple) and len(network) == 3 and all(callable(part) for part in network)):
+        raise ValueError(f"network: got {shown(network)}, must be the (init_fn, apply_fn, kernel_fn) of stax.serial")
+    init_fn, apply_fn, _ = network
+
+    def init(key: Key) -> PyTree:
+        with jax.enable_x64(False):
+            return init_fn(key, (1, *shape))[1]
+
+    def as_examples(x: Shaped[Array, "n ..."]) -> Shaped[Array, "n ..."]:
+        if math.prod(x.shape[1:]) != math.prod(shape):
+            raise ValueError(f"x: got {x.shape}, must be examples of {shape}")
+        return x.reshape((x.shape[0], *shape))
+
+    def outputs_of(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Array:
+        dtype = jnp.result_type(*jax.tree.leaves(params))
+        with jax.enable_x64(dtype == jnp.float64):  # stax scales by NumPy's float64, which turns float32 into float64
+            return apply_fn(params, as_examples(jnp.asarray(x)).astype(dtype))
+
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        return outputs_of(params, x)
+
+    one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    outputs = _outputs(lambda: jax.eval_shape(lambda: outputs_of(init(jax.random.key(0)), jnp.zeros(one.shape))), name)
+    if len(outputs.shape) != 2:
+        raise ValueError(f"network: got {name}, from {one.shape} to {outputs.shape}, must map to [n, C]")
+    if kernel is None:
+        _check_kernel(network, one, name)
+        kernel = AnalyticKernel(lambda: network, as_examples)
+    return Model(name, init, apply, kernel, outputs.shape[1], reads_tokens=False)
+
+
+def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:
+    """Returns the shape of the network's outputs; raises ``ValueError`` if the network cannot be run."""
+    try:
+        return trace()
+    except Exception as error:
+        raise ValueError(f"network: got {name}, which fails on an example: {_line(error)}") from error
+
+
+def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) -> None:
+    """Raises ``ValueError`` unless the network has kernels of an output that is Gaussian at infinite width."""
+    gaussian: list[bool] = []
+
+    def traced(x1: Array, x2: Array) -> tuple[Array, Array]:
+        kernel: Any = network[2](x1, x2, (*KERNELS, "is_gaussian"))
+        gaussian.append(kernel.is_gaussian)
+        return kernel.nngp, kernel.ntk
+
+    try:
+        shapes = jax.eval_shape(traced, one, one)
+    except Exception as error:
+        raise ValueError(f"network: got {name}, of which a layer has no analytic kernel: {_line(error)}") from error
+    if any(block.shape != (1, 1) for block in shapes):
+        raise ValueError(f"network: got {name}, with kernels {shapes[0].shape}, must be of outputs [n, C]")
+    if not gaussian[-1]:
+        raise ValueError(f"network: got {name}, which ends in a layer without weights, must end in a linear layer")
+
+
+def _line(error: Exception) -> str:
+    """Returns an error in one line."""
+    return f"{type(error).__name__} {' '.join(str(error).split())}"[:300]
