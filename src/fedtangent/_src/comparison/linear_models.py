@@ -96,7 +96,9 @@ def _same_training(
     filled, other_filled = (np.flatnonzero(np.any(slots[..., 2] > 0, axis=1)) for slots in (cohorts, others))
     if not np.array_equal(cohorts[filled], others[other_filled]):
         return False
-    return batches is None or other_batches is None or np.array_equal(batches[filled], other_batches[other_filled])
+    if batches is None or other_batches is None:
+        return True
+    return np.array_equal(np.sort(batches[filled], axis=-1), np.sort(other_batches[other_filled], axis=-1))
 
 
 def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
