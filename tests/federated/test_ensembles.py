@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import fedtangent as ft
 from fedtangent._src.engine import Devices, simulate
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
@@ -19,12 +20,12 @@ BASES: dict[str, dict[str, Any]] = {
     "fed_prox": {"mu": 0.3},
     "fed_dyn": {"mu": 0.2},
     "scaffold": {},
-    "fed_nova": {"mu": 0.1},
+    "fed_nova": {"normalisation": ft.Normalisation(mu=0.1)},
     "fed_adam": {},
     "fed_avg_m": {},
-    "ditto": {"mu": 0.3},
+    "ditto": {"personal_training": ft.PersonalTraining(mu=0.3)},
     "fed_com": {},
-    "dp_fed_avg": {"clip_norm": 0.5, "noise_multiplier": 0.3},
+    "dp_fed_avg": {"privacy": ft.ClientPrivacy(clip_norm=0.5, noise_multiplier=0.3)},
 }
 SEED, ROUNDS = 3, 3
 

@@ -56,7 +56,7 @@ REMARKS = (
 
 
 @dataclass(frozen=True)
-class RegimeSettings:
+class FineTuningSettings:
     """The network, its pre-training by SGD, and federated fine-tuning."""
 
     width: int = 128  # of both hidden layers
@@ -138,7 +138,7 @@ def _task_of(study: Study, seed: int) -> Task:
     return Task(network, jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path), data, clients)
 
 
-def _parts(task: Task, settings: RegimeSettings) -> dict[str, Model]:
+def _parts(task: Task, settings: FineTuningSettings) -> dict[str, Model]:
     """Returns the models that are fine-tuned, by name."""
     of_rank = partial(ft.models.lora, task.network, task.weights)
     return {
@@ -148,7 +148,7 @@ def _parts(task: Task, settings: RegimeSettings) -> dict[str, Model]:
     }
 
 
-def _tune(task: Task, part: str, model: Model, settings: RegimeSettings, seed: int) -> Tuned:
+def _tune(task: Task, part: str, model: Model, settings: FineTuningSettings, seed: int) -> Tuned:
     """Fine-tunes a model at many rates, beside what its linearisation predicts."""
     x, labels, x_test, labels_test = task.data
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
@@ -252,7 +252,7 @@ def _draw(study: Study, by_part: dict[str, list[Tuned]]) -> None:
     bounded(by_rate, f"{title}, one seed", ("client learning rate", loss), lowest, figures.path("rates"), log="xy")
 
 
-PAPER = RegimeSettings()
+PAPER = FineTuningSettings()
 SMALL = with_changes(PAPER, "width=16 ranks=1 num_pre_train=200 pre_steps=200 num_train=60 num_test=60 num_rounds=6")
 SCALES = {"digits": by_scale(SMALL, PAPER), "fashion_mnist": by_scale(SMALL, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("hu2021",), least_seeds=2, exact=True),)

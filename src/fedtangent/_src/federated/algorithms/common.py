@@ -64,7 +64,7 @@ class Averaging:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     shuffle: bool = False
-    """A shuffler permutes the messages, so that the server does not know their senders."""
+    """A shuffler hides from the server who sent which message."""
     secure_aggregation: int | None = None
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
