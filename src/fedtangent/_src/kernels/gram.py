@@ -274,7 +274,10 @@ def _inputs(name: str, x: ArrayLike) -> Float64[np.ndarray, "n ..."]:
 
 
 def _evaluate(
-    kernel_fn: KernelPair, x1: Float64[np.ndarray, "n1 ..."], x2: Float64[np.ndarray, "n2 ..."] | None, tick: Tick
+    kernel_fn: KernelPair | AnalyticKernel,
+    x1: Float64[np.ndarray, "n1 ..."],
+    x2: Float64[np.ndarray, "n2 ..."] | None,
+    tick: Tick,
 ) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
     """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
     second = None if x2 is None else jnp.asarray(x2)
