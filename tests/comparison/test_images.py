@@ -9,7 +9,6 @@ import pytest
 
 import fedtangent as ft
 from fedtangent._src.comparison.side_by_side import Comparison
-from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.types import Model
 
 SHAPE, C, WIDTHS = (8, 8, 1), 3, (16, 64, 256)
@@ -34,5 +33,5 @@ def test_networks_approach_their_infinite_width(name: str) -> None:
     assert not side.remark, side.remark
     assert any(verdict.passed for verdict in side.verdicts)
     assert not [verdict for verdict in side.verdicts if verdict.passed is False], side  # or if its control passes too
-    slope = width_slope(WIDTHS, [gap.error[-1].ravel() for gap in side.gaps])
-    assert slope.within(-0.7, -0.3), (slope, [gap.error[-1].mean() for gap in side.gaps])
+    gaps = [float(gap.error[-1].mean()) for gap in side.gaps]
+    assert gaps[0] > gaps[1] > gaps[2], gaps  # the slope is one of the verdicts

@@ -167,15 +167,15 @@ def test_kernels_of_draws_approach_it(name: str) -> None:
     errors: dict[str, list[np.ndarray]] = {"right": [], "wrong": []}
     for width in widths:
         network = model.at_width(width)  # type: ignore[misc]
-        keys = jax.random.split(jax.random.key(width), 24)
+        keys = jax.random.split(jax.random.key(width), 200)
         draws = np.asarray(jax.jit(lambda keys, n=network: lax.map(lambda k: tangent_kernel(n, k, x), keys))(keys))
         for which, of in (("right", model), ("wrong", other)):
             theta = np.asarray(of.kernel(x, get="ntk"))  # type: ignore[misc]
             distance = np.linalg.norm((draws - theta).reshape(len(draws), -1), axis=1)
             errors[which].append(distance / np.linalg.norm(theta))
     right, wrong = (width_slope(widths, errors[which]) for which in ("right", "wrong"))
-    assert right.within(-0.6, -0.4), (right, np.mean(errors["right"], axis=1))
-    assert wrong.outside(-0.6, -0.4), (wrong, np.mean(errors["wrong"], axis=1))
+    assert right.within(-0.65, -0.35), (right, np.mean(errors["right"], axis=1))
+    assert wrong.outside(-0.65, -0.35), (wrong, np.mean(errors["wrong"], axis=1))
 
 
 def tangent_kernel(model: Model, key: jax.Array, x: jax.Array) -> jax.Array:
