@@ -113,6 +113,9 @@ MODELS = {  # of a measured choice, such as that of the convolution, one is name
     "rbf_linear": f"{SINE} --num-features 20 --bandwidth 0.1 --sigma 0.5",
     "resnet18": f"{DIGITS} --num-clients 2 --convolution lax --width 4 --blocks 1 1 {SMALL_RATE}",
     "resnet34": f"{DIGITS} --num-clients 2 --convolution lax --width 4 --blocks 2 1 {SMALL_RATE}",
+    "ntk_cnn": f"{DIGITS} --num-clients 2 --width 4",
+    "ntk_resnet": f"{DIGITS} --num-clients 2 --width 4 --blocks 1",
+    "ntk_transformer": f"{DIGITS} --num-clients 2 --width 4",
     "shufflenet_v2": f"{DIGITS} --num-clients 2 --width 0.5 --blocks 1 1 {SMALL_RATE}",
 }
 PARTITIONS = {

@@ -88,7 +88,8 @@ def ticks(bar: tqdm) -> Callable[[int, int], None]:
     def tick(done: int, total: int) -> None:
         if done == 0:
             bar.reset(total)
-        bar.update(done - bar.n)
+        if done > bar.n:
+            bar.update(done - bar.n)
 
     return tick
 
