@@ -87,7 +87,7 @@ def ticks(bar: tqdm) -> Callable[[int, int], None]:
 
     def tick(done: int, total: int) -> None:
         if done == 0:
-            bar.reset(total)
+            bar.n, bar.last_print_n, bar.total = 0, 0, total
         if done > bar.n:
             bar.update(done - bar.n)
 
