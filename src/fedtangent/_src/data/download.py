@@ -93,7 +93,7 @@ def _received(url: str, part: Path, size: int) -> None:
 
 
 def _receive(url: str, part: Path, size: int) -> bool:
-    """Appends the bytes of one connection to ``part``; returns whether the file is then complete."""
+    """Downloads over one connection into ``part``, from where it ends if possible; returns whether it is complete."""
     begun = _size(part)
     if begun > size:  # left from another file
         part.unlink()

@@ -226,7 +226,7 @@ def clients_of(clients: Clients, num_examples: int) -> Partition:
 
 
 def _num_users(clients: object) -> int:
-    """Returns the length of a flat sequence of numbers or strings; 0 for any other value."""
+    """Returns how many users' names ``clients`` lists, one for each example; 0 if it is no flat sequence of them."""
     if isinstance(clients, str | bytes) or not isinstance(clients, Sized) or len(clients) == 0:
         return 0
     if hasattr(clients, "ndim"):

@@ -157,7 +157,7 @@ class Run(NamedTuple):
 
 
 def html_of(result: Any) -> str:
-    """Returns the HTML by which notebooks show a result: its line, and the table and curves of its history."""
+    """Returns the HTML by which notebooks show a result: its text, and the table and curves of its history."""
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 

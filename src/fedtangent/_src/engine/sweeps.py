@@ -227,7 +227,7 @@ def member(
     values: Values,
     data: FederatedData,
 ) -> dict[str, Array]:
-    """Computes the metrics [E, ...] of one member of a sweep, traced.
+    """Computes the metrics [E, ...] of one configuration and seed of a sweep.
 
     Args:
         build: Function that builds the algorithm from ``static`` and ``values``.

@@ -312,7 +312,7 @@ def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
 
 
 class _Proxy(types.ModuleType):
-    """Proxy of the module ``real`` with added or replaced names; a removed module has ``real`` None."""
+    """Stands in for the module ``real``, with names added or replaced; None if JAX has the module no more."""
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)

@@ -163,7 +163,7 @@ def _look(handle: object) -> str:
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
-    """Returns the style of a legend that is ``width`` inches wide, and its number of lines."""
+    """Returns arguments of ``legend`` so that it fits into ``width`` inches, and its number of lines."""
     lengths = [len(label) for label in labels]
     columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))
     return {"ncols": columns, "fontsize": 8, "frameon": False}, -(-len(lengths) // columns)

@@ -112,7 +112,7 @@ def both_methods(
     loss: str,
     optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
 ) -> dict[str, Method]:
-    """Returns FedAvg and Fed-ensemble, in which all clients train in every round.
+    """Returns the methods FedAvg and Fed-ensemble; in both, every client trains in every round.
 
     Args:
         settings: Settings of local work, of the ensemble and of the rates.

@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class AveragingDecaySettings:
-    """FedAvg with several numbers of local steps, and one round of NTK-FL."""
+    """Settings of FedAvg at several numbers of local steps, beside one round of NTK-FL."""
 
     num_examples: int = 40
     num_clients: int = 4

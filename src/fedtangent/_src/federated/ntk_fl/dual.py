@@ -242,7 +242,7 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
     """Returns the estimated seconds of each possible method, by its name, from measured costs.
 
-    The kernel, which every method needs, does not count, but the whole kernel [n C, n C] does.
+    Left out is the kernel [n, n], which every method computes; the whole kernel [n C, n C], where one needs it, counts.
 
     Args:
         evolution: Options of the evolution.

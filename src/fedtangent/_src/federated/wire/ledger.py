@@ -78,7 +78,7 @@ def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ())
 
 
 def jacobian_bytes(params: PyTree, output_size: int, num_sent: int | None, value_bits: int | None) -> int:
-    """Returns the bytes of an example's Jacobian [C, P], its C outputs and C targets, in the parameters' widest dtype.
+    """Returns the bytes that are sent for one example: its Jacobian [C, P], C outputs and C targets.
 
     Args:
         params: Shapes of the parameters.

@@ -39,7 +39,7 @@ class AgePlan(NamedTuple):
 
     @property
     def least_progress(self) -> Float64[np.ndarray, "A"]:
-        """Least step size times local steps in each age (rounds in which every client trains once), [A]."""
+        """The smallest step size times local steps in each age (rounds in which each client trains once), [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
 

@@ -173,9 +173,9 @@ def ntk_evolved(
 ) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
-    The result is the same as with ``ntk_evolution`` but needs no matrix of all points:
-    ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)`` takes one product with the pool's kernel a step. The functions at the
-    test points change by ``-kernels.at_test(a_t)``.
+    The functions are those of ``ntk_evolution``, without its matrix [m, n]: each step,
+    ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
+    at the test points change by ``-kernels.at_test(a_t)``.
 
     Args:
         kernels: Kernel blocks, or a large kernel, of n training points.

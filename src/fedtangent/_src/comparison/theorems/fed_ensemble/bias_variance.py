@@ -41,7 +41,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
-    """Checks ``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over a grid and simulated ensembles."""
+    """Checks Corollary 1 for every K: the mean of K models has the variance k(x, x) / K."""
     problem = repeated_runs.spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
