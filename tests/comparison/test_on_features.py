@@ -71,6 +71,19 @@ def test_a_linear_model_is_that_of_its_features() -> None:
     assert verdict.passed and float(verdict.measured) < 1e-12, verdict
 
 
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+def test_a_singular_kernel_is_followed_by_its_features(loss: str) -> None:
+    """Of repeated points, at which the rounding of a draw is no combination of features."""
+    case, rows = runs(), np.repeat(np.arange(6), 2)
+    x, y = case["data"][0], (case["data"][1][:, 0] > 0).astype(int)
+    clipped = ft.fed_avg(case["model"], ft.schedules.all_clients(3), 0.3, averaging=CLIPPED["averaging"], loss=loss)
+    data, clients = (x[rows], y[rows], x[:4], y[:4]), ft.partition.iid(12, 3, 0)
+    theory = ft.predict(clipped, data, clients, num_rounds=2, forecasting=ft.Forecasting(draws=2, rates=False))
+    assert theory.plan.setting.start is None and theory.plan.draws == 2
+    with pytest.raises(ValueError, match=r"clients: got 3, must be 4, as the schedule was built for"):
+        ft.predict(ft.fed_adam(case["model"], ft.schedules.all_clients(4), 0.1), data, clients, num_rounds=2)
+
+
 def test_without_test_examples_and_where_features_do_not_do() -> None:
     """Equal points have equal initial functions; a server that has inputs of its own needs the network."""
     case = runs()

@@ -255,3 +255,11 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
     last, adapted = capsys.readouterr().out.splitlines()
     assert last.startswith("a part of Sequential") and adapted.startswith("LoRA of rank 2 of Sequential")
     assert last.endswith(str(8 * 4 * 8 * (16 * 2 + 2))) and adapted.endswith(str(8 * 4 * 8 * 2 * (6 + 16 + 16 + 2)))
+
+
+def test_lora_of_lora_begins_as_the_inner_one() -> None:
+    network = ft.models.mlp(3, 2, widths=(4,))
+    inner = ft.models.lora(network, network.init(jax.random.key(0)), 2)
+    weights = jax.tree.map(lambda leaf: leaf + 0.1, inner.init(jax.random.key(1)))
+    outer, x = ft.models.lora(inner, weights, 1), jnp.ones((2, 3))
+    assert jnp.array_equal(outer.apply(outer.init(jax.random.key(2)), x), inner.apply(weights, x))

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 
 from fedtangent._src.checks import seed as check_seed
@@ -74,7 +73,7 @@ def compare(
     require_float64()
     if np.ndim(widths) == 0:
         raise ValueError(f"widths: got {widths!r}, must be whole numbers such as (64, 256, 1024)")
-    check_seed(seed)
+    seed = check_seed(seed)
     examples = examples_of(algorithm, data, clients)
     setting = comparison_of(algorithm, examples, num_rounds, seed, evaluation, tuple(widths), draws, start)
     return compared(setting, evaluation.progress)
@@ -142,9 +141,7 @@ def comparison_of(
     followed.check_evaluation(evaluation)
     whole("num_rounds", num_rounds)
     every = followed.evaluated_every(evaluation, num_rounds)
-    if start is None and not followed.has_limit(algorithm.model):
-        start = jax.random.key(seed)
-    if start is not None:
+    if start is not None or not followed.has_limit(algorithm.model):
         for name, value, default in (("widths", widths, WIDTHS), ("draws", draws, DRAWS)):
             if value != default:
                 why = "with a start, and for a model without an analytic kernel, where there is one network"

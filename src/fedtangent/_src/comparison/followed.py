@@ -57,6 +57,9 @@ def setting_of(
             single class.
     """
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
+    if algorithm.schedule.num_clients != clients.num_clients:
+        of_schedule = algorithm.schedule.num_clients
+        raise ValueError(f"clients: got {clients.num_clients}, must be {of_schedule}, as the schedule was built for")
     if training.optimizer is None:
         rates_of(training, size.num_rounds)
     rule: Rule | str = (

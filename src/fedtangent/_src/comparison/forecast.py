@@ -372,17 +372,15 @@ def plan_of(
     check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
-    check_seed(seed)
+    seed = check_seed(seed)
     weights = None
-    if start is None and algorithm.model.kernel is None:
-        start = jax.random.key(seed)
-    if start is not None:
+    if start is not None or algorithm.model.kernel is None:
         weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
     size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
     setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True, start=weights)
-    if isinstance(setting.rule, str) or (start is not None and linearised_why(setting)):
+    if isinstance(setting.rule, str) or (weights is not None and linearised_why(setting)):
         _check_run(setting, forecasting)
-    if start is None:
+    if weights is None:
         check_kernels(algorithm.model, setting.problem.x_train[:2])
     plan = Plan(setting, examples, forecasting)
     if plan.main == "accuracy" and forecasting.target is not None:
@@ -526,10 +524,10 @@ def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) ->
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, evaluated)
     both, is_fixed = np.concatenate(starts, axis=2), bool(rate_is_fixed(setting.algorithm))
     features = kernel_features(kernels, problem.y_train.shape[1])
-    checked_rotations(setting, paths, features, both[0])  # [K, points, C]
+    checked_rotations(setting, paths, features, features.spanned(both[0]))  # [K, points, C]
 
     def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
-        draws = np.concatenate(starts, axis=2)
+        draws = features.spanned(np.concatenate(starts, axis=2))
         at_rate = None if is_fixed else factor
         runs = np.stack([paths(features, f0, setting.seed, at_rate) for f0 in draws], axis=2)
         runs = runs[[evaluated.index(round_) for round_ in rounds]]

@@ -153,9 +153,7 @@ def at_seed(setting: Setting, why: str) -> Setting:
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
     try:
-        weights = weights_of(
-            algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, jax.random.key(setting.seed)
-        )
+        weights = weights_of(algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, None)
     except ValueError as error:
         raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; {error}") from error
     size = setting.size._replace(widths=(1,), draws=1)
@@ -163,7 +161,7 @@ def at_seed(setting: Setting, why: str) -> Setting:
 
 
 def weights_of(
-    algorithm: Algorithm, num_clients: int, x: Shaped[AnyArray, "m ..."], seed: int, start: Key | PyTree
+    algorithm: Algorithm, num_clients: int, x: Shaped[AnyArray, "m ..."], seed: int, start: Key | PyTree | None
 ) -> PyTree:
     """Returns the float64 parameters [K, ...] that the models begin with.
 
@@ -172,7 +170,7 @@ def weights_of(
         num_clients: Number of clients.
         x: Some inputs.
         seed: Seed of the run.
-        start: A typed key or parameters, as in ``simulate``.
+        start: A typed key or parameters, as in ``simulate``; None: those that ``simulate`` draws from ``seed``.
 
     Raises:
         ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be

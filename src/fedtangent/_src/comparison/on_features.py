@@ -123,7 +123,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
         blocks = setting.blocks(progress)
         features = kernel_features(blocks, problem.y_train.shape[1])
         paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
-        f0 = np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0]
+        f0 = features.spanned(np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0])
         say(f"{setting.name}: whether the kernel determines the run, on rotated features")
         rotations = checked_rotations(setting, paths, features, f0)
         of_widths = list[Simulated]()

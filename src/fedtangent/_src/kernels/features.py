@@ -69,6 +69,16 @@ class KernelFeatures:
             )
         return jnp.asarray(weights[..., 0] if is_coupled else weights)
 
+    def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
+        """Returns the part of functions that is a combination of the features; for a kernel that outputs share.
+
+        Draws from a prior whose covariance is singular have rounding errors of the covariance's root outside of it.
+
+        Args:
+            f0: Functions at all points, training points first.
+        """
+        return np.asarray(np.concatenate([self.train, self.test]) @ (self.left_inverse @ np.asarray(f0, np.float64)))
+
     def rotated(self, seed: int) -> KernelFeatures:
         """Returns features of the same kernel in a random basis of a larger weight space.
 

@@ -33,6 +33,8 @@ SMALLEST = 4  # side of the image that is left at the end, at least
 
 def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     """Returns ``input_shape`` as (height, width, channels), (H, W) as (H, W, 1); raises ``ValueError`` for others."""
+    if not isinstance(input_shape, Sequence):
+        raise ValueError(f"input_shape: got {input_shape!r}, must be (height, width, channels)")
     shape = tuple(int(n) for n in input_shape)
     shape = (*shape, 1) if len(shape) == 2 else shape
     if len(shape) != 3 or min(shape) < 1:
@@ -105,6 +107,8 @@ def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
     Raises:
         ValueError: No stage or too many, or a stage without a block.
     """
+    if not isinstance(blocks, Sequence):
+        raise ValueError(f"blocks: got {blocks!r}, must be a number for each stage, such as (1, 1)")
     if not 1 <= len(blocks) <= most:
         raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
     return tuple(whole("blocks", number) for number in blocks)

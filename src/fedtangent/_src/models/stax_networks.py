@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import shown, whole
@@ -50,7 +51,7 @@ def from_stax(
         >>> model, model.at_width(64)
         (Model(two convolutions, output_size=10), Model(two convolutions, output_size=10))
     """
-    shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
+    shape = tuple(np.atleast_1d(input_shape).tolist())
     for size in shape:
         whole("input_shape", size)
     if not callable(network):
@@ -60,7 +61,15 @@ def from_stax(
     if width is None:
         raise ValueError("width: got none, must be given where network is a function of the width")
     model = stax_model(network(whole("width", width)), shape, name)
-    return model._replace(at_width=lambda other: from_stax(network, shape, other, name))
+
+    def at_width(other: int) -> Model:
+        resized = from_stax(network, shape, other, name)
+        if resized.output_size != model.output_size:
+            sizes = f"{model.output_size} outputs at width {width} and {resized.output_size} at {other}"
+            raise ValueError(f"network: got {name}, with {sizes}, must have as many at every width")
+        return resized
+
+    return model._replace(at_width=at_width)
 
 
 def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: Kernel | None = None) -> Model:

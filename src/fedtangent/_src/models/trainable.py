@@ -119,8 +119,10 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
         return jax.tree.unflatten(structure, [_factors(k, w, rank) for k, w in zip(keys, leaves, strict=True)])
 
     def apply(factors: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-        def changed(pair: LowRank | None, weight: Array) -> Array:
-            return weight if pair is None else weight + (scale * (pair.a @ pair.b)).reshape(weight.shape)
+        def changed(pair: LowRank | None, weight: Array | None) -> Array | None:
+            return (
+                weight if pair is None or weight is None else weight + (scale * (pair.a @ pair.b)).reshape(weight.shape)
+            )
 
         return model.apply(jax.tree.map(changed, factors, _as_wide(arrays, factors), is_leaf=_is_place), x)
 
@@ -136,7 +138,7 @@ def _factors(key: Key, weight: Array, rank: int) -> LowRank:
 
 def _is_place(leaf: PyTree) -> bool:
     """Returns whether a subtree of factors stands for one parameter of the network."""
-    return leaf is None or isinstance(leaf, LowRank)
+    return leaf is None or (isinstance(leaf, LowRank) and not (leaf.a is None or isinstance(leaf.a, LowRank)))
 
 
 def _of_part(model: Model, name: str, init: Callable[[Key], PyTree], apply: Apply) -> Model:

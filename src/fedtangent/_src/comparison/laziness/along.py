@@ -91,7 +91,7 @@ def linearised_paths(
     def paths(
         seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
     ) -> Float[np.ndarray, "r K m C"]:
-        key = jax.random.key(seed) if isinstance(seed, int) else seed
+        key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
         starts = params(of_network.init(key, num_clients, init))
         factor = None if rate_factor is None else jnp.asarray(rate_factor)
         of_models = [path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x, factor) for k in range(num_models)]
