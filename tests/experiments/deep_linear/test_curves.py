@@ -19,6 +19,7 @@ from fedtangent._src.experiments.lab import trials
 from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
 
+from ...data.originals import write
 from ...nightly import nightly
 from ..performed import performed, study_of
 from .test_problems import toy
@@ -48,8 +49,9 @@ def test_a_small_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
-def test_of_files(dataset: str, data_dir: Path, tmp_path: Path) -> None:
-    found, _ = performed("deep_linear.fig2", (*SMALL, "num_train=1000"), tmp_path, dataset=dataset)
+def test_of_files(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(dataset, tmp_path / dataset, monkeypatch)
+    found, _ = performed("deep_linear.fig2", (*SMALL, "num_train=20", "num_clients=5,10"), tmp_path, dataset=dataset)
     assert found.failed == () and all(v.passed for v in found.verdicts)
 
 
