@@ -80,7 +80,7 @@ def test_a_singular_kernel_is_followed_by_its_features(loss: str) -> None:
     data, clients = (x[rows], y[rows], x[:4], y[:4]), ft.partition.iid(12, 3, 0)
     theory = ft.predict(clipped, data, clients, num_rounds=2, forecasting=ft.Forecasting(draws=2, rates=False))
     assert theory.plan.setting.start is None and theory.plan.draws == 2
-    with pytest.raises(ValueError, match=r"clients: got 3, must be 4, as the schedule was built for"):
+    with pytest.raises(ValueError, match=r"clients: got 3 clients, must be the 4 of the schedule"):
         ft.predict(ft.fed_adam(case["model"], ft.schedules.all_clients(4), 0.1), data, clients, num_rounds=2)
 
 

@@ -144,7 +144,7 @@ def comparison_of(
     if start is not None or not followed.has_limit(algorithm.model):
         for name, value, default in (("widths", widths, WIDTHS), ("draws", draws, DRAWS)):
             if value != default:
-                why = "with a start, and for a model without an analytic kernel, where there is one network"
+                why = "with a start or without an analytic kernel: a single network is trained then"
                 raise ValueError(f"{name}: got {value}, must be left out {why}")
         weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
         return followed.setting_of(

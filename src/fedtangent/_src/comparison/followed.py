@@ -41,7 +41,7 @@ def setting_of(
     own_width: bool = False,
     start: PyTree | None = None,
 ) -> Setting:
-    """Builds the setting of a run, with its rule, or the sentence that says why there is none.
+    """Builds the setting of a run, with its rule, or the reason why the closed form does not follow it.
 
     Args:
         algorithm: The run's algorithm.
@@ -59,7 +59,7 @@ def setting_of(
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if algorithm.schedule.num_clients != clients.num_clients:
         of_schedule = algorithm.schedule.num_clients
-        raise ValueError(f"clients: got {clients.num_clients}, must be {of_schedule}, as the schedule was built for")
+        raise ValueError(f"clients: got {clients.num_clients} clients, must be the {of_schedule} of the schedule")
     if training.optimizer is None:
         rates_of(training, size.num_rounds)
     rule: Rule | str = (

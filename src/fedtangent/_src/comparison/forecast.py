@@ -27,9 +27,15 @@ from fedtangent._src.comparison.followed import (
     setting_of,
     training_of,
 )
-from fedtangent._src.comparison.from_start import at_seed, flows_at_start, how_at_start, linearised_why, weights_of
-from fedtangent._src.comparison.laziness.along import linearised_paths
-from fedtangent._src.comparison.on_features import checked_rotations, how_on_features
+from fedtangent._src.comparison.from_start import (
+    at_seed,
+    flows_at_start,
+    how_at_start,
+    linearised_outputs,
+    linearised_why,
+    weights_of,
+)
+from fedtangent._src.comparison.on_features import checked_rotations, feature_outputs, how_on_features
 from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
 from fedtangent._src.comparison.rates import Rates, searched_rates
 from fedtangent._src.comparison.rotations import feature_paths
@@ -463,12 +469,13 @@ def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report
         functions = jax.jit(jax.vmap(setting.algorithm.model.apply, (0, None)))(setting.start, x)
         starts = Starts(*np.split(np.asarray(functions, np.float64)[None], [len(problem.x_train)], axis=2))
     if kernels is None and linearised_why(setting):
-        return _Runs(plan, (), starts, _linearised_outputs(setting))
+        trained = linearised_outputs(setting)
+        return _Runs(plan, (), starts, lambda _, rounds, factor: _after(rounds, setting, trained(factor)))
     if isinstance(setting.rule, str):
         assert isinstance(kernels, KernelBlocks)  # checked with the plan
         say(f"{setting.name}: whether the kernel determines the run, on rotated features")
         try:
-            return _Runs(plan, (), starts, _feature_outputs(setting, kernels, starts))
+            return _Runs(plan, (), *_feature_outputs(setting, kernels, starts))
         except NotFollowed as error:
             return _runs_of(plan._replace(setting=at_seed(setting, str(error))), None, say)
     if kernels is None:
@@ -482,58 +489,49 @@ def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report
 class _OutputsAtRate(Protocol):
     """A function that computes runs from initial functions at a multiple of the clients' learning rate."""
 
-    def __call__(self, starts: Starts, rounds: Sequence[int], factor: float, /) -> Outputs:
+    def __call__(self, starts: Starts, rounds: Sequence[int], factor: float | None, /) -> Outputs:
         """Returns outputs after ``rounds`` from each of the initial functions.
 
         Args:
             starts: E initial functions of each of the K models.
             rounds: Numbers of finished rounds.
-            factor: Number by which the rate is multiplied.
+            factor: Number by which the rate is multiplied; None: the same rate.
         """
 
 
 def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
     """Computes runs by the flow of all models, or by the flow of each."""
 
-    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
+    def outputs(starts: Starts, rounds: Sequence[int], factor: float | None) -> Outputs:
         numbers = flows[0].rounds
-        at_rate = numbers._replace(learning_rate=numbers.learning_rate * factor)
+        at_rate = numbers._replace(learning_rate=numbers.learning_rate * (1.0 if factor is None else factor))
         faster = [dataclasses.replace(flow, rounds=at_rate) for flow in flows]
         return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, len(plan.splits["train"].x))
 
     return outputs
 
 
-def _linearised_outputs(setting: Setting) -> _OutputsAtRate:
-    """Computes runs of the network linearised at its start, trained by the algorithm."""
-    problem, n, evaluated = setting.problem, len(setting.problem.x_train), setting.size.rounds
-    x, is_fixed = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), bool(rate_is_fixed(setting.algorithm))
-    paths = linearised_paths(setting.algorithm, setting.model(1), problem.federated(), x, evaluated)
+def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
+    """Computes runs on the features of the kernel, from the part of the initial functions that features can represent.
 
-    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
-        runs = paths(setting.seed, setting.start, None if is_fixed else factor)[:, :, None]
-        runs = runs[[evaluated.index(round_) for round_ in rounds]]
-        return Outputs(runs[..., :n, :], runs[..., n:, :])
-
-    return outputs
-
-
-def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> _OutputsAtRate:
-    """Computes runs on the features of the kernel; raises ``ValueError`` if the kernel does not determine them."""
-    problem, n, evaluated = setting.problem, len(setting.problem.x_train), setting.size.rounds
-    paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, evaluated)
-    both, is_fixed = np.concatenate(starts, axis=2), bool(rate_is_fixed(setting.algorithm))
+    Raises ``NotFollowed`` if the kernel does not determine the runs.
+    """
+    problem, n = setting.problem, len(setting.problem.x_train)
+    paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])
-    checked_rotations(setting, paths, features, features.spanned(both[0]))  # [K, points, C]
+    functions = features.spanned(np.concatenate(starts, axis=2))  # [E, K, points, C]
+    checked_rotations(setting, paths, features, functions[0])
 
-    def outputs(starts: Starts, rounds: Sequence[int], factor: float) -> Outputs:
-        draws = features.spanned(np.concatenate(starts, axis=2))
-        at_rate = None if is_fixed else factor
-        runs = np.stack([paths(features, f0, setting.seed, at_rate) for f0 in draws], axis=2)
-        runs = runs[[evaluated.index(round_) for round_ in rounds]]
-        return Outputs(runs[..., :n, :], runs[..., n:, :])
+    def outputs(starts: Starts, rounds: Sequence[int], factor: float | None) -> Outputs:
+        return _after(rounds, setting, feature_outputs(paths, features, setting, starts, factor))
 
-    return outputs
+    return Starts(functions[:, :, :n], functions[:, :, n:]), outputs
+
+
+def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs:
+    """Returns the outputs after ``rounds``, some of the setting's evaluated ones."""
+    places = [setting.size.rounds.index(round_) for round_ in rounds]
+    return Outputs(outputs.train[places], outputs.test[places])
 
 
 class _Runs(NamedTuple):
@@ -562,7 +560,8 @@ class _Runs(NamedTuple):
         Shapes are the same at every rate, so that nothing is compiled again.
         """
         splits, loss = self.plan.splits, self.plan.examples.loss
-        runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, rate / self.plan.rate)
+        factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
+        runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, functions in runs._asdict().items():
             metrics = [

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from fedtangent._src.comparison.followed import NotFollowed, of_fixed_width
 from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
 from fedtangent._src.comparison.linear_models import MOST_ROWS, empirical_blocks, linearised_follows
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
-from fedtangent._src.comparison.predicted import from_starts, run_flow, starts_of
+from fedtangent._src.comparison.predicted import Outputs, from_starts, run_flow, starts_of
 from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, trained_networks
 from fedtangent._src.comparison.table import MethodRow
@@ -95,7 +94,7 @@ class FromStart(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: what the prediction is, its distance, and whether it learns."""
+        """Remarks below the table: the theory behind the prediction, its distance, and whether it learns."""
         apart = float(self.feature_learning[-1].mean())
         notes = [
             f"prediction: {self.how}",
@@ -130,7 +129,7 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
         networks, verdicts = trained_networks(setting, 0, progress, start=weights), list[Verdict]()
         if why:
             say(f"{setting.name}: linearised network")
-            train, test = _trained_linearised(setting, weights, networks.rounds)
+            train, test = linearised_outputs(setting)()
         else:
             say(f"{setting.name}: tangent kernel at the start, and its flow")
             train, test = from_starts(flows_at_start(setting, weights), starts_of(networks), networks.rounds)
@@ -220,12 +219,30 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
     return [run_flow(setting, of_model, plan, outputs="full") for of_model in blocks]
 
 
-def _trained_linearised(
-    setting: Setting, weights: PyTree, rounds: Sequence[int]
-) -> tuple[Float[np.ndarray, "r K 1 n C"], Float[np.ndarray, "r K 1 m C"]]:
-    """Trains the linearised networks; returns outputs at training and test examples, [r, K, 1, ., C] each."""
-    problem, algorithm = setting.problem, setting.algorithm
-    x, n = jnp.asarray(np.concatenate([problem.x_train, problem.x_test])), len(problem.x_train)
-    train_paths = linearised_paths(algorithm, setting.model(1), problem.federated(), x, rounds)
-    outputs = train_paths(setting.seed, weights)[:, :, None]
-    return outputs[..., :n, :], outputs[..., n:, :]
+@runtime_checkable
+class LinearisedOutputs(Protocol):
+    """A function that trains the linearised networks of a run."""
+
+    def __call__(self, rate_factor: float | None = None, /) -> Outputs:
+        """Returns the outputs of the K networks at the evaluated rounds, from their one start each.
+
+        Args:
+            rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
+        """
+
+
+def linearised_outputs(setting: Setting) -> LinearisedOutputs:
+    """Builds a function that trains the networks of a run, linearised at their start, by the run's algorithm.
+
+    Args:
+        setting: The run, with a start.
+    """
+    problem, n = setting.problem, len(setting.problem.x_train)
+    x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+    paths = linearised_paths(setting.algorithm, setting.model(1), problem.federated(), x, setting.size.rounds)
+
+    def outputs(rate_factor: float | None = None) -> Outputs:
+        runs = paths(setting.seed, setting.start, rate_factor)[:, :, None]
+        return Outputs(runs[..., :n, :], runs[..., n:, :])
+
+    return outputs

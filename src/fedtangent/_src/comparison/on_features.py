@@ -18,7 +18,7 @@ from jaxtyping import Float
 from fedtangent._src.comparison.all_verdicts import verdicts_from_starts
 from fedtangent._src.comparison.followed import NotFollowed
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
-from fedtangent._src.comparison.predicted import prior_starts
+from fedtangent._src.comparison.predicted import Outputs, Starts, prior_starts, starts_of
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
@@ -95,7 +95,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: why there is no closed form, and what the runs cannot show."""
+        """Remarks below the table: the reason why there is no closed form, and limits of the comparison."""
         first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
         little = self.setting.problem.little_learned(first, last)
         noise = self.noise and f"no verdict: {self.noise}"
@@ -132,13 +132,10 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
             of_widths.append(trained_networks(setting, width, progress))
         networks = tuple(of_widths)
         say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
-        predicted = [_from_networks(paths, features, setting, of_width) for of_width in networks]
+        predicted = [feature_outputs(paths, features, setting, starts_of(of_width)) for of_width in networks]
         verdicts = _verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
-    n = len(problem.x_train)
-    gaps = tuple(
-        gap_of(problem, of_width, outputs[..., :n, :], outputs[..., n:, :])
-        for of_width, outputs in zip(networks, predicted, strict=True)
-    )
+    pairs = zip(networks, predicted, strict=True)
+    gaps = tuple(gap_of(problem, of_width, *outputs) for of_width, outputs in pairs)
     return OnFeatures(setting, networks, gaps, rotations, tuple(verdicts), time.perf_counter() - begun)
 
 
@@ -170,12 +167,21 @@ def checked_rotations(
     return rotations
 
 
-def _from_networks(
-    paths: FeaturePaths, features: KernelFeatures, setting: Setting, networks: Simulated
-) -> Float[np.ndarray, "r K E points C"]:
-    """Returns the outputs of runs on features from the networks' initial functions, at all points."""
-    starts = np.concatenate([networks.train[0], networks.test[0]], axis=-2)  # [K, E, points, C]
-    return np.stack([paths(features, f0, setting.seed) for f0 in starts.swapaxes(0, 1)], axis=2)
+def feature_outputs(
+    paths: FeaturePaths, features: KernelFeatures, setting: Setting, starts: Starts, rate_factor: float | None = None
+) -> Outputs:
+    """Computes the outputs of runs on features at the evaluated rounds, from each initial function.
+
+    Args:
+        paths: Function that trains on features.
+        features: Features of the kernel.
+        setting: The run.
+        starts: E initial functions of each of the K models.
+        rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
+    """
+    draws, n = np.concatenate(starts, axis=2), starts.train.shape[2]
+    runs = np.stack([paths(features, f0, setting.seed, rate_factor) for f0 in draws], axis=2)
+    return Outputs(runs[..., :n, :], runs[..., n:, :])
 
 
 def _verdicts(
@@ -183,21 +189,21 @@ def _verdicts(
     paths: FeaturePaths,
     features: KernelFeatures,
     networks: tuple[Simulated, ...],
-    predicted: list[Float[np.ndarray, "r K E points C"]],
+    predicted: list[Outputs],
 ) -> list[Verdict]:
     """Checks that networks approach the prediction with growing width, or that a linear model agrees with it.
 
     Controls: wrong kernels and a missing client.
     """
-    problem, n = setting.problem, len(setting.problem.x_train)
+    problem = setting.problem
     fewer = feature_paths(setting.algorithm, problem.y_train, _without_largest(problem.partition), setting.size.rounds)
     wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
     wrong["the largest client missing"] = fewer, features
     others = {
-        name: [_from_networks(*mistaken, setting, of_width)[1:, ..., n:, :] for of_width in networks]
+        name: [feature_outputs(*mistaken, setting, starts_of(of_width)).test[1:] for of_width in networks]
         for name, mistaken in wrong.items()
     }
-    right = [outputs[1:, ..., n:, :] for outputs in predicted]
+    right = [outputs.test[1:] for outputs in predicted]
     if setting.is_linear:
         (linear,) = networks
         error, *wrongs = (

@@ -174,12 +174,26 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
-    if isinstance(input_size, Sized):
-        outputs = input_size.num_outputs if output_size is None else output_size
-        return math.prod(input_size.input_shape), outputs
-    if output_size is None:
-        raise ValueError("output_size: got none, must be given unless a Dataset stands in place of input_size")
-    return input_size, output_size
+    outputs = outputs_of(input_size, output_size, "input_size")
+    return math.prod(input_size.input_shape) if isinstance(input_size, Sized) else input_size, outputs
+
+
+def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
+    """Returns ``output_size``, or the number of outputs of a data set.
+
+    Args:
+        inputs: Inputs of a model: a data set, or a shape.
+        output_size: Number of outputs; None for the data set's.
+        name: Name of the argument ``inputs``.
+
+    Raises:
+        ValueError: No number of outputs, and no data set.
+    """
+    if output_size is not None:
+        return output_size
+    if not isinstance(inputs, Sized):
+        raise ValueError(f"output_size: got none, must be given unless a Dataset stands in place of {name}")
+    return inputs.num_outputs
 
 
 @dataclasses.dataclass(frozen=True)

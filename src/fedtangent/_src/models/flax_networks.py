@@ -79,8 +79,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     functions = _of_linen(cast("Module", module), example) if is_linen else _of_nnx(module)
     title, apply = name or functions.title, functions.apply
     if functions.state:
-        kept = ", ".join(functions.state)
-        raise ValueError(f"module: got {title}, which keeps {kept}, must keep nothing but params")
+        variables = ", ".join(functions.state)
+        raise ValueError(f"module: got {title}, which keeps {variables}, must keep nothing but params")
     output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
     if output.shape != (example.shape[0], output_size):
         raise ValueError(

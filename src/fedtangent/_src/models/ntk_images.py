@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from fedtangent._src.checks import choice, flag, whole
-from fedtangent._src.models.dense import ACTIVATIONS, Sized
+from fedtangent._src.models.dense import ACTIVATIONS, Sized, outputs_of
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, network
 from fedtangent._src.models.images import check_blocks, image_shape
 from fedtangent._src.models.kernels import StaxNetwork, stax
@@ -30,12 +30,8 @@ Sizes = tuple[tuple[int, int, int], int]  # (height, width, channels), number of
 
 def _sizes_of(input_shape: Sequence[int] | Sized, output_size: int | None) -> Sizes:
     """Returns the shape of an image and the number of outputs; a data set has both."""
-    if isinstance(input_shape, Sized):
-        outputs = input_shape.num_outputs if output_size is None else output_size
-        return image_shape(input_shape.input_shape), outputs
-    if output_size is None:
-        raise ValueError("output_size: got none, must be given unless a Dataset stands in place of input_shape")
-    return image_shape(input_shape), whole("output_size", output_size)
+    outputs = whole("output_size", outputs_of(input_shape, output_size, "input_shape"))
+    return image_shape(input_shape.input_shape if isinstance(input_shape, Sized) else input_shape), outputs
 
 
 def _as_image(input_shape: tuple[int, ...], output_size: int) -> dict[str, int | tuple[int, ...]]:
@@ -79,7 +75,7 @@ def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> 
 
 
 def _quiet(function: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function of stax to omit warnings of what is right here.
+    """Wraps a function of stax so that it does not warn of three things that are intended.
 
     Branches of a sum are independent, axis 3 of images is axis -1, and keys are queries.
     """
@@ -94,7 +90,7 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
-    """Returns the model of a function from the width to the layers; its kernel is that of all widths."""
+    """Returns the model of a function from the width to the layers; all widths share one kernel."""
 
     def at_width(width: int, kernel: Kernel | None = None) -> Model:
         whole("width", width)

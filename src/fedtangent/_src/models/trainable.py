@@ -79,8 +79,8 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
 
     Each selected matrix W of ``params`` becomes ``W + alpha / rank * a b``; W and all other parameters are frozen. The
     factor b starts at zero, so a run begins with the function of ``params``. The entries of a are drawn with variance
-    1 / rank, for which the source states no number: with the default ``alpha`` the tangent kernel of the factors at the
-    start is then, on average over draws, that of the full matrices at every rank.
+    1 / rank (the source states no number). With the default ``alpha``, the average tangent kernel of the factors at the
+    start then equals the kernel of the full matrices, whatever the rank.
 
     Source: Hu et al., 2021 (arXiv 2106.09685), section 4.1, whose matrices act from the left: A is a', B is b'.
 

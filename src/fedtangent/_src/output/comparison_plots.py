@@ -59,8 +59,8 @@ def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
     paths.append(_residuals(results, figures.path("residual")))
     paths += [_beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
     paths += [_laziness(r, of(r, "laziness")) for r in with_law if r.laziness]
-    shown = [r for r in with_law if not r.setting.is_linear and r.setting.problem.x_train.shape[1] > 1]
-    paths += [_uncertainty(r, of(r, "uncertainty")) for r in shown]
+    several_inputs = [r for r in with_law if not r.setting.is_linear and r.setting.problem.x_train.shape[1] > 1]
+    paths += [_uncertainty(r, of(r, "uncertainty")) for r in several_inputs]
     return paths
 
 

@@ -74,7 +74,7 @@ class FineTuningSettings:
     num_rounds: int = within(20, least=2)
 
 
-class Task(NamedTuple):
+class PreTrained(NamedTuple):
     """The data of one seed, and the network that was pre-trained on the other classes."""
 
     network: Model
@@ -107,7 +107,7 @@ class Tuned(NamedTuple):
 
     @property
     def doublings(self) -> float:
-        """Logarithm to base 2 of the predicted best rate over that of networks."""
+        """Logarithm to base 2 of the predicted best rate over the best rate of networks."""
         return math.log2(self.predicted.best / self.rates[self.at])
 
     @property
@@ -122,7 +122,7 @@ class Tuned(NamedTuple):
         return np.array([history.curves()["test.mse"] for history in (self.side.history, self.side.history.predicted)])
 
 
-def _task_of(study: Study, seed: int) -> Task:
+def _task_of(study: Study, seed: int) -> PreTrained:
     """Draws the examples of a seed and trains the network on the first half of the classes."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     half, rng = loaded.num_classes // 2, np.random.default_rng(seed)
@@ -135,10 +135,10 @@ def _task_of(study: Study, seed: int) -> Task:
     sgd = ft.fed_avg(network, ft.schedules.all_clients(1), 1.0, ft.Work(steps=settings.pre_steps, batch_size=32))
     path = ft.params_by_round(sgd, (loaded.x_train[old], y_train[old]), [np.arange(len(old))], num_rounds=1, seed=seed)
     clients = ft.partition.dirichlet(data[1], settings.num_clients, settings.alpha, seed=seed)
-    return Task(network, jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path), data, clients)
+    return PreTrained(network, jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path), data, clients)
 
 
-def _parts(task: Task, settings: FineTuningSettings) -> dict[str, Model]:
+def _parts(task: PreTrained, settings: FineTuningSettings) -> dict[str, Model]:
     """Returns the models that are fine-tuned, by name."""
     of_rank = partial(ft.models.lora, task.network, task.weights)
     return {
@@ -148,7 +148,7 @@ def _parts(task: Task, settings: FineTuningSettings) -> dict[str, Model]:
     }
 
 
-def _tune(task: Task, part: str, model: Model, settings: FineTuningSettings, seed: int) -> Tuned:
+def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSettings, seed: int) -> Tuned:
     """Fine-tunes a model at many rates, beside what its linearisation predicts."""
     x, labels, x_test, labels_test = task.data
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
@@ -181,7 +181,7 @@ def _tune(task: Task, part: str, model: Model, settings: FineTuningSettings, see
 
 
 def run(study: Study) -> Outcome:
-    """Fine-tunes every part with every seed."""
+    """Runs the experiment: trains every part of the network further, with every seed."""
     results = list[Tuned]()
     for seed in study.each_seed():
         task = _task_of(study, seed)
@@ -243,9 +243,9 @@ def _draw(study: Study, by_part: dict[str, list[Tuned]]) -> None:
         )
         one, theory = tuned[0], tuned[0].predicted
         most = MOST_SHOWN * network[0]
-        shown, near = one.losses <= most, (theory.losses <= most) & (theory.tried >= one.rates[0])
-        losses, expected = {"network": one.losses[shown]}, {"predicted": theory.losses[near]}
-        by_rate.append(BoundedPanel(part, one.rates[shown], losses, expected, x_of_bounds=theory.tried[near]))
+        below, near = one.losses <= most, (theory.losses <= most) & (theory.tried >= one.rates[0])
+        losses, expected = {"network": one.losses[below]}, {"predicted": theory.losses[near]}
+        by_rate.append(BoundedPanel(part, one.rates[below], losses, expected, x_of_bounds=theory.tried[near]))
     figures, title, loss = study.figures, f"fine-tuning on {study.dataset}", "mean squared error, test"
     lowest = 0.8 * min(float(np.nanmin(one.losses)) for tuned in by_part.values() for one in tuned)
     bounded(by_round, f"{title}, mean of {len(study.seeds)} seeds", ("round", loss), lowest, figures.path("curves"))

@@ -129,7 +129,7 @@ class Pass:
         return Gaussian(mean, covariance_terms(self.flow.blocks, on_residual + c * on_along, 1 - c).total)
 
     def mean(self) -> Float64[np.ndarray, "m C"]:
-        """Computes the mean of ``fixed_point`` alone, [m, C]; unlike the covariance, it needs no prior."""
+        """Computes the mean of ``fixed_point`` alone, [m, C]; the covariance needs a prior, the mean does not."""
         return self._mean(self._influence()[0])
 
     def _mean(self, on_residual: Float64[np.ndarray, "rows q"]) -> Float64[np.ndarray, "m C"]:
