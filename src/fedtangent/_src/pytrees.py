@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedtangent._src.types import Array, PyTree
 
@@ -30,6 +31,31 @@ def scale(factor: Array | float, a: PyTree) -> PyTree:
 def zeros_like(a: PyTree) -> PyTree:
     """Returns zeros with the shapes and dtypes of ``a``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), a)
+
+
+def widest(dtype: DTypeLike) -> DTypeLike:
+    """Returns the dtype in which numbers of ``dtype`` are added up: itself, but float32 for half precision."""
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def wide(a: PyTree) -> PyTree:
+    """Returns ``a`` with its half-precision leaves in float32."""
+    return jax.tree.map(lambda leaf: leaf if widest(leaf.dtype) == leaf.dtype else leaf.astype(widest(leaf.dtype)), a)
+
+
+def precision(a: PyTree) -> np.dtype:
+    """Returns the widest dtype of the leaves of ``a``, at least float32."""
+    return jnp.result_type(*jax.tree.leaves(a), jnp.float32)
+
+
+def cast_like(a: PyTree, like: PyTree) -> PyTree:
+    """Returns ``a`` in the dtypes of ``like``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
+    return jax.tree.map(lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), a, like)
+
+
+def accumulator(a: PyTree) -> PyTree:
+    """Returns zeros with the shapes of ``a`` (arrays or shapes) and the dtypes in which numbers are added up."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype)), a)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:

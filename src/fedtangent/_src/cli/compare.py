@@ -194,7 +194,7 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
         algorithm = f"{networks.method}{networks.of_width} [{setting.name}]"
         for at, round_ in enumerate(networks.rounds):
             sent = [networks.sent[at].uplink_bytes, networks.sent[at].downlink_bytes]
-            mean = networks.train[at].mean(axis=0)
+            mean = setting.problem.ensemble(networks.train[at])
             metrics = {("train", "mse"): float(setting.problem.mse(mean, "train").mean())}
             metrics |= _on_test(setting.problem, networks.test[at])
             if gap is not None:
@@ -216,8 +216,8 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
 
 
 def _on_test(problem: Problem, outputs: np.ndarray) -> dict[tuple[str, str], float]:
-    """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
-    mean = outputs.mean(axis=0)
+    """Computes the test metrics of ensembles with outputs [K, E, m, C]."""
+    mean = problem.ensemble(outputs)
     metrics = {("test", "mse"): float(problem.mse(mean).mean())}
     if problem.labels_test is not None:
         metrics["test", "accuracy"] = float(problem.accuracy(mean).mean())

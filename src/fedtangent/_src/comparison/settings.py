@@ -17,7 +17,7 @@ from scipy.special import softmax
 from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
+from fedtangent._src.losses import Loss, get_loss, mean_form, mean_prediction, targets_of, words
 from fedtangent._src.progress import progress_of, ticks
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
@@ -113,6 +113,12 @@ class Problem:
         predictions = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         targets = self.y_test if split == "test" else self.y_train
         return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
+
+    def ensemble(self, outputs: Float[np.ndarray, "K *networks m C"]) -> Float[np.ndarray, "*networks m C"]:
+        """Returns the prediction of ensembles of K networks, as ``losses.mean_prediction`` averages their outputs."""
+        if targets_of(self.loss) != "classes":
+            return np.asarray(outputs.mean(axis=0))
+        return np.asarray(mean_prediction(self.loss, outputs))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""

@@ -157,10 +157,14 @@ def compose(
         return _cost(composed, data, engine)
 
     def params(state: State) -> PyTree:
-        return jax.vmap(server.params)(state.server)
+        return pytrees.cast_like(jax.vmap(server.params)(state.server), jax.eval_shape(model.init, jax.random.key(0)))
+
+    training = None if composition is None else composition.training
+    loss = model.loss if training is None else training.loss
+    trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
+        return mean_of_models(trained, params(state), x) if parts.predict is None else parts.predict(trained, state, x)
 
     def predict_personal(
         state: State, data: FederatedData, largest: int, client_id: Int[Array, ""], x: Shaped[AnyArray, "m ..."]
@@ -168,7 +172,7 @@ def compose(
         client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert parts.personal is not None
-        return parts.personal(model, params(state), client_states, client, x)
+        return parts.personal(trained, params(state), client_states, client, x)
 
     return Algorithm(
         name,
@@ -212,7 +216,7 @@ def _init(
     client = _for_each_client(composed.local.init, params, num_clients)
     memory = _for_each_client(lambda p: composed.channel.init(composed.local.message(p)), params, num_clients)
     init_schedule, sample_key = streams.schedule_keys(run.schedule)
-    server_state = jax.vmap(composed.server.init)(params)
+    server_state = jax.vmap(composed.server.init)(pytrees.wide(params))
     return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
 
 
@@ -289,8 +293,8 @@ def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
     """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
-    broadcasts = jax.vmap(composed.server.broadcast)(state.server)
-    message = _message_shape(composed, data, engine)[0]
+    message, broadcast = _message_shape(composed, data, engine)
+    broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
     slots = slots_of(cohort, composed.schedule.num_models, data.offsets)
     slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))

@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from fedtangent._src.checks import choice, whole
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
 from fedtangent._src.models.kernels import check_dtype
-from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape
+from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape, biased
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
@@ -124,7 +124,7 @@ def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, 
     for layer in range(layers):
         part = params[f"layer_{layer}"]
         inputs.append(h)
-        flat = h.reshape((-1, h.shape[-1])) @ part["input"] + part["bias"][None]
+        flat = biased(h.reshape((-1, h.shape[-1])) @ part["input"], part["bias"][None])
         h = recur(flat.reshape((*h.shape[:2], -1)), part["recurrent"])
     return inputs, h
 
@@ -133,7 +133,7 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
     h = _hidden(layers, recur, params, x)[1]
     chosen = h[-1] if positions == "last" else jnp.swapaxes(h, 0, 1)
     bias = params["output"]["bias"]
-    return chosen @ params["output"]["kernel"] + bias.reshape((1,) * (chosen.ndim - 1) + bias.shape)
+    return biased(chosen @ params["output"]["kernel"], bias.reshape((1,) * (chosen.ndim - 1) + bias.shape))
 
 
 def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:

@@ -130,12 +130,12 @@ def with_error_feedback(channel: Channel) -> Channel:
     """
 
     def init(message: PyTree) -> PyTree:
-        return pytrees.zeros_like(message), channel.init(message)
+        return pytrees.accumulator(message), channel.init(message)
 
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         owed, inner = memory
         whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
-        sent, inner = channel.send(key, whole, inner)
+        sent, inner = channel.send(key, pytrees.cast_like(whole, message), inner)
         owed = jax.tree.map(lambda w, received, e: w - received if ledger.is_floating(w) else e, whole, sent, owed)
         return sent, (owed, inner)
 
