@@ -88,9 +88,23 @@ def vdot(a: PyTree, b: PyTree) -> Array:
     return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
 
 
+def magnitude(values: Array, axis: int | None = None) -> Array:
+    """Returns the power of two of the largest magnitude along ``axis``, which is kept; all axes: a scalar.
+
+    Numbers divided by it lose no digit, and their squares neither overflow nor vanish. It is 1 if all numbers are 0, or
+    one is not finite. ``values`` are in float32 at least.
+    """
+    largest = jnp.max(jnp.abs(values), axis=axis, keepdims=axis is not None, initial=0)
+    most = jnp.finfo(largest.dtype).maxexp - 28  # far enough from the ends that the power has an inverse
+    power = jnp.ldexp(jnp.ones_like(largest), jnp.clip(jnp.frexp(largest)[1] - 1, -most, most))
+    return jax.lax.stop_gradient(jnp.where((largest > 0) & jnp.isfinite(largest), power, 1))
+
+
 def norm(a: PyTree) -> Array:
-    """Computes the Euclidean norm of a pytree, a scalar []."""
-    return jnp.sqrt(vdot(a, a))
+    """Computes the Euclidean norm of a pytree, a scalar [], whatever the size of its numbers."""
+    leaves = jax.tree.leaves(wide(a))
+    scale = jnp.max(jnp.stack([magnitude(leaf) for leaf in leaves]))
+    return scale * jnp.sqrt(sum(jnp.sum(jnp.square(leaf / scale.astype(leaf.dtype))) for leaf in leaves))
 
 
 def size(a: PyTree) -> int:

@@ -75,7 +75,9 @@ def rows_of(
     """
     test, pairs = gaps[-1].test[-1], zip(simulated, gaps, strict=True)
     rows = [networks_row(setting, networks, float(np.mean(gap.error[-1]))) for networks, gap in pairs]
-    return *rows, outputs_row(setting, f"{method}, round {setting.size.num_rounds}", test, setting.problem.ensemble(test))
+    return *rows, outputs_row(
+        setting, f"{method}, round {setting.size.num_rounds}", test, setting.problem.ensemble(test)
+    )
 
 
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:

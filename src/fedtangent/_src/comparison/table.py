@@ -50,7 +50,7 @@ def scores(
     """
     even, odd = slice(0, None, 2), slice(1, None, 2)
     residual = (y - mean) ** 2
-    noise = max(float(np.mean(residual[even] - variance[even])), 1e-6)
+    noise = max(float(np.mean(residual[even] - variance[even])), 1e-6 * float(np.mean(y**2)))
     total = variance[odd] + noise
     nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[odd] / total)
     return float(nll), float(np.mean(residual[odd] <= 1.959963985**2 * total))

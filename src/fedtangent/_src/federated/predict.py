@@ -18,7 +18,16 @@ from fedtangent._src import checks
 from fedtangent._src.checks import number
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.federated.local import LocalProblem, Work, client_view, minimise, validate_work
-from fedtangent._src.losses import LOSSES, Loss, check_targets, get_loss, is_right, masked_mean, mean_prediction, targets_of
+from fedtangent._src.losses import (
+    LOSSES,
+    Loss,
+    check_targets,
+    get_loss,
+    is_right,
+    masked_mean,
+    mean_prediction,
+    targets_of,
+)
 from fedtangent._src.optimizers import Rate, at_round, check_rate, sgd
 from fedtangent._src.pytrees import wide
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, FederatedData, Model, Prediction, PyTree

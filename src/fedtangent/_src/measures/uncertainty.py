@@ -52,7 +52,7 @@ def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
 
 @jax.jit  # one program, where each operation would be compiled alone
 def _log_mean(members: Float[Array, "K n C"]) -> Float[Array, "n C"]:
-    return mean_prediction("cross_entropy", jax.nn.log_softmax(members, axis=-1))
+    return mean_prediction("cross_entropy", members if len(members) > 1 else jax.nn.log_softmax(members, axis=-1))
 
 
 def knowledge_variance(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:

@@ -277,7 +277,8 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         values, total = unsent.values, unsent.values.size
         width = min(bucket_size or total, total)
         buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
-        norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
+        scale = pytrees.magnitude(buckets, axis=1)
+        norm = scale * jnp.sqrt(jnp.sum(jnp.square(buckets / scale), axis=1, keepdims=True))
         share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
         noise = jax.random.uniform(key, (total,), values.dtype)
         level = jnp.floor(share * levels + jnp.pad(noise, (0, -total % width)).reshape(-1, width))
