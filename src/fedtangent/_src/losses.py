@@ -220,7 +220,7 @@ def mean_prediction(
 
 
 def is_right(outputs: Float[Array, "*rows C"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """Returns 1 where the largest output is at the label, else 0; NaN where an output is NaN, or the largest infinite."""
+    """Returns 1 where the largest output is at the label, else 0; NaN where no output is the largest finite number."""
     right = (jnp.argmax(outputs, axis=-1) == labels).astype(outputs.dtype)
     return jnp.where(jnp.isfinite(jnp.max(outputs, axis=-1)), right, jnp.nan)
 

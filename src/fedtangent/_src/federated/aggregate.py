@@ -91,9 +91,8 @@ def stack(slots_per_model: int) -> Aggregate:
     def init(message: PyTree, num_models: int) -> Stacked:
         buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
         counts, places = jnp.zeros((2, num_models), jnp.int32), (num_models, slots_per_model)
-        return Stacked(
-            buffer, counts[0], counts[1], jnp.zeros(places, pytrees.precision(message)), jnp.zeros(places, jnp.int32)
-        )
+        weight = jnp.zeros(places, pytrees.precision(message))
+        return Stacked(buffer, counts[0], counts[1], weight, jnp.zeros(places, jnp.int32))
 
     def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
         active = rows.weight > 0

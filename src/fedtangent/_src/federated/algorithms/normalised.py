@@ -115,8 +115,7 @@ def fed_nova(
         optimizer = at_round(descent, client.round)
         count = jnp.maximum(steps, 1)
         moved, first = (unit_response(optimizer, *how, dtype) for how in ((mu, count, most), (0.0, jnp.int32(1), 1)))
-        # an optimiser that starts at rate 0 is measured in units of 1; where no step moves, as in a round of rate 0, all
-        # steps count alike
+        # an optimiser whose first step is 0 is measured in units of 1; in a round of rate 0 all steps count alike
         return jnp.where(moved > 0, moved / jnp.where(first > 0, first, 1), count.astype(dtype))
 
     def answer(
