@@ -13,8 +13,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, Int32
 
-from fedtangent._src.attacks.observation import Observed
 from fedtangent._src import pytrees
+from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.losses import get_loss
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree

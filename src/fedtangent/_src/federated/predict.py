@@ -102,8 +102,8 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     """Builds Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
 
     The client weighs the K global models by their mean ``loss`` on all of its examples and predicts ``sum_k alpha_k
-    f_k(x)``, where ``f_k`` are outputs, or probabilities as in ``mean_of_models``. A client without examples weighs them
-    equally.
+    f_k(x)``, where ``f_k`` are outputs, or probabilities as in ``mean_of_models``. A client without examples weighs
+    them equally.
 
     Args:
         loss: Name of a loss.

@@ -21,6 +21,7 @@ from fedtangent._src.checks import choice, whole
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
 from fedtangent._src.models.kernels import check_dtype
 from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape, biased
+from fedtangent._src.pytrees import widest
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
@@ -103,8 +104,9 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: DTypeLike, key: Ke
         fan_in = embedding if layer == 0 else units
         params[f"layer_{layer}"] = {
             "input": jnp.concatenate([glorot(k, (fan_in, units), dtype) for k in jax.random.split(next(keys), 4)], 1),
+            # LAPACK knows no half precision
             "recurrent": jnp.concatenate(
-                [orthogonal(k, (units, units), dtype) for k in jax.random.split(next(keys), 4)], 1
+                [orthogonal(k, (units, units), widest(dtype)).astype(dtype) for k in jax.random.split(next(keys), 4)], 1
             ),
             "bias": bias,
         }

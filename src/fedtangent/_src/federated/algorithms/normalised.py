@@ -11,7 +11,6 @@ import dataclasses
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedtangent._src import pytrees
