@@ -103,8 +103,10 @@ def magnitude(values: Array, axis: int | None = None) -> Array:
 def norm(a: PyTree) -> Array:
     """Computes the Euclidean norm of a pytree, a scalar [], whatever the size of its numbers."""
     leaves = jax.tree.leaves(wide(a))
-    scale = jnp.max(jnp.stack([magnitude(leaf) for leaf in leaves]))
-    return scale * jnp.sqrt(sum(jnp.sum(jnp.square(leaf / scale.astype(leaf.dtype))) for leaf in leaves))
+    scale = magnitude(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]))
+    return scale * jnp.sqrt(
+        sum((jnp.sum(jnp.square(leaf / scale.astype(leaf.dtype))) for leaf in leaves), jnp.zeros(()))
+    )
 
 
 def size(a: PyTree) -> int:
