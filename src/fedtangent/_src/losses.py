@@ -219,10 +219,10 @@ def mean_prediction(
     return jnp.tensordot(weights.astype(outputs.dtype), outputs, axes=1, precision="highest")
 
 
-def is_right(outputs: Float[Array, "*rows C"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "..."]) -> Float[Array, "*rows"]:
     """Returns 1 where the largest output is at the label, else 0; NaN where no output is the largest finite number."""
-    right = (jnp.argmax(outputs, axis=-1) == labels).astype(outputs.dtype)
-    return jnp.where(jnp.isfinite(jnp.max(outputs, axis=-1)), right, jnp.nan)
+    largest = jnp.max(outputs, axis=-1)
+    return jnp.where(jnp.isfinite(largest), (jnp.argmax(outputs, axis=-1) == labels).astype(largest.dtype), jnp.nan)
 
 
 def words(name: str | Loss) -> str:

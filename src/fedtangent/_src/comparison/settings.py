@@ -17,7 +17,7 @@ from scipy.special import softmax
 from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent._src.losses import Loss, get_loss, mean_form, mean_prediction, targets_of, words
+from fedtangent._src.losses import Loss, get_loss, is_right, mean_form, mean_prediction, targets_of, words
 from fedtangent._src.progress import progress_of, ticks
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
@@ -121,8 +121,8 @@ class Problem:
         return np.asarray(mean_prediction(self.loss, outputs))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""
-        return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
+        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]; NaN where ``is_right`` is NaN."""
+        return np.asarray(np.mean(is_right(outputs, self.labels_test), axis=-1))
 
     def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""

@@ -117,7 +117,7 @@ def accuracy(
             probabilities for a loss of classes, outputs for any other (``losses.mean_prediction``).
     """
     _check_labels(members, labels)
-    return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), jnp.asarray(labels)))
+    return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))
 
 
 def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15) -> Reliability:
@@ -307,7 +307,7 @@ def _confidence(
     _check_labels(members, labels)
     log_p = log_probability(members)
     best = jnp.max(log_p, axis=-1)
-    return jnp.exp(best), is_right(log_p, jnp.asarray(labels))
+    return jnp.exp(best), is_right(log_p, labels)
 
 
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
