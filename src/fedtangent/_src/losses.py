@@ -219,7 +219,7 @@ def mean_prediction(
     return jnp.tensordot(weights.astype(outputs.dtype), outputs, axes=1, precision="highest")
 
 
-def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "..."]) -> Float[Array, "*rows"]:
+def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "*rows"]) -> Float[Array, "*rows"]:
     """Returns 1 where the largest output is at the label, else 0; NaN where no output is the largest finite number."""
     largest = jnp.max(outputs, axis=-1)
     return jnp.where(jnp.isfinite(largest), (jnp.argmax(outputs, axis=-1) == labels).astype(largest.dtype), jnp.nan)

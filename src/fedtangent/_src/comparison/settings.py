@@ -125,8 +125,8 @@ class Problem:
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]; NaN where ``is_right`` is NaN."""
-        assert self.labels_test is not None
-        return np.asarray(np.mean(is_right(outputs, self.labels_test), axis=-1))
+        labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
+        return np.asarray(np.mean(is_right(outputs, labels), axis=-1))
 
     def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""
