@@ -93,7 +93,7 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
 
 
 def seed(value: object, name: str = "seed") -> int:
-    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1.
+    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a whole number from 0 to 2^32 - 1.
 
     Args:
         value: The value that the user passed.
@@ -103,7 +103,7 @@ def seed(value: object, name: str = "seed") -> int:
 
 
 def instance(name: str, value: object, of: type) -> None:
-    """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``.
+    """Raises ``ValueError`` if ``value`` is not an instance of a type.
 
     Args:
         name: Name of the argument, for the error message.

@@ -58,11 +58,11 @@ def keys(seed: int | Key) -> Keys:
 
 
 def apart(key: Key, stream: int) -> Key:
-    """Returns the key of one of the streams named above, such as ``SERVER``.
+    """Returns the key of a stream of random numbers that is independent of all others.
 
     Args:
         key: A typed key.
-        stream: Number of the stream.
+        stream: One of this module's constants, such as ``SERVER``.
     """
     return jax.random.fold_in(key, jnp.uint32(stream))
 
