@@ -72,7 +72,7 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
     The names of the laws, and when each holds:
 
     - "mapping", "order", "evaluation": the mapping of clients onto devices, the order of a round's clients, and how
-    often a run is evaluated do not change the result;
+      often a run is evaluated do not change the result;
     - "resume": a stopped run continues with the same bits;
     - "absence": a client of weight 0 does not change the result, even if its data are not finite;
     - "traces": more rounds compile nothing again;

@@ -51,7 +51,7 @@ class EnsembleOfClients:
     members: tuple[str, ...] = MEMBERS
     """Members of the ensemble, each model counting once: samples, clients, mean."""
     slots_per_model: int | None = None
-    """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
+    """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
         """Returns the ensemble's distribution and members; raises ``ValueError`` for options out of range."""
@@ -109,9 +109,9 @@ def fed_be(
 
     Source: Chen and Chao, ICLR 2021, algorithm 1.
 
-    The server fits a distribution to the clients' models, draws models from it, takes the mean prediction of the
-    ensemble on its own data as soft labels, and trains a student on them that starts at the clients' weighted mean. The
-    student is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
+    The server fits a distribution to the clients' models, draws models from it, and takes the ensemble's mean
+    prediction on the server's data as soft labels. A student that starts at the clients' weighted mean learns them and
+    is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
 
     Args:
         ensemble: Members of the ensemble, the server's data, and how the student learns.
@@ -183,13 +183,12 @@ def fed_be_no_distillation(
 ) -> Algorithm:
     """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
-    The next global model is the clients' weighted mean, so no data are needed at the server; a prediction is the
-    mean over the ensemble that FedBE would distil, drawn from the last round's models. The state therefore holds the
-    clients' models of a round, ``slots_per_model`` for each of the K models.
+    The next global model is the clients' weighted mean, so the server needs no data. A prediction is the mean over the
+    ensemble that FedBE would distil, drawn from the last round's models, of which the state keeps ``slots_per_model``
+    for each of the K models.
 
-    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
-    that probability. ``members`` of the prediction are the members of all K ensembles, [K E, n, C]; an empty place has
-    the ensemble's mean, which changes no mean over members.
+    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
+    prediction are the members of all K ensembles, [K E, n, C]; an empty place has the ensemble's mean.
 
     Args:
         ensemble: Members of the ensemble.

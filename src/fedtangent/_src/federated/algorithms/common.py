@@ -47,7 +47,7 @@ RAISES = "ValueError: Not exactly one of rate and optimiser, or an argument of t
 
 @dataclasses.dataclass(frozen=True)
 class Averaging:
-    """How the clients' messages travel, are weighted and move the server: options of every averaging algorithm."""
+    """Options of every averaging algorithm: how the clients' messages travel, are weighted and move the server."""
 
     server_learning_rate: Rate | None = None
     """Step size of the server (default: 1, or the algorithm's own)."""
@@ -56,7 +56,7 @@ class Averaging:
     weighting: str | None = None
     """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
     channel: Channel | None = None
-    """How messages travel, such as ``channels.qsgd(4)`` (default: as they are)."""
+    """How messages travel, such as ``channels.qsgd(4)`` (default: unchanged)."""
     accept: Accept | None = None
     """Which messages the server counts, such as ``faults.finite()`` (default: all)."""
     personal: Personal | None = None
@@ -64,7 +64,7 @@ class Averaging:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     shuffle: bool = False
-    """A shuffler hides from the server who sent which message."""
+    """A shuffler hides from the server which client sent which message."""
     secure_aggregation: int | None = None
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 

@@ -1,10 +1,9 @@
-"""Recipes: the functions that build algorithms, and the options of the command line that become their arguments.
+"""Recipes: the functions that build algorithms, and the command-line options that become their arguments.
 
 A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
-on the command line are its parameters: name, type, default and help are in its signature and docstring. Some
-parameters, such as a ``Work`` or a ``Channel``, cannot be written as one word on a command line; the options of their
-record in ``WRITTEN`` write them. For a parameter that is a frozen record of several options, each field is an option.
-Read this file to add a parameter of either kind, or to follow an option's value.
+on the command line are its parameters: name, type, default and help are in its signature and docstring. A parameter
+that is no single word, such as a ``Work`` or a ``Channel``, is written by the options of its record in ``WRITTEN``; a
+parameter that is another frozen record is written by one option for each field.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on 
 
 
 class Supplied(NamedTuple):
-    """The arguments that a described run supplies to a recipe, besides the user's options.
+    """The arguments that a run supplies to a recipe, besides the user's options.
 
     Attributes:
         model: The network.
@@ -95,7 +94,7 @@ class FinishedRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RateOptions:
-    """Options of a rate of the clients, or of the server's evolution of a kernel."""
+    """Options of the clients' learning rate, or of the rate of NTK-FL's server."""
 
     client_learning_rate: float = 1.0
     """Step size of the clients, or of the server's evolution of a kernel."""
@@ -105,7 +104,7 @@ class RateOptions:
     """Rounds between decays."""
 
     def value(self) -> Rate:
-        """Returns the clients' rate; a schedule of the round if it decays."""
+        """Returns the learning rate; a schedule of the round if it decays."""
         checks.number("client_learning_rate", self.client_learning_rate, above=0)
         checks.number("decay", self.decay, above=0, at_most=1)
         checks.whole("decay_every", self.decay_every)
@@ -148,14 +147,14 @@ class WorkOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelOptions:
-    """Options of how updates travel."""
+    """Options of the channel of the clients' updates."""
 
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds the channel's error to its next update."""
+    """A client adds the numbers that the channel left out to its next update."""
     sparsity: float = 0.0
-    """Share of an update's numbers that is set to zero, the smallest."""
+    """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
         """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside a channel."""
@@ -168,7 +167,7 @@ class ChannelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptOptions:
-    """Options of the server's test of messages."""
+    """Options of the server's rejection of messages."""
 
     max_update_norm: float | None = None
     """Reject updates that are larger, or not finite (inf: only those)."""
@@ -196,7 +195,7 @@ class SecureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ServerExamples:
-    """Options of examples that the server holds without labels."""
+    """The option of FedBE's examples at the server."""
 
     server_examples: int = 100
     """Training examples, without labels, that only the server holds."""
@@ -204,12 +203,12 @@ class ServerExamples:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationOptions:
-    """Options of examples that the server chooses the time of a kernel's evolution by."""
+    """Options of the examples by which NTK-FL's server chooses the number of steps."""
 
     ntk_choose: str = "training"
-    """The number of steps by the round's training examples, or by validation on --server-examples."""
+    """Choose the number of steps by the loss on the round's training examples, or on --server-examples: validation."""
     server_examples: int = option(100, used_with="ntk_choose")
-    """Training examples that the server holds for validation, and no client does."""
+    """Training examples that the server holds for validation, and no client."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,10 +230,10 @@ class LossOptions:
 
 @dataclasses.dataclass(frozen=True)
 class BaseOptions:
-    """Options of an algorithm around another one."""
+    """The option of an algorithm that wraps another one, such as Fed-ensemble."""
 
     base: str = "fed_avg"
-    """The algorithm inside, whose own options are given beside."""
+    """The algorithm inside; its options are options of the run too."""
 
 
 # parameter of a recipe -> the options that write it; without a method ``value`` the one option is the value
@@ -303,15 +302,15 @@ def recipe(
 ) -> Any:
     """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
 
-    The algorithm that a marked function returns can be built for another model (``algorithm.on``), as ``compare`` does
-    to train other widths. Use it bare, ``@fedtangent.recipe``, on your own recipe.
+    The algorithm can then be built for another model (``algorithm.on``), as ``compare`` does to train other widths.
+    Mark your own recipe with ``@fedtangent.recipe`` alone; the arguments below are for built-in recipes.
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
         unused: Fields of ``Averaging`` that have no meaning for the algorithm and are refused.
         python_only: Parameters, or fields of records, that are no options of the command line.
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
-        about: Fields of ``AlgorithmEntry`` of a built-in recipe, such as ``papers``.
+        about: Fields of ``AlgorithmEntry``, such as ``papers``.
 
     Returns:
         The function, marked.
@@ -373,7 +372,7 @@ def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The correspondence between the parameters of a recipe and the options of the command line."""
+    """Which options of the command line write which parameters of a recipe."""
 
     unused: tuple[str, ...] = ()
     python_only: tuple[str, ...] = ()
@@ -397,13 +396,7 @@ class _Layout:
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
-        """Returns the recipe's arguments by name.
-
-        Args:
-            function: The recipe.
-            chosen: The options.
-            supplied: The arguments that the run supplies.
-        """
+        """Returns the recipe's arguments by name, from the chosen options and the arguments that the run supplies."""
         arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -479,7 +472,7 @@ def _value(name: str, chosen: object, supplied: Supplied) -> object:
 
 
 def arguments_of(function: Recipe, flat: Mapping[str, object]) -> dict[str, Any]:
-    """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
+    """Returns a recipe's arguments from flat names, as the command line has them; fields of records become records.
 
     For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
     ``averaging=Averaging(weighting="uniform")``.
@@ -573,7 +566,7 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """Returns the class of an algorithm's options; for one around another, joined with the options of its ``base``.
+    """Returns the class of an algorithm's options; an algorithm around another one has the options of both.
 
     Args:
         entry: Entry of the algorithm.
@@ -587,7 +580,7 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 @functools.cache
 def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
-    """Returns a dataclass with the fields of all classes, made once, so that equal options are equal."""
+    """Returns a dataclass with the fields of all classes, built once, so that equal options are equal objects."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 

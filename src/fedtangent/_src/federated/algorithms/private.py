@@ -96,20 +96,20 @@ def dp_fed_avg(
 
     Each client's whole update is clipped to length ``clip_norm``; the server moves by ``(sum of the updates) / m`` plus
     Gaussian noise of standard deviation ``noise_multiplier * clip_norm / m`` in every coordinate (flat clipping, the
-    fixed-denominator estimator), all clients weighing the same. The noise is drawn at the server, for every model in
-    every round, also where no client took part.
+    fixed-denominator estimator). All clients have the same weight. The server draws noise for every model in every
+    round, also if no client took part.
 
     ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
-    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds, and the model moves less.
-    Which clients took part is not hidden from the server, which is trusted. A channel compresses; the server then clips
-    the received updates, so that compression cannot lengthen them.
+    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds. The server is trusted and
+    knows which clients took part. With a channel, the server clips the received updates, because compression can
+    lengthen them.
 
     Args:
         privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
 
     Raises:
-        ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that
-            are not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
+        ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that are
+            not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
     """
     clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
     if averaging.weighting not in (None, "uniform"):
@@ -165,10 +165,7 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def _fixed_mean(count: float | Array) -> Aggregate:
-    """Builds the aggregate that divides each model's weighted sum of messages by a fixed ``count``.
-
-    Source: McMahan et al., 2018, the estimator f_f. Without messages it is 0.
-    """
+    """Builds the aggregate: weighted sum of a model's messages over ``count`` (f_f of McMahan et al., 2018)."""
 
     def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)

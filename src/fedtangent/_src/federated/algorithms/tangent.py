@@ -26,15 +26,15 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """The sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
+    """Sizes of the pool of examples at NTK-FL's server, and the examples that choose the number of steps."""
 
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
-    """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
+    """Examples x [m, ...] and y [m, C] at the server by whose loss the time is chosen; charged once, as sent up."""
     pool_size: int | None = None
     """The most examples that one model pools in a round, which is the size of the kernel (default: no bound).
-    ``info["examples_dropped"]`` counts those beyond."""
+    ``info["examples_dropped"]`` counts the others."""
     slots_per_model: int | None = None
-    """The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts those beyond."""
+    """The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts the others."""
     accept: Accept | None = None
     """Which messages the server counts (default: all)."""
 
@@ -69,14 +69,14 @@ def ntk_fl(
 ) -> Algorithm:
     """Builds NTK-FL: clients send Jacobians, the server evolves the kernel (Yue et al., ICML 2022, section 4.1).
 
-    A round whose learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status
-    (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
+    If a round's learning rate is above the largest stable one, the model stays unchanged, and ``info["status"]`` says
+    so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
 
     Args:
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
-            entropy, on class labels; a number or a schedule of the round.
+        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross entropy,
+            on class labels; a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
         evolution: Times, kernel and method of the evolution.
         pooling: Sizes of the pool, and the examples that choose the time.
@@ -102,11 +102,11 @@ def cp_ntk_fl(
     pooling: Pooling = Pooling(),
     compression: Compression = Compression(),
 ) -> Algorithm:
-    """Builds CP-NTK-FL: NTK-FL with less on the wire, and less to be read from it (Yue et al., ICML 2022, section 4.2).
+    """Builds CP-NTK-FL: NTK-FL that sends less and reveals less of the data (Yue et al., ICML 2022, section 4.2).
 
-    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is the data's
-    (``data.projection.projected``, with the seed that ``wire.key_server`` hands out): the model takes d1' inputs. The
-    ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
+    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is applied to the data before
+    (``data.projection.projected``, with the seed of ``wire.key_server``), so the model takes the d1' projected inputs.
+    The ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
     smaller), the outputs and the targets.
 
     Args:
