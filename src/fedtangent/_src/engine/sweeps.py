@@ -1,7 +1,7 @@
 """Many runs as one program: seeds by hyper-parameters, with common random numbers.
 
-A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
-compared pair by pair (``measures.differences``).
+A seed draws the same initial models, cohorts and batches under every configuration, so that configurations are compared
+pair by pair (``measures.differences``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Build(Protocol):
         """Returns the algorithm.
 
         Args:
-            arguments: Not used: a program passes the hyper-parameters by name.
+            arguments: None; the hyper-parameters are passed by name.
             values: Hyper-parameters by name; floats may be traced scalars.
         """
 
@@ -186,10 +186,7 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """Returns an empty table [seeds, configs, E, ...] for each metric, in a dtype that fits every group.
-
-    Raises ``ValueError`` unless all configurations have metrics of the same names and shapes.
-    """
+    """Returns an empty table [seeds, configs, E, ...] for each metric, the same in all groups or ``ValueError``."""
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):

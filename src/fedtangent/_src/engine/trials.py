@@ -1,4 +1,4 @@
-"""Trials: many like runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
+"""Trials: the runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def trial_program(
 ) -> TrialProgram:
     """Builds the program that all trials of an experiment share; it is compiled when it is first used.
 
-    ``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers
-    that are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again.
+    ``simulate`` compiles one algorithm with fixed hyper-parameters. Here hyper-parameters such as rates are arguments,
+    so that another rate, seed or draw of data of the same shapes compiles nothing again.
 
     Args:
         build: ``(**numbers) -> algorithm``, where numbers may be traced; the model and the schedule do not depend on
             them.
-        numbers: Numbers of one of the runs, which ``build`` checks.
+        numbers: Numbers of one of the trials, which ``build`` checks.
         data: Data of one of the trials.
         engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
         measure: ``(algorithm, state, sets) -> {name: array}``, traced.
