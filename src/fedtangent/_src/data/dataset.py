@@ -1,4 +1,4 @@
-"""The records of a data set and of its entry, and helpers that several files of ``data.sources`` use."""
+"""The records of a data set and of its entry, and functions that several files of ``data.sources`` use."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
 
 
 def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
-    """Returns uint8 inputs as float32 numbers from 0 to 1: divided by 255, the form of images everywhere."""
+    """Returns uint8 pixels divided by 255, as float32."""
     return (x / np.float32(255)).astype(np.float32)
 
 
 def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:
-    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind.
+    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``; returns them and their kind.
 
     Args:
         x: Images, [n, height, width] or [n, height, width, channels].

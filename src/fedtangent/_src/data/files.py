@@ -1,4 +1,4 @@
-"""Reading files that fedtangent did not write: their content, or a ``ValueError`` in one line that names the file.
+"""Readers of files that fedtangent did not write; a bad file raises a ``ValueError`` in one line that names it.
 
 Nothing in a file is executed, no pickle is read, and a pipe is refused instead of waited for.
 """
@@ -96,14 +96,15 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
         name: Name of the file, for the error message.
         path: Path of the file.
 
-    Raises ``ValueError`` for other kinds of files, damaged or encrypted files, and content other than plain arrays.
+    Raises:
+        ValueError: Another kind of file, a damaged or encrypted one, or content other than plain arrays.
     """
     with reading(name, path), _opened(path) as file:
         return unpacked(file)
 
 
 def unpacked(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
-    """Reads the arrays of an open ``.npz`` file; call it within ``reading``: bad files raise various exceptions."""
+    """Reads the arrays of an open ``.npz`` file; call it inside ``reading``: bad files raise various exceptions."""
     with zipfile.ZipFile(file) as packed:
         content = {}
         for key, member in _members(packed).items():
@@ -144,10 +145,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, name: str) -> Header:
-    """Reads the header of an array from the first bytes of its file of ``size`` bytes; raises ``ValueError``.
-
-    The size must agree: NumPy would allocate the array that the header states before it notices that the file is short.
-    """
+    """Reads an array's header from the beginning of its file; raises ``ValueError`` if the size is not ``size``."""
     file = io.BytesIO(begin[:MOST_HEADER])
     try:
         version = np.lib.format.read_magic(file)

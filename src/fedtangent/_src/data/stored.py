@@ -1,8 +1,4 @@
-"""Getting published data: from a folder that the user names, from the cache, or by a download that fills the cache.
-
-Files in the user's folder are read where they are. Without such a folder they are downloaded once, prepared by
-TensorFlow Datasets and kept in the cache (``cache``).
-"""
+"""Published data: read from a folder that the user names, from the cache, or downloaded once into the cache."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns the algorithm's remark on a run of ``num_rounds`` rounds, a line of text; empty for most algorithms."""
+        """Returns the line of text that the algorithm adds to the results of a run; empty for most algorithms."""
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -179,7 +179,7 @@ def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """Returns ``schedule`` with the run's dropout and late clients; expected times are in proportion to ``sizes`` [N]."""
+    """Returns ``schedule`` with the run's dropout and late clients; times are in proportion to ``sizes`` [N]."""
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
     if run.keep_first is None:

@@ -158,7 +158,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns the default loss and step size for the model and the data, or only the step size if ``loss`` is given."""
+    """Returns the default loss and step size for the model and the data; with a ``loss``, its step size only."""
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)

@@ -71,7 +71,7 @@ _SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """Computes one round; checks, when traced, that shapes of the state stay and that infos have a row for each slot."""
+    """Computes one round; checks, when traced, that the state keeps its shapes and infos have a row for each slot."""
     after, info = algorithm.step(state, data, engine)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))

@@ -1,4 +1,8 @@
-"""EMNIST: handwritten characters, without the ids of their writers."""
+"""EMNIST: handwritten characters, without the ids of their writers.
+
+The data folder has the published ``gzip.zip``. Labels are the numbers in the files, except that the labels of
+``letters``, 1 to 26 there, start from 0.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,7 @@ class EmnistOptions(StoredImageOptions):
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
-
-    The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are the
-    numbers in the files, except that the labels of ``letters``, 1 to 26 there, start from 0.
-    """
+    """Loads images [n, 28, 28, 1] in [0, 1], white ink on black, upright (the idx files hold them transposed)."""
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)
     return dataset(published, obtain(published, options, data_dir), options, (28, 28))
