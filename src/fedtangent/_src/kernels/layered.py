@@ -286,10 +286,7 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
-    """Maps ``function`` over examples: one by one on a CPU, whose batched products are slow, elsewhere in batches.
-
-    ``numbers`` is how many numbers the intermediate arrays of one example have; it bounds the size of a batch.
-    """
+    """Maps ``function`` over examples whose intermediate arrays have ``numbers`` entries, on a CPU one by one."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))

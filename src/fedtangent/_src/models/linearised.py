@@ -1,4 +1,4 @@
-"""A model as a first-order polynomial in its weights, at a fixed point: a model like any other, linear in them."""
+"""A model linearised in its weights about fixed parameters; it is a model like any other."""
 
 from __future__ import annotations
 
