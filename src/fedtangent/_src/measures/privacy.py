@@ -24,7 +24,7 @@ def epsilon(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Computes an upper bound of the epsilon of all models of ``dp_fed_avg``, at ``delta``, for a whole client.
+    """Computes an upper bound of the epsilon of a whole client in a run of ``dp_fed_avg``, over all its models.
 
     The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
 
@@ -40,7 +40,7 @@ def epsilon(
             ``"without_replacement"`` (``schedules.uniform_sampling``; ``schedules.all_clients`` with
             ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
-            ``clip_norm``, so that the noise counts half. Epsilons of the two kinds must not be compared.
+            ``clip_norm``. Epsilons of the two kinds must not be compared.
 
     Returns:
         Epsilon; infinite if the noise multiplier is below 1e-100.

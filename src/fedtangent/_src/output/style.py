@@ -1,4 +1,4 @@
-"""One look for every figure: colours, panels, the dress of an axis. Matplotlib is imported when the first is drawn."""
+"""The style of all figures: colours, panels, axes. Matplotlib is imported when the first figure is drawn."""
 
 from __future__ import annotations
 
@@ -96,9 +96,8 @@ def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str,
 def save(figure: Figure, path: Path, title: str = "") -> Path:
     """Finishes a figure, writes it and returns ``path``.
 
-    The folder is created if it does not exist. Labels get a legend outside the curves, and ticks of an axis that would
-    overlap are left out. Equal figures give equal files, since no date is written. PDFs embed TrueType fonts, which
-    journals ask for.
+    The folder is created if it does not exist. Labels get a legend outside the curves, and overlapping ticks are left
+    out. Equal figures give equal files, without a date. PDFs embed TrueType fonts, as journals require.
 
     Args:
         figure: The figure.
@@ -215,7 +214,7 @@ def shades(count: int) -> list[str]:
 
 
 def in_words(metric: str) -> str:
-    """Returns the name of a metric on an axis."""
+    """Returns the name of a metric, as an axis shows it."""
     return METRICS.get(metric, metric)
 
 
