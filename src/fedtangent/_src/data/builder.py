@@ -158,7 +158,7 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
         if sha256(array) != digests.get(name):
             raise ValueError(
                 f"{published.name}: {name} in {builder.data_dir} is not what was read from the published files; "
-                f"remove that folder and it is made again"
+                f"remove that folder; it is prepared again"
             )
     return arrays
 

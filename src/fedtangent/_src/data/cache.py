@@ -111,4 +111,4 @@ def _advised(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}; remove the folder {path.parent} and it is made again") from error
+        raise ValueError(f"{error}; remove the folder {path.parent}; the next load writes it again") from error

@@ -117,7 +117,9 @@ def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
     if rows.any():
         row = int(np.argmax(rows))
         value = flat[row][~np.isfinite(flat[row])][0]
-        raise ValueError(f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows such), must be finite")
+        raise ValueError(
+            f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows not finite), must be finite"
+        )
 
 
 def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:

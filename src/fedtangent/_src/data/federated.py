@@ -48,7 +48,7 @@ def federated_data(
     dtype = _device_dtype(dtype, x)
     _check_inputs(x, dtype)
     if len(x) != (len(y) if y.ndim else -1):
-        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be equally many examples")
+        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be the same number of examples")
     _check_targets(y, num_classes, dtype)
     clients = partitions.of(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32

@@ -39,9 +39,7 @@ def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") 
     counts = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
     if (counts > pool).any():
         at = int(np.argmax(counts > pool))
-        raise ValueError(
-            f"{name}: got {size} examples, must be fewer: {counts[at]} of them are of a class that has {pool[at]}"
-        )
+        raise ValueError(f"{name}: got {size} examples, must be fewer: a class of {pool[at]} would give {counts[at]}")
     rows = [rng.choice(np.flatnonzero(kind == c), count, replace=False) for c, count in enumerate(counts)]
     return np.sort(np.concatenate(rows)).astype(np.int32)
 
@@ -115,7 +113,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
     for i, (before, after) in enumerate(zip(clients, parts, strict=True)):
         if len(after) == 0 < len(before):
             raise ValueError(
-                f"{name}: got {count} examples, all {len(before)} of client {i} among them, must leave it one"
+                f"{name}: got {count} examples, among them all {len(before)} of client {i}, must leave it one"
             )
     return assemble(parts)
 

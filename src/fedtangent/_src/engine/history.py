@@ -170,7 +170,7 @@ def data_frame(rows: object) -> DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("pandas: is not installed, must be there: pip install 'fedtangent[notebooks]'") from error
+        raise ImportError("pandas: is not installed: pip install 'fedtangent[notebooks]'") from error
     return pandas.DataFrame(rows)
 
 

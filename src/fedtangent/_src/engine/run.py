@@ -149,7 +149,7 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
 def _refuse_clients(data: object, clients: object) -> None:
     if clients is not None:
         name = type(data).__name__
-        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
+        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} has a partition already")
 
 
 def _check_algorithm(algorithm: object) -> None:
@@ -366,7 +366,7 @@ def params_by_round(
     """
     read = algorithm.params
     if read is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one with global models")
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}

@@ -287,7 +287,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
     """
     if mapping.startswith("sharded"):
         raise ValueError(
-            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: one of many runs is not sharded"
+            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: a run of a sweep cannot be sharded"
         )
     if mapping == "auto":
         mapping = default_kind()
@@ -311,7 +311,7 @@ def _measure(evaluation: Evaluation) -> Measure:
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
-        raise ValueError("evaluation: got more than every and measure, must be those only in a sweep")
+        raise ValueError("evaluation: got more than every and measure, must be only every and measure in a sweep")
     return evaluation.measure
 
 

@@ -300,9 +300,7 @@ def _train(
 def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """Returns the training of a slot: ``(data, state, broadcasts), row -> row of weight 0 if rejected, message,
-    trained``.
-    """
+    """Returns the training of a slot: ``(data, state, broadcasts), row -> row, message, trained``, for the engine."""
 
     def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = common

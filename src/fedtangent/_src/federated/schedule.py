@@ -420,7 +420,7 @@ ENTRIES = (
         WalkOptions,
         ("shi2024",),
     ),
-    Entry("own", "every client trains a model of its own", lambda o, num_clients, seed: own_models(num_clients)),
+    Entry("own", "every client trains a separate model", lambda o, num_clients, seed: own_models(num_clients)),
     Entry(
         "random",
         "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",

@@ -159,7 +159,7 @@ class ServerMomentum:
         number("momentum", self.momentum, at_least=0, below=1)
 
 
-ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+ADAPTS = "its server scales each parameter by its past updates, which no kernel knows; nearest is fed_avg_m"
 WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps moments
     "papers": ("reddi2021",),
     "inside": True,

@@ -71,7 +71,7 @@ def check_base(base: object) -> None:
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 
 
-@recipe(papers=("shi2024", "shi2021"), parts="those of --base, K models, permutations", schedule="permutations")
+@recipe(papers=("shi2024", "shi2021"), parts="as --base, for K models in permutations", schedule="permutations")
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 

@@ -34,8 +34,8 @@ from fedtangent._src.losses import Loss, targets_of
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, AnyArray, Array, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
-DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
-SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
+DISTILS = "its server distils a sampled ensemble; nearest is fed_avg, whose model is the mean of the samples"
+SAMPLES = "it predicts with sampled models; nearest is fed_avg, whose model is the mean of the samples"
 
 
 @dataclasses.dataclass(frozen=True)

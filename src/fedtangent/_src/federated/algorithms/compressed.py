@@ -14,7 +14,7 @@ from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, Model, Schedule
 
-ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
+ROUNDS = "its channel rounds updates at random; nearest is fed_avg, whose updates they are on average"
 
 
 @dataclasses.dataclass(frozen=True)

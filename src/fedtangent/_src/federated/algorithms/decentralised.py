@@ -30,10 +30,10 @@ from fedtangent._src.optimizers import Optimizer, Rate, sgd
 from fedtangent._src.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, Schedule, ServerUpdate
 
 ORDERS = ("train_then_mix", "mix_then_train")
-MIXES = "every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed"
+MIXES = "every client trains a separate model, and neighbours mix theirs; nearest is fed_avg, which mixes all"
 
 
-@recipe(papers=("shi2024",), parts="those of --base, K walks on a graph", schedule="random_walk")
+@recipe(papers=("shi2024",), parts="as --base, for K models that walk on a graph", schedule="random_walk")
 def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
 
@@ -131,9 +131,7 @@ def gossip(
     if not _walks(schedule, same_client=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as schedules.own_models does")
     if averaging.channel is not None:
-        raise ValueError(
-            "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
-        )
+        raise ValueError("channel: gossip sends whole models, but a channel sends updates: leave it out")
     graph, order = mixing.graph, mixing.order
     chosen = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
     matrix = np.asarray(metropolis_weights(chosen) if isinstance(chosen, Graph) else chosen, np.float64)
@@ -187,7 +185,7 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
         )
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
-        raise ValueError("mixing: has no spectral gap, so that models would never agree; let each keep a share")
+        raise ValueError("mixing: has no spectral gap, so that models would never agree; make its diagonal positive")
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:

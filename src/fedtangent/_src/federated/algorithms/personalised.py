@@ -23,7 +23,7 @@ from fedtangent._src.models.trainable import Select, joined, part_of, rest_of, s
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, Local, Model, Prediction, PyTree, Schedule, Server
 
-ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client"
+ALONE = "every client trains a separate model; nearest is fed_ensemble, or fed_avg with one client"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def ditto(
         return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
 
     replaced = common.AveragingParts(around=around, parts=Parts(personal=own_models))
-    rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
+    rule = "every client predicts with a personal model; nearest is fed_avg, the shared model"
     return common.train_and_average("ditto", training, schedule, averaging, replaced, rule)
 
 
@@ -121,7 +121,7 @@ def private_mask(model: Model, private: Select) -> PyTree:
     """
     mask = selection("private", model, private)
     if all(jax.tree.leaves(mask)):
-        raise ValueError(f"private: got {private!r}, which matches all parameters, which leaves nothing to share")
+        raise ValueError(f"private: got {private!r}, which matches all parameters, so that none is shared")
     return mask
 
 

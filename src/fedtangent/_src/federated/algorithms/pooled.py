@@ -38,7 +38,7 @@ from fedtangent._src.types import (
 )
 
 
-@recipe(papers=("yue2022",), parts="its examples; pool; SGD on the pool", sends="examples")
+@recipe(papers=("yue2022",), parts="examples; pool; SGD on the pool", sends="examples")
 def centralised(
     model: Model,
     schedule: Schedule,
@@ -134,7 +134,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
     )
 
 
-@recipe(papers=("zhao2018",), parts="those of --base, on shared examples too", python_only=("fraction",))
+@recipe(papers=("zhao2018",), parts="as --base, also on shared examples", python_only=("fraction",))
 def data_sharing(
     model: Model,
     schedule: Schedule,
@@ -184,6 +184,6 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -
     if short.size:
         raise ValueError(
             f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {per_client} "
-            f"({short.size} such): make the partition with sharing.with_shared"
+            f"({short.size} clients hold fewer): make the partition with sharing.with_shared"
         )
     return int(np.sum(sizes > 0))

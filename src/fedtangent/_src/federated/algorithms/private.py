@@ -113,7 +113,7 @@ def dp_fed_avg(
     """
     clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
     if averaging.weighting not in (None, "uniform"):
-        raise ValueError(f"weighting: got {averaging.weighting!r}, but dp_fed_avg bounds each client alike: uniform")
+        raise ValueError(f"weighting: got {averaging.weighting!r}, must be 'uniform': dp_fed_avg bounds every client")
     instance("schedule", schedule, Schedule)
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)

@@ -21,7 +21,7 @@ from fedtangent._src.federated.wire.subsample import subsampled
 from fedtangent._src.optimizers import Rate, check_rate
 from fedtangent._src.types import Accept, Algorithm, AnyArray, Composition, FederatedData, Model, Schedule, Training
 
-EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
+EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, with which `compare` compares it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Compression:
 
 @recipe(
     papers=("yue2022",),
-    parts="its Jacobians; pool; kernel evolution",
+    parts="Jacobians; pool; kernel evolution",
     sends="Jacobians",
     python_only=("kernel_bytes", "slots_per_model", "value_bits"),
 )
@@ -89,7 +89,7 @@ def ntk_fl(
 
 @recipe(
     papers=("yue2022",),
-    parts="its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
+    parts="fewer, sparse Jacobians; shuffled pool; kernel evolution",
     sends="Jacobians",
     python_only=("kernel_bytes", "slots_per_model", "value_bits"),
 )

@@ -95,8 +95,8 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
         return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
     if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
         raise ValueError(
-            f"{name}: got rows that are no probabilities, must be (one-hot targets without their mean), or class "
-            "labels [n], for the loss cross_entropy"
+            f"{name}: got rows that are no probabilities, must be probabilities (one-hot, not centred) or class "
+            "labels [n] for the loss cross_entropy"
         )
     return y
 

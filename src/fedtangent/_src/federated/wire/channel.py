@@ -330,13 +330,13 @@ def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
     channel: Channel = build_written("channels", text)
     if text == "lossless":
         if error_feedback:
-            raise ValueError("error_feedback: a lossless channel owes nothing; name another channel")
+            raise ValueError("error_feedback: got True with a lossless channel, must be False: it leaves nothing out")
         return None
     return with_error_feedback(channel) if error_feedback else channel
 
 
 ENTRIES = (
-    WrittenEntry("lossless", "updates as they are", lossless),
+    WrittenEntry("lossless", "unchanged updates", lossless),
     WrittenEntry("clip", "updates scaled to a largest Euclidean length", clip, papers=("mcmahan2018",), number="norm"),
     WrittenEntry("top_k", "the largest numbers of an update", lambda share: top_k(fraction=share), number="share"),
     WrittenEntry("random_k", "random numbers of an update", lambda share: random_k(fraction=share), number="share"),

@@ -81,7 +81,10 @@ def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
     whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
     # one bit is left over, for sums of numbers that were rounded up
     if bits - 1 - whole < 1:
-        raise ValueError(f"limit: got {limit:g}, which leaves sums of {num_messages} messages no digit of {bits} bits")
+        raise ValueError(
+            f"limit: got {limit:g}, must be smaller: it leaves no bit for fractions in {bits}-bit sums of {num_messages} "
+            "messages"
+        )
     return bits - 1 - whole
 
 
@@ -106,7 +109,7 @@ def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Ar
     """
     leaves = jax.tree.leaves(messages)
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold others")
+        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold other dtypes")
     dtype = jnp.result_type(*leaves, jnp.float32)
     values = jnp.concatenate([leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves], axis=1)
     share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]
