@@ -82,8 +82,8 @@ def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
     # one bit is left over, for sums of numbers that were rounded up
     if bits - 1 - whole < 1:
         raise ValueError(
-            f"limit: got {limit:g}, must be smaller: it leaves no bit for fractions in {bits}-bit sums of {num_messages} "
-            "messages"
+            f"limit: got {limit:g}, must be smaller: sums of {num_messages} messages leave no bit of {bits} "
+            "for fractions"
         )
     return bits - 1 - whole
 
