@@ -64,7 +64,7 @@ class DatasetEntry(Entry):
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
     partition: str = "dirichlet"
-    """Name of its default partition; "by_user" where it has users."""
+    """Name of the default partition; "by_user" for data with users."""
     is_regression: bool = False
     published: Published | None = None
     """The original files, for a data set that is downloaded."""

@@ -21,11 +21,11 @@ class StoredOptions:
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
     tfds_dir: Path | None = option(None, may_differ=True)
-    """Folder of TensorFlow Datasets, when the data must be downloaded (default: its own)."""
+    """Folder of TensorFlow Datasets, when the data must be downloaded (default: that of TFDS)."""
 
 
 class Found(NamedTuple):
-    """Arrays in the form that ``Published`` describes, and the folder that they were read from."""
+    """Arrays in the form of ``Published``, and the folder that they were read from."""
 
     arrays: Arrays
     read_from: Path

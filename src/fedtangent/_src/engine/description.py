@@ -50,9 +50,9 @@ class Choices:
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
-    """The network, package.module:function of your own or by name."""
+    """The network, by name, or package.module:function of your own."""
     schedule: str = "uniform"
-    """Who trains what in which round."""
+    """Which client trains which model in which round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +66,19 @@ class CommonOptions:
     data_dir: Path | None = option(None, may_differ=True)
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
     client_test: float = 0.0
-    """Share of a client's examples kept to test what it predicts itself."""
+    """Share of each client's examples that is kept to test its predictions."""
     dropout: float = 0.0
     """Probability that a client gets the model, but sends nothing."""
     keep_first: int | None = None
-    """Close a round after so many answers."""
+    """Close a round after this many clients have answered."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """Lognormal or exponential, mean by a client's examples."""
+    """Distribution of completion times, lognormal or exponential; means are in proportion to a client's examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
     """Standard deviation of the log of a lognormal time."""
     projection: int | None = None
-    """Project inputs to so many numbers, with a seed that clients share."""
+    """Project inputs to this many numbers, with a secret seed that clients share."""
     key_file: Path | None = option(None, may_differ=True, used_with="projection")
-    """Its seed's file (default: $FEDTANGENT_KEY_FILE)."""
+    """File with the secret seed of the projection (default: $FEDTANGENT_KEY_FILE)."""
 
 
 class Chosen(NamedTuple):

@@ -318,7 +318,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Returns the name and the values of the axis of partitions, both empty without one."""
+    """Returns the name of the axis of partitions, and its values; both are empty without partitions."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")

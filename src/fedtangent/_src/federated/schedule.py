@@ -232,7 +232,7 @@ def drawn_cohorts(
     Theory follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs
     clients wrongly disagrees with theory. A filled slot has its client's number of examples as weight (FedAvg; FE-2021,
     eq. 1), or 1 with ``weighting="uniform"`` if the client has an example, times the slot's weight in the schedule. An
-    empty slot has weight 0. Weights do not sum to 1: models are averaged by their shares of the sum.
+    empty slot has weight 0. Weights do not sum to 1: messages are averaged by their shares of the sum.
 
     Args:
         schedule: The schedule.
@@ -353,7 +353,7 @@ class EnsembleOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StrataOptions(EnsembleOptions):
-    """Options of strata."""
+    """Options of the schedule ``strata``."""
 
     num_strata: int = 5
     """Strata Q."""
@@ -363,7 +363,7 @@ class StrataOptions(EnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class WalkOptions(EnsembleOptions):
-    """Options of walks."""
+    """Options of schedules of random walks."""
 
     graph: str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>."""

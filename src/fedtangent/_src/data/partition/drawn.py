@@ -39,7 +39,7 @@ class SkewOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class DirichletOptions(SkewOptions):
-    """Options of dirichlet."""
+    """Options of the partition ``dirichlet``."""
 
     dirichlet_method: str = "per_client"
     """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
@@ -47,7 +47,7 @@ class DirichletOptions(SkewOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ShardsOptions(ClientsOptions):
-    """Options of shards."""
+    """Options of the partition ``shards``."""
 
     shards_per_client: int = 2
     """Shards of a client."""
@@ -55,7 +55,7 @@ class ShardsOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ClassesOptions(ClientsOptions):
-    """Options of classes."""
+    """Options of the partition ``classes``."""
 
     classes_per_client: int = 2
     """Classes of a client."""
@@ -63,10 +63,10 @@ class ClassesOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class MajorityOptions(ClientsOptions):
-    """Options of majority."""
+    """Options of the partition ``majority``."""
 
     share: float = 0.5
-    """Share of a client's own class in its data."""
+    """Share of a client's main class in its examples."""
 
 
 def generator(seed: int) -> np.random.Generator:

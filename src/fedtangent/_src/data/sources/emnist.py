@@ -28,10 +28,10 @@ FIRST_LABEL = {"letters": 1}  # the smallest label in the files; 0 in the other 
 
 @dataclasses.dataclass(frozen=True)
 class EmnistOptions(StoredImageOptions):
-    """Options of emnist."""
+    """Options of the data set ``emnist``."""
 
     part: str = "balanced"
-    """Which of its data sets: balanced, byclass, bymerge, digits, letters or mnist."""
+    """Part of EMNIST: balanced, byclass, bymerge, digits, letters or mnist."""
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:

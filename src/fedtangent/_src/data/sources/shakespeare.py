@@ -40,7 +40,7 @@ NEITHER = "shakespeare*.npz, nor LEAF's by_play_and_character/*.txt, nor LEAF's 
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(StoredOptions):
-    """Options of tiny_shakespeare."""
+    """Options of the data set ``tiny_shakespeare``."""
 
     stride: int = WINDOW
     """Characters from the start of a window to that of the next one (LEAF: 1)."""
@@ -48,12 +48,12 @@ class TextOptions(StoredOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RolesOptions(TextOptions):
-    """Options of shakespeare."""
+    """Options of the data set ``shakespeare``."""
 
     num_users: int | None = None
     """Use only this many roles, the first ones."""
     test_fraction: float = 0.2
-    """Fraction of each role's text, taken from its end, to test on, where the files have no test set."""
+    """Fraction of each role's text, taken from its end, that is the test set if the files have none."""
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:

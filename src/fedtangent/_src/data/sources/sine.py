@@ -19,10 +19,10 @@ from fedtangent._src.data.partition.drawn import generator
 
 @dataclasses.dataclass(frozen=True)
 class SineOptions:
-    """Options of sine."""
+    """Options of the data set ``sine``."""
 
     num_users: int = 50
-    """Number of users, each with an amplitude of its own."""
+    """Number of users, each with another amplitude."""
     points_per_user: int = 2
     """Training points of each user."""
     gap: bool = False

@@ -76,7 +76,7 @@ class DistilledEnsemble(EnsembleOfClients):
     distillation: Distillation | None = None
     """Rates, steps and cycles of the student (default: FedBE's, in proportion to ``server_data``)."""
     temperature: float = 1.0
-    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it. With the
+    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 the published code's. With the
     squared error, whose labels are mean outputs, only 1 is allowed."""
 
 

@@ -84,7 +84,7 @@ class Mixing:
     order: str = "train_then_mix"
     """train_then_mix or mix_then_train."""
     common_start: bool = True
-    """All models start alike, as the papers have it; otherwise each from its own initialisation."""
+    """All models start with the same parameters, as in the papers; otherwise each is initialised separately."""
     seed: int = 0
     """Seed of a random graph."""
 

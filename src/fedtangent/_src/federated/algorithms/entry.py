@@ -97,7 +97,7 @@ class RateOptions:
     """Options of the clients' learning rate, or of the rate of NTK-FL's server."""
 
     client_learning_rate: float = 1.0
-    """Step size of the clients, or of the server's evolution of a kernel."""
+    """Step size of the clients, or of NTK-FL's server."""
     decay: float = 1.0
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
@@ -170,7 +170,7 @@ class AcceptOptions:
     """Options of the server's rejection of messages."""
 
     max_update_norm: float | None = None
-    """Reject updates that are larger, or not finite (inf: only those)."""
+    """Reject updates that are longer, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
         """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
@@ -195,7 +195,7 @@ class SecureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ServerExamples:
-    """The option of FedBE's examples at the server."""
+    """The option that takes examples for FedBE's server from the training set."""
 
     server_examples: int = 100
     """Training examples, without labels, that only the server holds."""
@@ -206,14 +206,14 @@ class ValidationOptions:
     """Options of the examples by which NTK-FL's server chooses the number of steps."""
 
     ntk_choose: str = "training"
-    """Choose the number of steps by the loss on the round's training examples, or on --server-examples: validation."""
+    """Choose the number of steps by the loss on the round's training examples, or (validation) on --server-examples."""
     server_examples: int = option(100, used_with="ntk_choose")
     """Training examples that the server holds for validation, and no client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedOptions:
-    """Options of examples that every client holds."""
+    """The option of data sharing: the size of the set that every client holds."""
 
     shared_fraction: float = 0.1
     """Share of all examples that every client holds."""
@@ -225,7 +225,7 @@ class LossOptions:
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
-    one output against the rest); a mean over examples, with _sum behind its name their sum."""
+    one output against the rest); a mean over examples, or their sum with _sum after the name."""
 
 
 @dataclasses.dataclass(frozen=True)

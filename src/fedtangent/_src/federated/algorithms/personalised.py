@@ -31,11 +31,11 @@ class PersonalTraining:
     """The training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
 
     mu: float | Array = 0.1
-    """How strongly a personal model is held near the global one (the paper's lambda): 0 leaves it alone."""
+    """How strongly a personal model is held near the global one (the paper's lambda); 0: not at all."""
     personal_learning_rate: Rate | None = None
     """Step size, a number or a schedule of the round (default: that of the global model)."""
     personal_work: Work | None = None
-    """Local steps and minibatches, drawn apart from those of the global model (default: as those)."""
+    """Local steps and minibatches, drawn independently (default: as for the global model)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a negative mu."""

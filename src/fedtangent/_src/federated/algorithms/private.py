@@ -44,9 +44,9 @@ class ClientPrivacy:
     clip_norm: float = 1.0
     """Bound on the norm of an update."""
     noise_multiplier: float = 1.0
-    """Noise on the sum of the updates, in units of the bound."""
+    """Noise on the sum of the updates, in units of ``clip_norm``."""
     expected_clients: float | None = None
-    """The fixed number m that the sum is divided by (default: the schedule's slots a model)."""
+    """The fixed number m that the sum is divided by (default: the schedule's slots per model)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a bound that is not positive or a noise below 0."""

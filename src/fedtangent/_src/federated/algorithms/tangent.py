@@ -46,7 +46,7 @@ class Compression:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     sparsity: float = 0.0
-    """Share of the numbers of each example's Jacobian that is set to zero, the smallest."""
+    """Share of the numbers of each example's Jacobian, the smallest, that is set to zero."""
     value_bits: int | None = None
     """Bits of a Jacobian's number on the wire, 10 to 32 (default: those of the parameters)."""
     shuffle: bool = False

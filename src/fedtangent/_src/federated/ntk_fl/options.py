@@ -111,14 +111,13 @@ class Evolution:
     """averaged (the paper's H for all outputs) or exact. "averaged" evolves every output with the paper's
     ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel is the linearised network's gradient descent."""
     method: str = "auto"
-    """auto (the cheapest), eigh, chebyshev, iterate or multirate; all give the same.
+    """auto (the cheapest by measured cost), eigh, chebyshev, iterate or multirate; all give the same result.
 
     "eigh" is one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev" a series of about
     ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
     the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
-    kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
-    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-9 of the dual (1e-8 of a
-    unit of the outputs). The cross entropy has no "eigh" and no "chebyshev"."""
+    kernel and a few hundred products with the whole, equal to about 1e-8 of a unit of the outputs. The cross entropy
+    has no "eigh" and no "chebyshev"."""
     linearise: Linearise | None = None
     """Function that linearises the network, such as ``sparse_linearise(0.9)`` (default: with the whole Jacobian)."""
     criterion: str = "loss"
@@ -126,7 +125,7 @@ class Evolution:
     patience: int | None = None
     """Stop the search after the loss rose at this many candidates in a row (default: try all)."""
     unstable: str = "stop"
-    """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
+    """Response to a step size above the largest stable one: stop, clip (to 0.9 of the largest) or allow.
 
     The largest stable step is ``2 N C / lambda_max`` of the kernel in use (with the cross entropy ``4 N /
     lambda_max``). "stop" raises ``ValueError`` or, if the values are traced, keeps the parameters with status 3; an
