@@ -59,8 +59,7 @@ def content(name: str, path: Path) -> bytes:
     """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     with reading(name, path), _opened(path) as file:
         return file.read()
@@ -70,8 +69,7 @@ def json_of(name: str, path: Path) -> Any:
     """Reads the content of a JSON file; raises ``ValueError``.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     raw = content(name, path)
     with reading(name, path):
@@ -82,8 +80,7 @@ def headers(name: str, path: Path) -> dict[str, Header]:
     """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
@@ -93,8 +90,7 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an ``.npz`` file, in this machine's byte order.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
 
     Raises:
         ValueError: Another kind of file, a damaged or encrypted one, or content other than plain arrays.

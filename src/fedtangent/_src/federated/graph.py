@@ -157,8 +157,7 @@ def check_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1.
 
     Args:
-        name: Name of the matrix in error messages.
-        matrix: The matrix [N, N].
+        name, matrix: Name of the matrix, for the error message, and the matrix [N, N].
     """
     entries = real_array(name, matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
@@ -175,8 +174,7 @@ def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic).
 
     Args:
-        name: Name of the matrix in error messages.
-        matrix: The matrix [N, N].
+        name, matrix: Name of the matrix, for the error message, and the matrix [N, N].
     """
     check_stochastic(name, matrix)
     entries = np.asarray(matrix, np.float64)

@@ -118,7 +118,7 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order, one a round.
 
-    Every client has a different order, drawn again every K rounds. All clients take part in every round: S = N.
+    Orders are independent, and drawn again every K rounds. All clients take part in every round: S = N.
 
     Args:
         num_clients: Clients N.

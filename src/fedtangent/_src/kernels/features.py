@@ -73,7 +73,7 @@ class KernelFeatures:
     def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
         """Returns the part of functions that is a combination of the features; for a kernel that outputs share.
 
-        The rest is rounding errors, such as those of draws from a prior with a singular covariance.
+        Draws from a prior with a singular covariance have rounding errors outside this part.
 
         Args:
             f0: Functions at all points, training points first.
@@ -84,7 +84,7 @@ class KernelFeatures:
         """Returns features of the same kernel in a random basis of a larger weight space.
 
         The r features are rotated at random, and each is spread, with random signs, over several weights: 4096 or 4 r
-        in all, whichever is more. The outputs are rotated too. Every function can still be reached.
+        in all, whichever is more. The outputs are rotated too. The model has the same functions as before.
 
         Args:
             seed: Seed of the rotations, which are uniform, and of the signs.
