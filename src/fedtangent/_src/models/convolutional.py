@@ -68,8 +68,8 @@ def _pool_jvp(window: tuple[int, int], primals: tuple[Array], tangents: tuple[Ar
 def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
     """Computes ``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
 
-    Values and gradient are the same: the first of several equal entries in a window gets the gradient. Unlike flax's,
-    it has derivatives of both modes and any order.
+    Values and gradient are the same: the first of several equal entries in a window gets the gradient. It has
+    derivatives of both modes and any order.
 
     Args:
         x: Images [B, H, W, C].
