@@ -133,7 +133,7 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
 def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
-    The effective rank is that of O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1.
+    Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1.
     """
     kernel = square("theta", theta)
     if not np.isfinite(kernel).all():

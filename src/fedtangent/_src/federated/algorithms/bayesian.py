@@ -184,8 +184,8 @@ def fed_be_no_distillation(
     """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
     The next global model is the clients' weighted mean, so the server needs no data. A prediction is the mean over the
-    ensemble that FedBE would distil, drawn from the last round's models, of which the state keeps ``slots_per_model``
-    for each of the K models.
+    ensemble that FedBE would distil, drawn from the last round's models; the state keeps ``slots_per_model`` of these
+    models for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
     prediction are the members of all K ensembles, [K E, n, C]; an empty place has the ensemble's mean.

@@ -303,7 +303,7 @@ def recipe(
     """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
 
     The algorithm can then be built for another model (``algorithm.on``), as ``compare`` does to train other widths.
-    Mark your own recipe with ``@fedtangent.recipe`` alone; the arguments below are for built-in recipes.
+    Mark your own recipe with ``@fedtangent.recipe``; the arguments below are for built-in recipes.
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
