@@ -59,7 +59,7 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """A data set: ``build(options, data_dir, seed) -> Dataset``."""
+    """The entry of a data set, with ``build(options, data_dir, seed) -> Dataset``."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
@@ -77,7 +77,7 @@ class DatasetEntry(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options of images."""
+    """Options of data sets of images."""
 
     num_train: int | None = None
     """Use only this many training examples, the first ones."""

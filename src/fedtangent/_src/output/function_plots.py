@@ -76,9 +76,9 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
-    """Draws three panels for each family, over the process's band: draws of the process, trained and untrained models.
+    """Shows draws of a Gaussian process, trained and untrained models, in three panels over the process's 95 % band.
 
-    The panels of a row share axes that fit the band and the data; untrained models may leave them.
+    The panels of a family share axes that fit the band and the data; untrained models may leave them.
 
     Args:
         rows: One family of models each.

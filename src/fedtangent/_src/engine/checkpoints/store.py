@@ -134,7 +134,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: PyTree) -> Store:
-    """Returns ``store`` with the values of one run.
+    """Returns ``store`` with the values that identify one run.
 
     Args:
         store: The place of the checkpoints.

@@ -151,7 +151,7 @@ _Search = tuple[Array, Array, Array, Array, tuple[PyTree, Array], Array]
 
 
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
-    """Computes the loss of the real network, a scalar, at the parameters in the dtype in which they will be sent.
+    """Computes the loss of the real network, a scalar, at parameters of the dtype in which they are sent.
 
     It is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the
     criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
