@@ -50,7 +50,7 @@ def trial_program(
     so that another rate, seed or draw of data of the same shapes compiles nothing again.
 
     Args:
-        build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on the numbers, which are traced.
+        build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on them; they may be traced.
         numbers: Hyper-parameters of one of the trials, which ``build`` checks.
         data: Data of one of the trials.
         engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.

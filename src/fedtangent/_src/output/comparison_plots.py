@@ -176,7 +176,9 @@ def _laziness(result: Comparison, path: Path) -> Path:
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
     rounds = result.setting.size.rounds[-1]
-    dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
+    dress(
+        across, "width", "distance of outputs, relative to\nthe movement of the linearisation", f"round {rounds}", "y"
+    )
     dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
     for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
         mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
@@ -269,7 +271,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     line = np.sort(widths[0].predicted)
     ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
     notes = [f"mean of {outputs} outputs"] * (outputs > 1) + [f"1 in {step}"] * (step > 1)
-    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
+    dress(ax, "predicted", "measured over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
@@ -280,4 +282,4 @@ def _coverage(ax: Axes, result: Theorem2) -> None:
         ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
     start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]
     ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
-    dress(ax, "nominal level of the interval", "share inside", "coverage")
+    dress(ax, "nominal level of the interval", "share of values inside", "coverage")

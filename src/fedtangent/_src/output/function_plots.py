@@ -93,7 +93,7 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
             ("the same models before training", row.untrained),
         )
         for ax, (title, functions) in zip(line, panels, strict=True):
-            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2's process")
+            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2 (Gaussian process)")
             for k, (f, colour) in enumerate(zip(functions, MEMBERS, strict=False), start=1):
                 ax.plot(row.grid, f, color=colour, lw=1.3, label=f"draw or model {k}")
             ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5, label="training data")

@@ -85,10 +85,10 @@ def _read(path: Path) -> Row:
     """Reads config.json or result.json; raises ``ValueError`` with the file's name if a run did not write it."""
     content = json_of("runs", path)
     if not isinstance(content, dict):
-        raise ValueError(f"runs: {path} is no JSON that a run wrote")
+        raise ValueError(f"runs: {path} is not a JSON file of a run")
     for name, kind in KINDS[path.name].items():
         if not isinstance(content.get(name), kind | None):
-            raise ValueError(f"runs: {path} is none that a run wrote: {name} is of another kind")
+            raise ValueError(f"runs: {path} is not a file of a run: {name} has another type")
     return content
 
 
@@ -118,7 +118,7 @@ def _last(path: Path) -> list[dict[str, str]]:
             rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
         latest = max((int(row["round"]) for row in rows), default=0)
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"runs: {path} is no table that a run wrote") from error
+        raise ValueError(f"runs: {path} is not the table of a run") from error
     return [row for row in rows if int(row["round"]) == latest]
 
 

@@ -244,7 +244,7 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
     for metric, (label, colour) in LAZINESS.items():
         if metric in series:
             _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
-    dress(distances, "round", "relative to how far\nthe linearisation moved", "distance of the function", whole=True)
+    dress(distances, "round", "relative to the movement\nof the linearisation", "distance of the function", whole=True)
     _banded(drift, series["drift"], METHODS[3], "")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in axes[0]:
