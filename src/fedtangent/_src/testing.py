@@ -86,9 +86,6 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
         exempt: Laws that the algorithm need not keep, with the reason.
         options: Its further arguments, by name.
 
-    Returns:
-        The laws, with what was measured.
-
     Raises:
         AssertionError: A law is broken, or training moves no model; the message names every broken law.
         ValueError: ``exempt`` names no law.

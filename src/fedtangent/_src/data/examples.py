@@ -163,9 +163,6 @@ def run_examples(
         data_dir: Folder with original files, for a data set's name.
         seed: Seed of the random part of loading a data set by its name.
 
-    Returns:
-        The examples on the device and on the host, and their division among clients.
-
     Raises:
         ValueError: Arrays do not fit together, values are NaN or infinite, the loss does not take these labels or
             numbers, a client repeats an example or holds none, or the model does not fit the data; before anything goes

@@ -57,9 +57,6 @@ def final_objective(
             before about sqrt(R) stretches of as many rounds; every round is computed three times.
         last: Number of last rounds through which to differentiate; the state before them counts as constant. None for
             all rounds.
-
-    Raises:
-        ValueError: A bad argument.
     """
     whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)

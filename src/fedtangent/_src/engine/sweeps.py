@@ -125,12 +125,6 @@ def sweep(
             have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
         devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
-    Returns:
-        The metrics of every seed and configuration.
-
-    Raises:
-        ValueError: A bad argument, before any work.
-
     Each member equals the single ``simulate`` of its configuration and seed, to rounding.
 
     Example, two step sizes and three seeds, one program:

@@ -128,9 +128,6 @@ def compose(
         parts: Further parts, such as the channel, with their defaults.
         composition: The clients' training and the rule for theory; None if theory has no rule.
 
-    Returns:
-        The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.
-
     Raises:
         ValueError: A model or schedule of another type, or an unknown ``weighting``.
     """

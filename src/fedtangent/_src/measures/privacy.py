@@ -33,7 +33,8 @@ def epsilon(
         clients_per_round: Number of clients in a round of ``schedules.uniform_sampling``; under Poisson sampling the
             expected number, ``rate * num_clients``.
         num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
-        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``.
+        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``; epsilon is
+            infinite below 1e-100.
         delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
         sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
             federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
@@ -41,12 +42,6 @@ def epsilon(
             ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
             ``clip_norm``. Epsilons of the two kinds must not be compared.
-
-    Returns:
-        Epsilon; infinite if the noise multiplier is below 1e-100.
-
-    Raises:
-        ValueError: A number is out of range.
 
     Example:
 

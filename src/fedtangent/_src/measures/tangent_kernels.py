@@ -102,7 +102,7 @@ def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
 def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> float:
     """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
 
-    Source: Cristianini et al., 2001, definitions 1 and 3.
+    Source: Cristianini et al., 2001, definitions 1 and 3. The alignment is NaN if a norm is zero.
 
     Args:
         theta: Kernel [n, n].
@@ -110,9 +110,6 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
         centred: Whether both kernels are first centred in feature space, ``H Theta H`` with ``H = I - 11'/n`` (Cortes
             et al., 2012, definition 4). Without it the alignment of an almost constant kernel is near 1 for any
             targets.
-
-    Returns:
-        The alignment; NaN if a norm is zero.
 
     Raises:
         ValueError: The targets are not finite [n, C].

@@ -32,7 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
-    """Creates a figure with a grid of axes.
+    """Creates a figure with a grid of axes, and returns both; the axes are an array [rows, columns].
 
     Args:
         columns: Number of columns.
@@ -40,9 +40,6 @@ def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4,
         width: Width of one panel in inches.
         height: Height of one panel in inches.
         **options: Further arguments of ``Figure.subplots``.
-
-    Returns:
-        The figure and its axes, an array [rows, columns].
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -182,9 +182,6 @@ def train_and_average(
         replaced: Parts in which the algorithm differs from FedAvg.
         rule: Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none.
 
-    Returns:
-        The composed algorithm.
-
     Raises:
         ValueError: A server rate or optimiser that the algorithm's special server would ignore, an impossible ``work``,
             or options that exclude each other.

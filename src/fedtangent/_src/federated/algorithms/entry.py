@@ -312,9 +312,6 @@ def recipe(
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
         about: Fields of ``AlgorithmEntry``, such as ``papers``.
 
-    Returns:
-        The function, marked.
-
     Raises:
         ValueError: When the function is called: an unused option, or a result that is no ``Algorithm``.
 

@@ -55,9 +55,6 @@ def ntk_server(
             counts the others. None: all, padding included. ``largest_sample`` never drops an example.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
             together (section 4.2), by the round's key; the update stays the same up to rounding.
-
-    Raises:
-        ValueError: An argument that is not allowed.
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:

@@ -49,9 +49,6 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: D
             the bits of ``dtype``.
         dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype,
             of a few thousand parameters at a time, summed in float64; updates are computed in float64.
-
-    Raises:
-        ValueError: An argument out of range.
     """
     sparsify.check_sparsity(sparsity)
     if value_bits is not None:
