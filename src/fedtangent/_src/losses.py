@@ -134,7 +134,7 @@ def _check_shape(targets: Num[AnyArray, "..."], outputs: Float[AnyArray, "..."])
         raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 
 
-_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and what it compares outputs with
+_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and the kind of its targets
     "squared_error": (squared_error, "numbers"),
     "cross_entropy": (cross_entropy, "classes"),
     "exponential": (exponential, "signs"),

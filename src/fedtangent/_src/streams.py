@@ -25,13 +25,13 @@ from fedtangent._src.types import Array, Key
 
 _APART = 2**31
 
-# Into a round's key, beside client ids.
-SERVER = _APART  # what servers draw
-EMPTY = _APART + 1  # what servers draw for models that no client's message reached
-# Into a server's key of one round, beside what the server draws itself.
+# Folded into a round's key, apart from client ids.
+SERVER = _APART  # random numbers of servers
+EMPTY = _APART + 1  # random numbers of servers for models that no client's message reached
+# Folded into a server's key of a round, apart from the server's other random numbers.
 SHUFFLER = _APART + 2
 MASKS = _APART + 3
-# Into a schedule's key, beside rounds.
+# Folded into a schedule's key, apart from rounds.
 DROPOUT = _APART
 STRAGGLERS = _APART + 1
 # Into a client's key for its update, beside epochs.

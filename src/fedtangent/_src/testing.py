@@ -234,7 +234,7 @@ def _traces(case: _Case) -> Law:
 
     algorithm = case.build(case.model._replace(apply=apply))
     case.run(algorithm)
-    case.run(algorithm, 2)  # what is left to trace: the shapes of a message, for the bytes
+    case.run(algorithm, 2)  # traces the shapes of a message, for the bytes
     before = len(calls)
     case.run(algorithm, 3)
     few = len(calls) - before

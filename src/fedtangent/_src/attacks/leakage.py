@@ -282,7 +282,7 @@ def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, att
             value, slope = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
         else:
             value, slope = jax.value_and_grad(objective)(point)
-        better = value < best  # false for what is not a number
+        better = value < best  # False for NaN
         lowest = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, lowest)
         best, idle = jnp.where(better, value, best), jnp.where(better, 0, idle + 1)
         return (point, value, slope), state, (lowest, best), history.at[step + 1].set(best), step + 1, idle

@@ -110,7 +110,7 @@ def _receive(url: str, part: Path, size: int) -> bool:
         part.unlink()  # longer than the file on the server: start again; the checksum decides
         return _receive(url, part, size)
     with response:
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, whatever was asked for
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, not the range in the request
             begun = 0
         length = response.headers.get("Content-Length")
         total = size if length is None else begun + int(length)

@@ -441,7 +441,7 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
     data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
     train = _split_of(dataset, "train", loss, MOST_MEASURED)
     if len(x) <= MOST_MEASURED:
-        train = train._replace(x=x)  # held once
+        train = train._replace(x=x)  # held by one client only
     test = _split_of(dataset, "test", loss) if len(dataset.x_test) else None
     return Examples(dataset, classes, loss, clients, data, train, test)
 

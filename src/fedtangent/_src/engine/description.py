@@ -28,7 +28,7 @@ from fedtangent._src.entries import (
 )
 from fedtangent._src.federated.algorithms.entry import options_of
 
-CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
+CHOICES = {  # choice -> kind of entries
     "algorithm": "algorithms",
     "base": "algorithms",
     "dataset": "datasets",

@@ -64,9 +64,9 @@ class Reported(Protocol):
         """
 
 
-_INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
+_INFO_BYTES = 8 * 2**20  # the most bytes of a chunk's infos (one round may need more)
 _INFO_ROUNDS = 128
-_SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
+_SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts to a signal soon
 
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)

@@ -78,7 +78,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         ValueError: A bad argument, or neither the arguments nor the environment name the other processes.
     """
     arguments = settings(coordinator, num_processes, process_id, os.environ)
-    # Only asked for where the devices are CPUs; other platforms bring their own collectives.
+    # Used only if the devices are CPUs; other platforms have collectives.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(**arguments)

@@ -349,8 +349,8 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
 
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
     """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
-    # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
-    # that really trains it.
+    # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
+    # trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
     before = (state.client, state.channel)
     client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)

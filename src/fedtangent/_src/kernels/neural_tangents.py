@@ -46,7 +46,7 @@ SUPPORTED_JAX = ((0, 8), (0, 12))  # oldest and newest minor version that the te
 _MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded from here
 
 
-# What JAX used to do, written with what it does today.
+# Functions that JAX once had, written with today's.
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ METRICS = (  # of each model
     *("largest_eigenvalue", "smallest_eigenvalue", "condition_number"),
     *("commutator", "commutator_relative", "gram_variance", "gram_variance_relative"),
 )
-BLOCK_SIZE = 128  # of kernels of networks that have no structured kernel: bounds what is held at once
+BLOCK_SIZE = 128  # for networks without a structured kernel; bounds the memory
 
 
 class Drift(NamedTuple):

@@ -132,7 +132,7 @@ class AnalyticKernel:
         places = [(i, j) for i, j in rows if second is not None or i.start <= j.start]
         for done, (i, j) in enumerate(places):
             tick(done, len(places))
-            # all of one size, so that there is one program, and one of pairs on the diagonal
+            # of one size: one program for pairs of tiles, one for the diagonal
             x, y = (_filled(part, side) for part in (first[i], columns[j]))
             tile = _blocks(self, x, None if second is None and i == j else y, names)
             for name in names:

@@ -73,7 +73,7 @@ class Ended(NamedTuple):
 
     status: str = FINISHED
     code: int = 0
-    advice: str = ""  # what the user may do about it
+    advice: str = ""  # advice to the user
 
 
 def ended(failures: Iterable[str], advice: str = "") -> Ended:

@@ -103,7 +103,7 @@ def bounded(
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
         for name, values in panel.predicted.items():
-            paired = len(values) == len(panel.measured)  # each has the colour of what it predicts
+            paired = len(values) == len(panel.measured)  # each has the colour of the curve that it predicts
             for line, colour in zip(values, METHODS if paired else (PREDICTED,) * len(values), strict=False):
                 ax.plot(panel.x, line, color=colour, lw=1)
             ax.plot([], [], color=NEUTRAL if paired else PREDICTED, lw=1, label=name)

@@ -216,7 +216,7 @@ def kernel_figure(
         for i, ((metric, label), colour) in enumerate(zip(metrics.items(), (SIMULATED, PREDICTED), strict=False)):
             rounds = sorted(series[metric])
             values = np.array([series[metric][r] for r in rounds])
-            if axis == OVER_START:  # of all that are small changes of what there was
+            if axis == OVER_START:  # metrics that change little along a run
                 label = f"{label}, {values[0].mean():.3g} at round 0"
                 values = values / values[0]
             if i == 0:  # the other metric of a panel is nearly the same, or has hardly a band

@@ -24,7 +24,7 @@ LAZINESS = {  # the parts of a network's distance to its prediction: name and co
     "total": ("network to infinite width", DATA),
 }
 FEW = 8  # values of x, all of which have a tick
-MARGIN = 0.05  # of what an axis shows, left free at both ends
+MARGIN = 0.05  # free share of an axis at both ends
 LINE = 0.17  # inches of a line of a legend
 BELOW_NAMES = 4.8  # sizes of a legend's letters, that ticks and their axis' name take
 FEW_DECADES, MANY_STEPS = 2, 0.6  # powers of ten that an axis shows

@@ -104,7 +104,7 @@ class TextTable(NamedTuple):
         narrow = EDGES + sum(longest) + GAP * (len(part) - 1) > width
         for place in part:
             numeric, least = place > 0 and self._numeric(place), self._least(place)
-            # cells of numbers are not to be folded, but what stands above them may have to be
+            # numbers must not wrap, but their headings may
             heading = textwrap.fill(self.columns[place], max(least, 1)) if numeric and narrow else self.columns[place]
             table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
         for row in self.rows:

@@ -34,7 +34,7 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
         [1, 2]
     """
     ids = _array(user_ids)
-    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would write what else is in a list as strings
+    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would convert other items of a list to strings
         ids = np.asarray(user_ids, object)
     if ids.dtype.kind == "O" and ids.ndim == 1:
         strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]

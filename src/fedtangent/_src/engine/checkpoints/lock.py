@@ -42,7 +42,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
         with file:
             try:
                 yield
-            finally:  # while it is held still: see ``_lock``
+            finally:  # while the lock is still held: see ``_lock``
                 with contextlib.suppress(OSError):
                     if _is_at(file, folder / LOCK):
                         (folder / LOCK).unlink()

@@ -203,7 +203,7 @@ def save(
         except OSError as error:
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
         except ValueError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # what orbax's writer makes of a full disk
+            if "RESOURCE_EXHAUSTED" not in str(error):  # the message of orbax's writer for a full disk
                 raise
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
     now = time.monotonic()

@@ -24,7 +24,7 @@ from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_rate, rate_at
 from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
 
-OWN_SERVER = ("server_optimizer",)  # a server with state of its own takes a rate, but no optimiser
+OWN_SERVER = ("server_optimizer",)  # a server with a state takes a rate, but no optimiser
 
 
 def _fraction(info: RoundInfo, num_clients: int) -> Array:

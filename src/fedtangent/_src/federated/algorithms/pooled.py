@@ -122,7 +122,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
             "server_loss": report["loss"],
             "server_steps": report["steps"],
             "pooled": pool.size,
-            "dropped": aggregated.beyond,  # clients beyond the slots of the pool were not heard: reported
+            "dropped": aggregated.beyond,  # clients beyond the slots of the pool are dropped and counted
         }
 
     return Server(

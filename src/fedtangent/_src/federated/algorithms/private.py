@@ -125,7 +125,7 @@ def dp_fed_avg(
         stepping = noisy(optax_server(sgd(rate)), privacy.noise_multiplier * clip_norm / m)
 
         def unheard(state: PyTree, info: RoundInfo) -> PyTree:
-            # That such a model did not move would tell that nobody took part: it gets its noise all the same.
+            # Such a model gets noise too: without it, the model would reveal that no client took part.
             return stepping.update(state, pytrees.zeros_like(state.params), info)[0]
 
         return stepping._replace(unheard=unheard)

@@ -173,7 +173,7 @@ def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)
     following = (length * jnp.clip(share, SHRINKAGE, GROWTH)).astype(jnp.int32)
-    cut_short = length < now.length  # by a time that is asked for: no reason to go on in short stretches
+    cut_short = length < now.length  # by one of ``times``: no reason to continue in short stretches
     following = jnp.where(is_accurate & cut_short, jnp.maximum(following, now.length), following)
     following = jnp.where(is_accurate, following, jnp.minimum(following, length // 2))
     return jnp.maximum(following // 2 * 2 + 1, 1)

@@ -220,7 +220,7 @@ def random_k(
 
     def code(code: Code) -> Code:
         count = _count(k, fraction, code.numbers)
-        # A place that the receiver can draw itself is not one it has to be told.
+        # Places that the receiver can draw need not be sent.
         is_shared = shared_seed and code.numbers == code.places
         return code._replace(numbers=count, places=count if is_shared else code.places)
 
