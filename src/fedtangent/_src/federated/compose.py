@@ -323,8 +323,6 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
     """Returns every slot's examples [S, max_client_size, ...], copied once a round; None if that does not pay."""
     # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
     # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
-    # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
-    # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
     padded, num_rows = max_client_size * data.num_clients, data.indices.shape[0]
     most = min(num_rows, data.x.shape[0])  # examples that many clients share stand in the data once
     if padded > 4 * num_rows or 4 * max_client_size * cohort.client.shape[0] > most:
