@@ -82,6 +82,6 @@ def epsilon(
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which can only loosen the bound
     try:
-        return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
+        return min(total(one), total(noise))  # the bound with sampling can be the looser one
     finally:
         logger.setLevel(level)

@@ -380,7 +380,7 @@ def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -
         return quota
     share = sizes * (total / sizes.sum())
     quota = np.where(sizes > 0, np.maximum(np.floor(share).astype(int), 1), 0)
-    while quota.sum() != total:  # a few steps: the floors lose, and the ones gain, less than one each
+    while quota.sum() != total:  # a few steps: floors and ones change each quota by less than 1
         step = 1 if quota.sum() < total else -1
         free = (quota < sizes) if step > 0 else (quota > 1)
         quota[np.argmax(np.where(free, step * (share - quota), -np.inf))] += step

@@ -63,7 +63,7 @@ StaxNetwork = tuple[Callable[[Key, tuple[int, ...]], PyTree], Apply, StaxKernel]
 Tick = Callable[[int, int], None]  # called with the numbers of finished tiles and of all tiles
 TILE_BYTES = 2**24  # work of a tile on a CPU: larger ones leave its caches (measured by benchmarks/pooled_kernel.py)
 TILE_SHARE = 1 / 8  # of an accelerator's memory
-MOST_UNTILED = 2**11  # bytes of the work of a pair of which any number is computed at once: vectors need less
+MOST_UNTILED = 2**11  # bytes of the work of a pair, below which all pairs are computed at once, as for vectors
 
 
 def stax() -> ModuleType:

@@ -234,7 +234,7 @@ def lstm(
         return _apply(layers, positions, recur, params, x)
 
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
-    # one output for each example: of several the kernel would be one of positions, too
+    # with several outputs for each example the kernel would be between positions too
     structure = LayeredStructure(partial(_plan, layers), partial(_run, layers, recur)) if positions == "last" else None
     return Model(
         name=name,

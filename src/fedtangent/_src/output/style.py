@@ -26,7 +26,7 @@ LAZINESS = {  # the parts of a network's distance to its prediction: name and co
 FEW = 8  # values of x, all of which have a tick
 MARGIN = 0.05  # free share of an axis at both ends
 LINE = 0.17  # inches of a line of a legend
-BELOW_NAMES = 4.8  # sizes of a legend's letters, that ticks and their axis' name take
+BELOW_NAMES = 4.8  # height of ticks and the axis' name, in letters of a legend
 FEW_DECADES, MANY_STEPS = 2, 0.6  # powers of ten that an axis shows
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

@@ -308,7 +308,7 @@ def _record(checkpoint: Path) -> dict[str, Any]:
 
 
 def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
-    # What the caller named first: a seed that differs also changes keys and data, which would hide it.
+    # The caller's config is compared first: another seed also changes keys and data, which would hide the reason.
     before, now = record["identity"], store.identity
     fields = differences(before.get("config", {}), now["config"])
     fields = fields or differences(before, now) + differences(record["layout"], shape, "state")

@@ -42,7 +42,7 @@ from fedtangent._src.types import Accept, Algorithm, AnyArray, Array, Channel, M
 
 MOMENTUM = 0.9
 OPTIMIZERS = {"momentum": functools.partial(optax.sgd, momentum=MOMENTUM), "adam": optax.adam}
-SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on without saying how many
+SECURE_BITS = 32  # bits of a masked number on the command line
 
 
 class Supplied(NamedTuple):
@@ -253,7 +253,7 @@ WRITTEN: Mapping[str, type[Any]] = {
 }
 OF_RUN = ("server_data", "validation", "shared", "expected_clients", "seed", "pool_size")  # a run supplies them
 RATES = ("client_learning_rate", "learning_rate")  # parameters of a recipe that are the rate of its local training
-PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the parameter that is the record
+PREFIXES = {"evolution": "ntk_"}  # prefix of a record's options, by the name of the parameter
 
 
 # ---- entries ------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
             extra(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(extra)}).check()
         try:
             return built(chosen, supplied)
-        except ValueError as error:  # which names a field of a record: the option is called otherwise
+        except ValueError as error:  # it names a field of a record, whose option has another name
             raise ValueError(layout.by_option(function, str(error))) from error
 
     def built(chosen: object, supplied: Supplied) -> Algorithm:
