@@ -102,14 +102,11 @@ def names() -> list[str]:
 
 
 def find(name: str, *arguments: str) -> Command:
-    """Returns the command called ``name``.
+    """Returns the command called ``name``; raises ``ValueError`` for an unknown name.
 
     Args:
         name: Name of the command.
         *arguments: Words of the command line, which decide between the two forms of a command.
-
-    Raises:
-        ValueError: An unknown name.
     """
     place = f"{cli.__name__}.{name.replace('-', '_')}"
     exists = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
@@ -130,7 +127,7 @@ def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
 
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a command by title: choices, options of the chosen entries, and its own.
+    """Returns the option groups of a command by title: choices, options of the chosen entries, and the command's own.
 
     Args:
         command: The command.
@@ -184,14 +181,11 @@ def _listed(value: object) -> list[str]:
 
 
 def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
-    """Parses the arguments of a command.
+    """Parses the arguments of a command; raises ``ValueError`` with a message of one line for a bad argument.
 
     Args:
         command: The command.
         arguments: Words after the command's name.
-
-    Raises:
-        ValueError: A bad argument; the message is one line.
     """
     line = begun(command, arguments)
     algorithms = line.words.get("algorithm") or _listed(line.config.get("algorithm", description.Choices.algorithm))
@@ -207,7 +201,7 @@ def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
 
 
 def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
-    """Returns the words of the options with several values, each for a run of its own, by name."""
+    """Returns the words of the options with several values, one run for each value, by name."""
     varied: dict[str, list[str]] = {}
     repeated = {name: list(map(str, value)) for name, value in line.config.items() if isinstance(value, list | tuple)}
     for algorithm in algorithms:
@@ -224,11 +218,7 @@ def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
 def _read_several(
     command: Command, offered: Mapping[str, Mapping[str, Option]], line: Line, varied: Mapping[str, list[str]]
 ) -> ParsedLine:
-    """Parses a command of several runs: one for each algorithm and combination of values, with the options that it has.
-
-    An option that no algorithm has is an error. Options whose defaults differ between the runs are left out of the
-    values, and so of the config.json that repeats them.
-    """
+    """Parses a command of several runs, one for each algorithm and combination of values of its options."""
     runs: list[ParsedLine] = []
     for algorithm, options in offered.items():
         others = {name for other in offered.values() for name in other} - options.keys()
@@ -285,10 +275,7 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
 
 
 def _arguments(command: Command, values: Mapping[str, object], groups: Groups) -> dict[str, object]:
-    """Builds the arguments of ``prepare``.
-
-    Groups of a description are instances that hold the chosen entries' defaults.
-    """
+    """Builds the arguments of ``prepare``; groups of a description are instances with the chosen entries' defaults."""
     kinds = [group for group in groups.values() if isinstance(group, type)]
     of_command = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     of_run = {f.name for g in groups.values() if not isinstance(g, type) for f in dataclasses.fields(g)} - of_command

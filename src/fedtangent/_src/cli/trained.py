@@ -275,7 +275,7 @@ def remarks(run: Run) -> list[str]:
     trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
     if len(weight) and trained < weight.shape[1]:
         lines.append(
-            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and count in the average: "
+            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and are part of the average: "
             "use more clients or rounds, or fewer models"
         )
     rejected = int(np.sum(run.history.rounds.get("rejected", 0)))

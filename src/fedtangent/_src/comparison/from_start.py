@@ -41,7 +41,7 @@ class FromStart(NamedTuple):
         setting: Data, clients and algorithm.
         simulated: Outputs of the K networks at the evaluated rounds; one entry.
         gaps: Predicted outputs, and their distance to the networks; one entry.
-        how: Name of the prediction: the flow, or the linearised network that was trained, with the reason.
+        how: Name of the prediction: the flow, or the trained linearised network, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
@@ -54,7 +54,7 @@ class FromStart(NamedTuple):
     seconds: float
 
     def __repr__(self) -> str:
-        """Returns one line: the distance between network and linearisation, and whether the flow is the latter."""
+        """Returns one line: distance of network and linearisation, and whether the flow equals the linearisation."""
         lines = list(self.notes)
         for verdict in self.verdicts:
             outcome = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
@@ -79,7 +79,7 @@ class FromStart(NamedTuple):
 
     @property
     def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Nothing: NTK-FL is compared with closed forms only."""
+        """Empty: NTK-FL is compared with closed forms only."""
         return ()
 
     @property
@@ -141,7 +141,7 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
 
 
 def at_seed(setting: Setting, why: str) -> Setting:
-    """Returns the setting of a run from weights that are drawn with its seed, where theory linearises.
+    """Returns the setting with weights drawn from its seed as the start at which theory linearises.
 
     Args:
         setting: The run, with independent initialisations.
@@ -165,15 +165,11 @@ def weights_of(
     """Returns the float64 parameters [K, ...] that the models begin with.
 
     Args:
-        algorithm: The algorithm.
+        algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate.
         num_clients: Number of clients.
         x: Some inputs.
         seed: Seed of the run.
-        start: A typed key or parameters, as in ``simulate``; None: those that ``simulate`` draws from ``seed``.
-
-    Raises:
-        ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be
-            differentiated forwards.
+        start: A typed key or parameters, as in ``simulate``; None: the weights that ``simulate`` draws from ``seed``.
     """
     check_start(algorithm, num_clients, start)
     check_linearisable(algorithm.model, x)
@@ -184,7 +180,7 @@ def weights_of(
 
 
 def how_at_start(setting: Setting) -> str:
-    """Returns the name of the prediction of a run from a start, and why it is no flow.
+    """Returns the name of the prediction of a run from a start, with the reason if it is not the flow.
 
     Args:
         setting: The run, with a start.
@@ -195,7 +191,7 @@ def how_at_start(setting: Setting) -> str:
 
 
 def linearised_why(setting: Setting) -> str:
-    """Returns why the linearised network is trained, for want of a closed form; empty if there is one.
+    """Returns why the linearised network has to be trained: the run has no closed form; empty if it has one.
 
     Args:
         setting: The run, with a start.

@@ -145,8 +145,8 @@ class Pass:
         drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
         if not drift <= 1e-9:
             raise SingularKernelError(
-                f"these rounds have no fixed point: every pass moves the model further in one direction, {drift:.3g} of "
-                "the pass's whole move"
+                "these rounds have no fixed point: every pass moves the model further in one direction, by "
+                f"{drift:.3g} of its whole move"
             )
         ends = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
         solved = np.linalg.lstsq(np.concatenate([change, constants]), ends, rcond=None)[0]

@@ -313,7 +313,7 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of the batch's loss by the outputs f [b, D] (f minus targets if ``targets`` is None)."""
+    """Computes the derivative of the batch's loss by outputs f [b, D]; without ``targets`` f holds residuals."""
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)

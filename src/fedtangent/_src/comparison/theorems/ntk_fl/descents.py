@@ -90,7 +90,7 @@ def descents(
         steps: Number of steps.
         kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
             paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
-        watch: Returns numbers by name from the initial weights and the network's, at the start and after every step.
+        watch: Function of the initial and the present weights that returns numbers by name, called after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     examples = jnp.asarray(x), jnp.asarray(y)
