@@ -80,23 +80,14 @@ class MachineOptions:
 
 
 class Option(NamedTuple):
-    """An option of a command.
+    """An option of a command."""
 
-    Attributes:
-        name: Name in Python, with underscores.
-        type: Type of the value, as in an annotation.
-        default: Default value; ``dataclasses.MISSING`` for an option that must be given.
-        help: Help text.
-        group: Title of the option's group.
-        positional: Whether the value is written without the option's name.
-    """
-
-    name: str
-    type: Any
-    default: object
+    name: str  # name in Python, with underscores
+    type: Any  # of the value, as in an annotation
+    default: object  # ``dataclasses.MISSING`` for an option that must be given
     help: str
-    group: str
-    positional: bool = False
+    group: str  # title of the option's group
+    positional: bool = False  # whether the value is written without the option's name
 
     @property
     def shown(self) -> str:

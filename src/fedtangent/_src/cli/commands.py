@@ -66,33 +66,20 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A command line before its values are parsed.
+    """A command line before its values are parsed."""
 
-    Attributes:
-        words: Words after each option, by the option's name; "" has the words before the first option.
-        config: Options of the config.json that the line repeats.
-        chosen: The choices of both, such as the algorithm's name, on which the other options depend.
-    """
-
-    words: dict[str, list[str]]
-    config: Values
-    chosen: dict[str, str]
+    words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
+    config: Values  # options of the config.json that the line repeats
+    chosen: dict[str, str]  # the choices of both, such as the algorithm's name, on which the other options depend
 
 
 class ParsedLine(NamedTuple):
-    """A parsed command line.
-
-    Attributes:
-        command: The command.
-        arguments: Arguments of the command's ``prepare``.
-        values: Values of every option, by name.
-        identity: Values of the options that tell one run from another.
-    """
+    """A parsed command line."""
 
     command: Command
-    arguments: dict[str, Any]
-    values: Values
-    identity: Values
+    arguments: dict[str, Any]  # arguments of the command's ``prepare``
+    values: Values  # values of every option, by name
+    identity: Values  # values of the options that tell one run from another
 
 
 def names() -> list[str]:

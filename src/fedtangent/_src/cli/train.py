@@ -61,27 +61,16 @@ class TrainOptions:
 
 
 class TrainJob(NamedTuple):
-    """A checked run, ready to start.
+    """A checked run, ready to start."""
 
-    Attributes:
-        options: Options of evaluations and output.
-        machine: Options of the computation, such as its mapping and checkpoints.
-        built: Data and algorithm.
-        config: Values that a resumed run must share with the run that it continues.
-        mapping: Mapping of clients onto the devices, and the memory plan.
-        checkpoints: Checkpoints of the run of each seed, by seed.
-        diagnostics: Further measure of the run, or None.
-        files: Writer of the run's files.
-    """
-
-    options: TrainOptions
-    machine: MachineOptions
-    built: Built
-    config: Values
-    mapping: Resolved
-    checkpoints: dict[int, Checkpoints]
-    diagnostics: Diagnostics | None
-    files: RunFiles
+    options: TrainOptions  # options of evaluations and output
+    machine: MachineOptions  # options of the computation, such as its mapping and checkpoints
+    built: Built  # data and algorithm
+    config: Values  # values that a resumed run must share with the run that it continues
+    mapping: Resolved  # mapping of clients onto the devices, and the memory plan
+    checkpoints: dict[int, Checkpoints]  # checkpoints of the run of each seed, by seed
+    diagnostics: Diagnostics | None  # further measure of the run, or None
+    files: RunFiles  # writer of the run's files
 
 
 def continues(options: Mapping[str, object]) -> bool:

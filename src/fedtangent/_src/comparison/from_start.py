@@ -180,22 +180,14 @@ def weights_of(
 
 
 def how_at_start(setting: Setting) -> str:
-    """Returns the name of the prediction of a run from a start, with the reason if it is not the flow.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Returns the name of the prediction of a run with a start, with the reason if it is not the flow."""
     if why := linearised_why(setting):
         return f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
     return "the flow of the tangent kernel at the start"
 
 
 def linearised_why(setting: Setting) -> str:
-    """Returns why the linearised network has to be trained: the run has no closed form; empty if it has one.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Returns why the linearised network has to be trained: the run has no closed form; empty if it has one."""
     if isinstance(setting.rule, str):
         return setting.rule
     rows = setting.problem.y_train.size
@@ -220,7 +212,7 @@ class LinearisedOutputs(Protocol):
     """A function that trains the linearised networks of a run."""
 
     def __call__(self, rate_factor: float | None = None, /) -> Outputs:
-        """Returns the outputs of the K networks at the evaluated rounds, from their one start each.
+        """Returns the outputs of the K networks at the evaluated rounds, with E = 1 start each.
 
         Args:
             rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
@@ -228,11 +220,7 @@ class LinearisedOutputs(Protocol):
 
 
 def linearised_outputs(setting: Setting) -> LinearisedOutputs:
-    """Builds a function that trains the networks of a run, linearised at their start, by the run's algorithm.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Builds a function that trains the networks of a run, linearised at their start, by the run's algorithm."""
     problem, n = setting.problem, len(setting.problem.x_train)
     x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
     paths = linearised_paths(setting.algorithm, setting.model(1), problem.federated(), x, setting.size.rounds)

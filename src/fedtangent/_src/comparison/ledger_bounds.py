@@ -144,10 +144,10 @@ class Source(NamedTuple):
     """Growth of the gap that the kernel's change in one interval between evaluations causes, at every later round."""
 
     round: int  # the end of the interval
-    later: np.ndarray  # [R + 1 - round, q, D]
+    later: np.ndarray  # the growth as the flow evolves it, [R + 1 - round, q, D]
     sizes: Float64[np.ndarray, "N"]  # root mean square per client without cancellation; at least that over all clients
-    remaining: Float64[np.ndarray, "rounds"]  # share of the whole source that remains
-    local: float  # share that the weights' moves within a round may add
+    remaining: Float64[np.ndarray, "rounds"]  # share of the whole growth that remains at each later round
+    local: float  # share that the weights' moves within a round may add to it
 
 
 def source(

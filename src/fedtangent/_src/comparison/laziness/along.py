@@ -160,8 +160,7 @@ class LazinessDiagnostics:
         """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
         The first prediction trains linearised networks; the second is the flow of infinite width (None without a
-        limit). Each is relative to the start as the same program computes it, so that different rounding does not count
-        as distance.
+        limit). Each subtracts the start as its own program computes it, so that rounding cancels.
         """
         linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
         at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)

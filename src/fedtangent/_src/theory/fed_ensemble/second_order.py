@@ -37,7 +37,7 @@ Operator = Float64[np.ndarray, "n n"]  # on the residual at the training points
 class Expansion(NamedTuple):
     """An operator to second order in the step; the error of ``total`` is of third order."""
 
-    first_order: Operator  # one exponential
+    first_order: Operator  # the exponential of the summed or averaged operators
     second_order: Operator  # the lemma's correction, proportional to the step's square
 
     @property

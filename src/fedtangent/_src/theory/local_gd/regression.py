@@ -107,7 +107,7 @@ class LocalRegression:
     nodes: Nodes
     weights: Float64[np.ndarray, "N"]  # sum 1
     bases: Float64[np.ndarray, "N r d"]  # V_i'; rows beyond the rank of X_i are 0
-    answers: Float64[np.ndarray, "N r *C"]  # value that local work draws V_i' w to; (, C) if there are C outputs
+    answers: Float64[np.ndarray, "N r *C"]  # value of V_i' w at which local work converges
     kept: Float64[np.ndarray, "N r"]  # share of the distance to ``answers`` that is left after the local work
     gone: Float64[np.ndarray, "N r"]  # 1 - kept, to relative precision; 0 beyond the rank
     known: Bool[np.ndarray, "N r"]  # within the rank of X_i

@@ -131,7 +131,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
 
     def proof_factor(self) -> float:
-        """Computes the largest factor of the squared residual in a step or round, (51) or (76), for this R."""
+        """Computes the largest factor of the squared residual in a step (51) or round (76), with R = ``radius``."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples

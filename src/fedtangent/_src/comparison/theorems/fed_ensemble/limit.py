@@ -77,8 +77,8 @@ class TrainedEnsemble(NamedTuple):
     """K networks of one width at the start and the last round, and the flow from the same initial functions."""
 
     width: int
-    start: Samples
-    samples: Samples
+    start: Samples  # initial functions
+    samples: Samples  # outputs at the last round
     own_flow: Samples  # the flow at the last round from each network's initial function
     uplink_bytes: int
     downlink_bytes: int

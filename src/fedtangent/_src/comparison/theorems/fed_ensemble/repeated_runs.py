@@ -191,7 +191,11 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0)."""
+    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
+
+    Args:
+        variances: Variance at each of two or more K, all positive.
+    """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
         raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")

@@ -115,7 +115,7 @@ def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) ->
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks Remark 1: the network at the weights of (9b) departs from (9a), whose residual tends to 0, with t."""
+    """Checks Remark 1: as t grows, (9a)'s residual tends to 0, and the network at (9b)'s weights departs from it."""
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]

@@ -97,7 +97,7 @@ def _lemma_3(seed: int, draws: int) -> Verdict:
 
 
 def _switched(seed: int, draws: int) -> Verdict:
-    """Checks (27) and (28): an entry of H changes by at most the neurons that switched on either input."""
+    """Checks (27) and (28): an entry of H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``."""
     drift = _drift_on_arc(seed, draws)
     some = drift.counted > 0
     ratio, wrong = (float(np.max(drift.frobenius[some] / norms[some])) for norms in (drift.counted, drift.half_counted))
