@@ -108,7 +108,7 @@ def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_resul
         assert ensemble.control == "ensemble of 1"
     (linearised,) = named(network_result, "linearised network of width 64 = flow of its kernel")
     assert linearised.passed
-    named(network_result, "each network to the flow")
+    named(network_result, "error of each network to the flow")
     named(network_result, "NTK-FL, averaged kernel: mean")
     named(network_result, "NTK-FL, averaged kernel: variance")
     for what in ("mean", "variance"):

@@ -256,8 +256,7 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
     if command.prepare is not command.module.prepare:
         plain = _command(command.name, command.module, command.module.prepare)
         if name in flat.options_of(groups_of(plain, {})):
-            allowed = f"allowed is {command.name} with one or the other"
-            return ValueError(f"{name}: got it beside options of a run, {allowed}")
+            return ValueError(f"{name}: got it with options that describe a run, must be left out with them")
     return flat.unknown(name, command.name, options)
 
 

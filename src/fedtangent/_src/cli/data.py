@@ -60,7 +60,7 @@ def prepare(options: DataOptions) -> DataJob:
     directory = given_directory(options.data_dir)
     if options.action == "verify" and directory is None and not stored_in(published, stored).exists():
         raise ValueError(
-            f"name: got {options.name!r}, of which {stored_in(published, stored)} has nothing, must be prepared first"
+            f"name: got {options.name!r}, which is not in {stored_in(published, stored)}, must be prepared first"
         )
     return DataJob(options, published, stored, directory)
 

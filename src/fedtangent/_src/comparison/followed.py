@@ -203,10 +203,10 @@ def check_analytic(model: Model) -> None:
     """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
     if model.kernel is None:
         raise ValueError(
-            f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
-            "deep_linear, logistic, linear, rbf_linear, of images ntk_cnn, ntk_resnet and ntk_transformer, and those "
-            "of from_stax. Any network is followed from a start of its own, by its empirical kernel there: "
-            "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
+            f"model: got {model.name}, must have an analytic kernel, as models.mlp, deep_linear, logistic, linear, "
+            "rbf_linear, ntk_cnn, ntk_resnet, ntk_transformer and those of from_stax have. Theory follows any network "
+            "from a start, by its empirical kernel there: start=jax.random.key(0) in Python, train --diagnostics "
+            "laziness on the command line"
         )
 
 

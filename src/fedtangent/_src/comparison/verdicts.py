@@ -190,7 +190,7 @@ def slope_verdict(
         floors = [_of_run(n, p, q) for n, p, q in zip(networks, right, other, strict=True)]
         missed = [_of_run(n, q, n.test[-len(q) :]) for n, q in zip(networks, other, strict=True)]
         rivals.append(slope_rival(name, widths, errors, missed, floors))
-    statement = "each network to the flow: slope of the error against width"
+    statement = "error of each network to the flow: slope against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
 
 

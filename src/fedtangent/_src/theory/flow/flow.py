@@ -130,7 +130,7 @@ class Flow:
                 shrinks. By default the rule's ``homogeneity`` times f0.
         """
         if (along_train is None) != (along_test is None):
-            raise ValueError("along_train: got one of it and along_test, must be both or none")
+            raise ValueError("along_train: got one of along_train and along_test, must be both or neither")
         at_test = functions.started(self, "test", f0_test, along_test, model)
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, at_test, self.kernels.at_test, r, model)
@@ -410,7 +410,7 @@ class Flow:
     def blocks(self) -> KernelBlocks:
         """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
         if isinstance(self.kernels, LargeKernel):
-            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for mean, covariance and operator")
         return self.kernels
 
     def check_law(self, what: str) -> KernelBlocks:
