@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> Float[np.ndarray, "W"]:
     """Computes the weights of a least-squares fit ``y_w = a + b / w``: ``a = sum_w c_w y_w``.
 
-    With a single width, for a model that theory describes exactly at every width, c is 1.
+    If all widths are equal the fit has no ``b``: theory must then be exact at this width.
 
     Args:
         widths: Widths w, [W].
