@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
         subject: str,
         statement: str,
         sizes: str,
-        found: tuple[str, str, bool | np.bool | None],
+        right: tuple[str, str, bool | np.bool | None],
         wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
@@ -64,13 +64,13 @@ class Verdict(NamedTuple):
             subject: The theorem or the setting.
             statement: Name of the comparison.
             sizes: Sizes of the problem, as text.
-            found: Measured value, expected value, and whether they agree.
+            right: Measured value, expected value, and whether they agree.
             wrong: Name of the control, its measured value, and whether it fails.
             notices: How large an error of the theory must be for the comparison to detect it.
         """
-        # NumPy's False is not False itself, as which answers are counted.
-        holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
-        return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
+        # plain bools: answers are compared by ``is False``, which a NumPy False never is
+        holds, fails = (None if answer is None else bool(answer) for answer in (right[2], wrong[2]))
+        return cls(subject, statement, *right[:2], holds, *wrong[:2], fails, sizes, notices)
 
     @property
     def passed(self) -> bool | None:

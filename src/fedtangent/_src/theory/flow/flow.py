@@ -342,15 +342,11 @@ class Flow:
         """Returns ``model``; raises ``ValueError`` unless it is the index of a model."""
         return whole("model", model, 0, self.num_models - 1)
 
-    def check_linear(self, what: str) -> None:
-        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function.
-
-        Args:
-            what: Name of the requested quantity in the message.
-        """
+    def check_linear(self, quantity: str) -> None:
+        """Raises ``ValueError``, naming ``quantity``, if a run is not linear in its initial function under the loss."""
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run "
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
                 "from one initial function is known (predict), and can be averaged over drawn initial functions"
             )
 
@@ -413,15 +409,12 @@ class Flow:
             raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for mean, covariance and operator")
         return self.kernels
 
-    def check_law(self, what: str) -> KernelBlocks:
-        """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
+    def check_law(self, quantity: str) -> KernelBlocks:
+        """Returns the kernel blocks; raises ``ValueError``, naming ``quantity``, without a closed-form law.
 
         The law needs the squared error and kernel blocks (not a large kernel).
-
-        Args:
-            what: Name of the requested quantity in the message.
         """
-        self.check_linear(what)
+        self.check_linear(quantity)
         return self.blocks
 
     def _evolved(
