@@ -200,7 +200,7 @@ class Setting:
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points; those of images are kept on disk."""
+        """Computes the blocks of ``kernel`` at the training and test points; kernels of images are kept on disk."""
         kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
 
         def compute() -> KernelBlocks:

@@ -173,7 +173,7 @@ def ntk_evolved(
 ) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
-    The functions are those of ``ntk_evolution``, without its matrix [m, n]: each step,
+    The functions equal ``ntk_evolution``'s, without its matrix [m, n]: each step,
     ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
     at the test points change by ``-kernels.at_test(a_t)``.
 
