@@ -231,8 +231,8 @@ class Model(NamedTuple):
             depend on a width.
         is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
         loss: Name of the loss that the network is usually trained with if targets are classes.
-        reads_tokens: Whether an example consists of whole numbers that stand for symbols (True) or of real numbers
-            (False); None if unknown.
+        vocabulary: Number of symbols, if an example consists of whole numbers from 0 that stand for symbols; 0 if it
+            consists of real numbers, None if unknown.
     """
 
     name: str
@@ -244,7 +244,7 @@ class Model(NamedTuple):
     at_width: Callable[[int], Model] | None = None
     is_linear: bool = False
     loss: str = "squared_error"
-    reads_tokens: bool | None = None
+    vocabulary: int | None = None
 
     def __repr__(self) -> str:
         """Returns the network's name and number of outputs."""

@@ -80,8 +80,8 @@ def build(described: Description) -> Built:
     clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
     loaded = _projected(run, loaded, clients.num_clients)
     clients, at_server = _at_server(described, loaded, clients)
-    examples = run_examples(loaded, clients, how.options.loss)
     model = _built(described.model, loaded.input_shape, loaded.num_outputs)
+    examples = run_examples(loaded, clients, how.options.loss, model)
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     if "validation" in at_server:
         rows = at_server["validation"]

@@ -36,7 +36,8 @@ CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
     "model": "models",
     "schedule": "schedules",
 }
-DECIDING = (*CHOICES, "loss")  # options that decide which other options there are, and their defaults
+KINDS = ("input_kind", "target_kind")  # of a user's own file
+DECIDING = (*CHOICES, "loss", *KINDS)  # options that decide which other options there are, and their defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
     Raises:
         ValueError: An unknown name.
     """
-    dataset = named.chosen(chosen.get("dataset", Choices.dataset))
+    dataset = named.chosen(chosen.get("dataset", Choices.dataset), *map(chosen.get, KINDS))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
     readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
     model = Choices.model if Choices.model in readers else readers[0]

@@ -193,7 +193,7 @@ def lstm(
     """Builds FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017).
 
     The sizes of the paper and of LEAF (2018) are the defaults: characters of 80 kinds in 8 dimensions, two layers of
-    256 units. ``apply`` takes ``x`` [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and
+    256 units. ``apply`` takes ``x`` [n, T] of whole numbers in [0, vocabulary), which runs check, and
     returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
@@ -246,5 +246,5 @@ def lstm(
         output_size=sizes[-1],
         structure=structure,
         loss=CROSS_ENTROPY,
-        reads_tokens=True,
+        vocabulary=vocabulary,
     )
