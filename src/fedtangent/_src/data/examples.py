@@ -286,8 +286,8 @@ def _of_arrays(
     as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Builds the data set of arrays, and the names of its classes."""
-    kind = TOKENS if as_tokens else VECTOR if np.ndim(x_train) == 2 else IMAGE
-    xs, ys = {"x_train": own.inputs("x_train", x_train, kind)}, {"y_train": y_train}
+    xs, ys = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}, {"y_train": y_train}
+    kind = TOKENS if as_tokens else VECTOR if xs["x_train"].ndim == 2 else IMAGE
     if x_test is not None or y_test is not None:
         xs["x_test"], ys["y_test"] = own.inputs("x_test", x_test, kind), y_test
     y, num_classes, classes = own.targets(ys)

@@ -36,18 +36,18 @@ TARGETS = ("classes", "numbers")
 class OwnOptions:
     """Options of a user's own file."""
 
-    input_kind: str | None = None
-    """Read x as image, tokens or vector (default: by its shape and numbers)."""
-    input_scale: float | None = None
-    """Divide x by this number (default: uint8 by 255, others by 1)."""
-    target_kind: str | None = None
-    """Read y as classes or numbers (default: whole ones are classes)."""
     test_fraction: float = 0.2
     """Fraction of the examples (of each user's, if there are users) to test on if the file has no x_test."""
     num_train: int | None = None
     """Use only this many training examples, the first ones."""
     num_test: int | None = None
     """Use only this many test examples, the first ones."""
+    input_kind: str | None = None
+    """Read x as image, tokens or vector (default: by its shape and numbers)."""
+    input_scale: float | None = None
+    """Divide x by this number (default: uint8 by 255, others by 1)."""
+    target_kind: str | None = None
+    """Read y as classes or numbers (default: whole ones are classes)."""
 
 
 class Targets(NamedTuple):
