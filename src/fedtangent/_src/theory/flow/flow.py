@@ -417,7 +417,7 @@ class Flow:
         if rows is None:
             return product(self.theta, a)
         product_rows = in_chunks(self.theta, jnp.asarray(rows), a.reshape(len(a), -1))
-        return product_rows[: len(rows)].reshape(len(rows), *a.shape[1:])
+        return product_rows[rows].reshape(len(rows), *a.shape[1:])
 
     @property
     def num_test(self) -> int:
