@@ -361,3 +361,19 @@ def test_metrics_of_a_sample_of_the_training_examples_are_named_by_its_size(monk
     assert first["train 30 of 60"]["accuracy"] == np.mean(labels[rows] == 0) != np.mean(labels[:30] == 0)
     assert "train 30 of 60.accuracy" in run.history.curves() and "test accuracy" in repr(run.history)
     assert trained.status(run) == "finished"
+
+
+def test_pixels_have_one_scale_in_training_and_in_prediction() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 3), dtype=np.uint8)
+    model = ft.models.logistic(3, 2, zero_init=False)
+    fed_avg = ft.fed_avg(model, ft.schedules.all_clients(2), client_learning_rate=0.1)
+    start = fed_avg.init(0, 2)
+    right = fed_avg.predict(start, pixels / np.float32(255)).mean
+    np.testing.assert_allclose(fed_avg.predict(start, pixels).mean, right, rtol=1e-5)
+    assert np.abs(fed_avg.predict(start, pixels.astype(np.float32)).mean - right).max() > 1  # control
+    lstm = ft.models.lstm(80, 80, 4, 4, 1)
+    texts = ft.fed_avg(lstm, ft.schedules.all_clients(2), client_learning_rate=0.1)
+    begun = texts.init(0, 2)
+    np.testing.assert_array_equal(
+        texts.predict(begun, pixels % 80).mean, texts.predict(begun, (pixels % 80).astype(np.int32)).mean
+    )

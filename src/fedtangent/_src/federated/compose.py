@@ -160,6 +160,8 @@ def compose(
         return jax.vmap(server.params)(state.server)
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
+        if x.dtype == jnp.uint8 and not model.vocabulary:
+            x = x / jnp.float32(255)  # pixels, as in training data
         return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
 
     def predict_personal(
