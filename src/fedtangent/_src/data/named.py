@@ -28,8 +28,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
     A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``: images,
-    vectors or tokens with classes or numbers, according to their shapes and numbers. What a file is read as is written to
-    standard error once; ``input_kind``, ``input_scale`` and ``target_kind`` read it otherwise.
+    vectors or tokens with classes or numbers, according to their shapes and numbers. What a file is read as is written
+    to standard error once; ``input_kind``, ``input_scale`` and ``target_kind`` read it otherwise.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int, Num, Shaped
+from jaxtyping import Bool, Num, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, files
@@ -115,7 +115,7 @@ def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
     return TOKENS if x.dtype != np.uint8 and _is_text(x) else VECTOR
 
 
-def _is_text(x: Int[np.ndarray, "n d"]) -> bool:
+def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
     """Tells whether whole numbers can be a text: its places share one alphabet, while columns of a table have ranges.
 
     Numbers below 0 and numbers of two kinds alone are no text. Neither are columns one of which has half of its numbers

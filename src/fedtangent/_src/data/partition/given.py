@@ -35,8 +35,10 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
         [1, 2]
     """
     ids = _array(user_ids)
-    if ids.dtype.kind in "Uf" and not hasattr(user_ids, "dtype"):  # NumPy makes one type of all that is in a list
-        ids = np.asarray(user_ids, object)
+    if not hasattr(user_ids, "dtype") and ids.ndim == 1 and ids.size:  # NumPy makes one type of all that is in a list
+        listed = np.asarray(user_ids, object)
+        has_floats = ids.dtype.kind == "f" and any(isinstance(user, float) for user in listed)
+        ids = listed if ids.dtype.kind in "Uf" and not has_floats else ids
     if ids.dtype.kind == "O" and ids.ndim == 1:
         strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]
         if strange:
