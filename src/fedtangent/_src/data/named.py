@@ -27,9 +27,8 @@ def chosen(name: str, input_kind: str | None = None, target_kind: str | None = N
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
-    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``: images,
-    vectors or tokens with classes or numbers, according to their shapes and numbers. What a file is read as is written
-    to standard error once; ``input_kind``, ``input_scale`` and ``target_kind`` read it otherwise.
+    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``, in the
+    forms that ``data.own`` lists. How it is read is written to standard error once.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.

@@ -1,6 +1,16 @@
-"""A user's own data: arrays in memory, or an ``.npz`` file of them whose path stands in place of a data set's name.
+"""A user's own data: arrays in memory, or an ``.npz`` file of them, whose path takes the place of a data set's name.
 
-Both ways share the functions that read inputs and targets here, so that the same arrays give the same numbers.
+Both ways share the functions that read inputs and targets, so that the same arrays give the same numbers. The shapes,
+dtypes and numbers of the arrays in a file, or the user's options, decide the kind of data:
+
+- ``x``: images [n, height, width] or [n, height, width, channels]; vectors [n, d]; or tokens [n, T], whole numbers from
+  0. Whole numbers [n, d] are tokens unless their columns have different ranges, as those of a table have, or they are
+  uint8. uint8 is divided by 255 (not as tokens).
+- ``y``: classes [n], strings or whole numbers from 0 to the largest one (among tokens and targets, if inputs are
+  tokens), or floating numbers [n] or [n, C];
+- ``users`` [n], optional: the user of each example, whole numbers or strings. Users are numbered in ascending order,
+  and after them users who only test;
+- ``x_test``, ``y_test`` and ``users_test``: the test set; without it a share of the examples is drawn at random.
 """
 
 from __future__ import annotations
@@ -65,9 +75,9 @@ class Targets(NamedTuple):
 
 
 def entry(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
-    """Builds the entry of the data set in the file ``name``, which has ``x`` and ``y``, as for ``load``.
+    """Builds the entry of the data set in the file ``name``.
 
-    It reads only shapes and dtypes of the arrays, but of whole numbers [n, d], which may be a text or a table, all.
+    It reads only shapes and dtypes of the arrays; whole numbers [n, d], which may be a text or a table, it reads all.
 
     Args:
         name: Path of the file.
@@ -142,19 +152,7 @@ def _has_classes(y: files.Header | np.ndarray, target_kind: str | None) -> bool:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the data set in the file; the kind of data follows from dtypes, shapes and numbers, or from options.
-
-    Inputs ``x`` are images [n, height, width] or [n, height, width, channels], vectors [n, d], or tokens [n, T]. Whole
-    numbers [n, T] are tokens, numbered from 0, unless their columns have different ranges, as those of a table have,
-    or they are uint8. uint8 is divided by 255. Targets ``y`` are classes [n], whole numbers from 0 to the largest one
-    (among tokens and targets, if inputs are tokens) or strings, or numbers [n] or [n, C], floating. ``users`` [n],
-    optional, whole numbers or strings, are the user of each example; they are numbered in ascending order, and after
-    them users who only test. ``x_test``, ``y_test`` and ``users_test`` are the test set; without them
-    ``test_fraction`` of the examples is drawn at random. ``num_train`` and ``num_test`` keep only the first examples of
-    a split. The kinds, the scale, the classes and the users are written to standard error, once.
-
-    Raises ``ValueError`` for other arrays, numbers that are not finite, and pickles.
-    """
+    """Loads the file and writes how it is read to standard error, once; raises ``ValueError`` for bad arrays."""
     arrays = archive.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:

@@ -131,10 +131,10 @@ def _of_lists(clients: Mapping[Hashable, ArrayLike] | ArrayLike, name: str) -> P
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
-    """Raises ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+    """Raises ``ValueError`` unless ``partition`` is well-formed and its indices are below ``num_examples``.
 
-    There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
-    Clients may be empty and may share examples.
+    There must be at least one client, and offsets must start at 0, never fall and end at ``len(indices)``. Clients may
+    be empty and may share examples.
 
     Args:
         partition: The partition.
