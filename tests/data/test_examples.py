@@ -160,7 +160,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_as_labels_are() -> None:
         ((beyond, LABELS), "x_train"),
         ((texts, LABELS, beyond, LABELS), "x_test"),
         (dataset._replace(x_test=beyond), "x_test"),
-        (dataset._replace(x_train=beyond - 1, x_test=texts[:0], y_test=LABELS[:0]), "x_train"),
+        (dataset._replace(x_train=beyond, x_test=texts[:0], y_test=LABELS[:0]), "x_train"),
     ):
         says = refusal(lambda data=data: run_examples(data, CLIENTS, "cross_entropy", model))
         assert says.startswith(f"{name}: got ") and says.endswith("must be tokens from 0 to 79")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import federated_data, load, own, partition
+from fedtangent._src.data.dataset import Dataset, SourceInfo
 from fedtangent._src.data.examples import run_examples
 
 RNG = np.random.default_rng(0)
@@ -348,6 +349,7 @@ DATA = {
     "halves": (X.astype(np.float16), Y),
     "pixels": (RNG.integers(0, 256, (20, 5), dtype=np.uint8), Y),
     "a table": (TABLE[:20] - 1, Y),
+    "large numbers": (TABLE[:20] * 2**40, Y),
     "numbers": (X, X[:, :2].astype(np.float64)),
     "one number": (X, X[:, 0]),
     "counts": (X, np.stack([Y, Y], axis=1)),
@@ -369,6 +371,11 @@ def test_the_same_data_by_every_way_in_are_the_same_bits(tmp_path: Path, data: t
         found = run_examples(read if way == "dataset" else read.name, clients)
     else:
         found = run_examples(tuple(WAYS[way](part) for part in (x, y, x[::-1], y[::-1])), clients)
+    if y.dtype.kind in "iu" and y.ndim == 1 and way == "dataset":  # of the user's own making
+        info = SourceInfo("", "", "")
+        made = run_examples(Dataset("mine", x, y, x[::-1], y[::-1], 4, None, info, "vector"), clients)
+        np.testing.assert_array_equal(np.asarray(made.data.x), np.asarray(right.data.x))
+        assert made.data.x.dtype == right.data.x.dtype
     parts = [
         (e.data.x, e.data.y, e.train.targets, e.test.x, e.test.targets, *e.in_float64(), *e.in_float64("test"))
         for e in (right, found)

@@ -255,10 +255,8 @@ def _read(
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
-        if data.kind == TOKENS:
-            return data, None
-        x_train, x_test = (datasets.pixels(x) if x.dtype == np.uint8 else x for x in (data.x_train, data.x_test))
-        return data._replace(x_train=x_train, x_test=x_test), None
+        parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
+        return data._replace(**{name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}), None
     if isinstance(data, str):
         return load(data, data_dir, seed), None
     if not isinstance(data, tuple | list) or len(data) not in (2, 4):

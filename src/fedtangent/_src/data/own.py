@@ -286,7 +286,7 @@ def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[n
         if scale is not None:
             raise ValueError(f"input_scale: got {scale}, must be none for tokens")
         checks.tokens(name, array, None)
-        return array.astype(np.int32)
+        return array.astype(np.int32, copy=False)
     if scale is not None:
         dtype = array.dtype if is_floating else np.dtype(np.float32)
         return array.astype(dtype) / dtype.type(checks.number("input_scale", scale, above=0))
