@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data import named
+from fedtangent._src.data.own import OwnOptions
 from fedtangent._src.entries import (
     Entry,
     Groups,
@@ -257,6 +258,8 @@ def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
     for choice, entry in ((choice, entries[choice]) for choice in CHOICES if choice in entries):
         others = catalogue(CHOICES[choice]).values()
         users = [other.name for other in others if name in option_names(other) and (choice != "base" or other.inside)]
+        if choice == "dataset" and name in {field.name for field in dataclasses.fields(OwnOptions)}:
+            users.append("a file of your own")
         if users:
             reasons.append(f"{choice} {entry.name!r}, only with {', '.join(users)}")
     if reasons:
