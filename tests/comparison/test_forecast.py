@@ -15,6 +15,7 @@ from fedtangent._src.comparison import rates
 from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import draws_of
+from fedtangent._src.data import examples
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.engine.building import build
 from fedtangent._src.engine.description import describe
@@ -79,6 +80,22 @@ def test_a_curve_is_each_functions_own_prediction_measured() -> None:
             found = float(uncertainty.negative_log_likelihood(outputs, jnp.asarray(targets)))
             assert curve.values[split, "nll"][draw, 3] == pytest.approx(found, rel=1e-12)
     assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
+
+
+def test_training_metrics_of_a_sample_are_those_of_its_rows_and_named_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examples, "MOST_MEASURED", 7)
+    plan = planned(2)
+    n, y = len(plan.setting.problem.x_train), np.asarray(plan.setting.problem.y_train)
+    rows, runs = np.random.Generator(np.random.PCG64(0)).choice(n, 7, replace=False), runs_of(plan)
+    curve = runs.curve(plan.rate, False)
+    for draw in range(2):
+        outputs = np.asarray(runs.flows[0].predict_train(runs.starts.train[draw], 3)).mean(axis=0)
+        right, wrong = (float(np.mean((outputs[of] - y[of]) ** 2)) for of in (rows, slice(7)))
+        measured = curve.values["train", "mse"][draw, 3]
+        assert abs(measured - right) < 1e-6 * right and abs(measured - wrong) > 1e-3 * right
+    assert {split for e in foretold(plan).history.evaluations for split in e.metrics} == {f"train 7 of {n}", "test"}
 
 
 @pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))

@@ -296,6 +296,18 @@ def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_
     assert distance(trained(case.seldom.states[4]), trained(again.states[4])) > VISIBLE  # another seed, another run
 
 
+def test_a_prediction_depends_on_its_point_alone(case: Case) -> None:
+    """Not on the other points, their number or their order: no statistic of a batch of points enters it."""
+    state, x = case.seldom.run.state, np.asarray(case.data.x)
+    others = np.concatenate([100 * x[3:] - 7, x[:3]])
+    whole = case.algorithm.predict(state, x)
+    for at, points in (([0, 1, 2], x[:3]), ([2], x[2:3]), ([2, 0], x[[2, 0]]), ([0, 1, 2], others)):
+        few = case.algorithm.predict(state, points)
+        assert distance(few.mean[-len(at) :], whole.mean[np.array(at)]) < ROUNDING
+        assert distance(few.members[:, -len(at) :], whole.members[:, np.array(at)]) < ROUNDING
+    assert distance(whole.mean[0], whole.mean[1]) > VISIBLE  # control: points differ
+
+
 def test_float32_stays_float32(case: Case) -> None:
     """A round of a float32 model changes no dtype of the state, whatever numbers in float64 the recipe was given."""
     algorithm = case.build(two_layer(jnp.float32), case.laws.arguments)

@@ -140,6 +140,15 @@ class Plan(NamedTuple):
         train, test = self.examples.train, self.examples.test
         return {"train": train, "test": train if test is None else test}
 
+    def named(self, split: str) -> str:
+        """Returns the name of "train" or "test" in tables, with its size if it is a sample.
+
+        Args:
+            split: "train" or "test"; without test examples, "test" is the training examples.
+        """
+        is_train = split == "train" or self.examples.test is None
+        return split + self.examples.train_name.removeprefix("train") if is_train else split
+
 
 class Curve(NamedTuple):
     """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``."""
@@ -205,7 +214,7 @@ class Forecast(NamedTuple):
             Measurement(
                 int(round_),
                 {
-                    split: {m: float(curve.mean(split, m)[i]) for of, m in splits if of == split}
+                    self.plan.named(split): {m: float(curve.mean(split, m)[i]) for of, m in splits if of == split}
                     for split in dict(splits)
                 },
                 int(self.uplink_bytes[i]),
@@ -215,7 +224,7 @@ class Forecast(NamedTuple):
             for i, round_ in enumerate(curve.rounds)
         ]
         several = splits if self.plan.draws > 1 else []
-        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in several}
+        bands = {f"{self.plan.named(split)}.{metric}": curve.band(split, metric) for split, metric in several}
         return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
 
     @property
@@ -494,12 +503,14 @@ class _OutputsAtRate(Protocol):
 
 def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
     """Computes runs by the flow of all models, or by the flow of each."""
+    sample = plan.examples.train_rows
+    rows = None if isinstance(sample, slice) else sample
 
     def outputs(starts: Starts, rounds: Sequence[int], factor: float | None) -> Outputs:
         numbers = flows[0].rounds
         at_rate = numbers._replace(learning_rate=numbers.learning_rate * (1.0 if factor is None else factor))
         faster = [dataclasses.replace(flow, rounds=at_rate) for flow in flows]
-        return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, len(plan.splits["train"].x))
+        return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, rows)
 
     return outputs
 
@@ -546,14 +557,16 @@ class _Runs(NamedTuple):
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
         """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
-        splits, loss = self.plan.splits, self.plan.examples.loss
+        splits, loss, rows = self.plan.splits, self.plan.examples.loss, self.plan.examples.train_rows
         factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
         runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, functions in runs._asdict().items():
+            if functions.shape[3] > splits[split].num_examples:  # at all training examples
+                functions = functions[..., rows, :]
             metrics = [
                 [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
-                for run in functions[..., : len(splits[split].x), :].transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+                for run in functions.transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
             ]
             for name in metrics[0][0]:
                 values[split, name] = np.array([[of_round[name] for of_round in run] for run in metrics])

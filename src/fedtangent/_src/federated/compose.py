@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import choice, instance
+from fedtangent._src.checks import choice, instance, tokens
 from fedtangent._src.federated.aggregate import slots_of, weighted_mean
 from fedtangent._src.federated.faults import num_contacted
 from fedtangent._src.federated.local import client_view
@@ -160,6 +160,8 @@ def compose(
     trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
+        if x.dtype == jnp.uint8 and not model.vocabulary:
+            x = x / jnp.float32(255)  # pixels, as in training data
         return mean_of_models(trained, params(state), x) if parts.predict is None else parts.predict(trained, state, x)
 
     def predict_personal(
@@ -227,7 +229,7 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
 
 
 def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
-    _check_labels(composed.model, data)
+    _check_examples(composed.model, data)
     if composed.parts.check is not None:
         composed.parts.check(data)
     message, broadcast = _message_shape(composed, data, engine)
@@ -248,8 +250,10 @@ def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> 
     return jax.eval_shape(one)
 
 
-def _check_labels(model: Model, data: FederatedData) -> None:
-    """Raises ``ValueError`` for class labels that are too large for the model's number of outputs."""
+def _check_examples(model: Model, data: FederatedData) -> None:
+    """Raises ``ValueError`` for symbols that the model does not read, and labels beyond its number of outputs."""
+    if model.vocabulary and not isinstance(data.x, jax.core.Tracer):
+        tokens("data: x", data.x, model.vocabulary)
     if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
         return
     largest = int(jnp.max(data.y))

@@ -300,7 +300,7 @@ def mlp(
         structure=structure,
         at_width=at_width if widths else None,
         is_linear=not widths,
-        reads_tokens=False,
+        vocabulary=0,
     )
 
 

@@ -194,7 +194,7 @@ def lstm(
     """Builds FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017).
 
     The defaults are the sizes of the paper and of LEAF (2018). ``apply`` takes ``x`` [n, T] of whole numbers in [0,
-    vocabulary) (a number outside embeds as zero) and returns logits of the next character. There is no analytic kernel.
+    vocabulary), which a run checks, and returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
     ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
@@ -246,5 +246,5 @@ def lstm(
         output_size=sizes[-1],
         structure=structure,
         loss=CROSS_ENTROPY,
-        reads_tokens=True,
+        vocabulary=vocabulary,
     )
