@@ -50,7 +50,7 @@ def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Co
     setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
     assert curve.rounds.tolist() == list(range(setting.size.num_rounds + 1))
     np.testing.assert_allclose(curve.left[list(seen.rounds)], linear_result.gaps[-1].simulated, rtol=1e-9)
-    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.problem.score(seen.test), rtol=1e-9)
+    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.problem.score(seen.ensemble), rtol=1e-9)
     predict = linear_result.theory.flow.predict_train
     each = [np.asarray(predict(start, curve.rounds.tolist())) for start in seen.train[0].swapaxes(0, 1)]
     np.testing.assert_allclose(curve.left, setting.problem.left(np.stack(each, axis=2)), rtol=1e-9)
@@ -61,7 +61,7 @@ def test_rows_of_a_regression_name_every_method(network_result: Comparison) -> N
     assert [row.method for row in network_result.rows] == [
         *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
         "NTK-FL, averaged kernel, width 64",
-        "federated flow, round 10",
+        "federated flow, expected, round 10",
         "GP limit (Theorem 2)",
     ]
     for row in network_result.rows:

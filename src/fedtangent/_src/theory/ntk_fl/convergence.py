@@ -48,7 +48,7 @@ from jaxtyping import Float, Float64
 from scipy import optimize
 
 from fedtangent._src.checks import instance, number, real_array, symmetric, whole
-from fedtangent._src.kernels.gram import KernelBlocks, product
+from fedtangent._src.kernels.gram import KernelBlocks, known_modes, product
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
@@ -147,7 +147,7 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 
     It is the discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort give
     ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as t
-    grows is Theorem 2 of FE-2024. Theta may be singular: modes of eigenvalue 0 take their limit ``s t``.
+    grows is Theorem 2 of FE-2024. Theta may be singular: no function depends on modes of eigenvalue 0.
 
     Args:
         kernels: Kernel blocks of n training and m test points.
@@ -161,7 +161,7 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
     Raises:
         ValueError: An unstable step, or numbers out of range.
     """
-    eigenvalues, vectors = np.linalg.eigh(np.asarray(kernels.ntk_train, np.float64))
+    eigenvalues, vectors = known_modes(kernels.ntk_train)
     number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
     gain = response(np.maximum(eigenvalues, 0.0), step, 1.0, whole("time", time, 0))
     return np.asarray(kernels.ntk_test_train) @ (vectors * np.asarray(gain)) @ vectors.T
