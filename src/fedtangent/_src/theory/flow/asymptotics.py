@@ -183,6 +183,7 @@ class Pass:
         plain = self._end(eye, zeros, start, decayed)
         return plain, self._end(zeros, eye, start, True) if decayed else np.zeros_like(plain)
 
+    @in_float64
     def _decay(self) -> np.ndarray | None:
         """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
         if not self.flow.kind.decays:
@@ -234,7 +235,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
     in_use = pass_of(flow, model)
 
     def growth(factor: float) -> float:
-        rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
+        rounds = flow.rounds._replace(learning_rate=np.asarray(flow.rounds.learning_rate) * factor)
         with np.errstate(over="ignore", invalid="ignore"):
             try:
                 return replace(in_use, flow=replace(flow, rounds=rounds)).spectrum().radius
@@ -246,6 +247,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
     return end_of_stable(*tried, start=start, step=STEP, tolerance=tolerance)
 
 
+@in_float64
 def factors_to_search(flow: Flow) -> tuple[float, float]:
     """Computes where a search for the largest stable factor of the step sizes begins, and where the rule ends.
 
@@ -354,6 +356,7 @@ class Stability(NamedTuple):
         return self.condition.required
 
 
+@in_float64
 def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
