@@ -22,7 +22,9 @@ def flow_of(x: np.ndarray, sizes: list[int], steps: np.ndarray, weights: np.ndar
     offsets = np.cumsum([0, *sizes]).astype(np.int32)
     partition, client = Partition(np.arange(len(x), dtype=np.int32), offsets), np.arange(len(sizes))[None]
     cohorts = Cohort(client, np.zeros_like(client), weights[None])
-    return federated_flow(KernelBlocks(*[kernel] * 6), np.ones((len(x), 1)), partition, cohorts, Rule(steps, rate, **rule))
+    return federated_flow(
+        KernelBlocks(*[kernel] * 6), np.ones((len(x), 1)), partition, cohorts, Rule(steps, rate, **rule)
+    )
 
 
 def radius_of(
@@ -102,7 +104,9 @@ def test_a_narrow_maximum_between_two_trials_is_found(width: float) -> None:
 
 def test_ends_of_searches() -> None:
     def end(is_stable: Callable[[float], bool], start: float = 1.0) -> float:
-        return end_of_stable(lambda rate: 0.0 if is_stable(rate) else np.nan, 1.0, start=start, step=1.3, tolerance=1e-4)
+        return end_of_stable(
+            lambda rate: 0.0 if is_stable(rate) else np.nan, 1.0, start=start, step=1.3, tolerance=1e-4
+        )
 
     for bound in (0.037, 1.0, 300.0, 1e5):
         assert end(lambda rate, bound=bound: rate <= bound) == pytest.approx(bound, rel=1e-4)
@@ -137,7 +141,7 @@ def test_weight_decay_counts_directions_that_the_points_have() -> None:
 
 @pytest.mark.parametrize("server", [1.0, 1.5])
 def test_a_server_beyond_1_vouches_for_no_minibatches(server: float) -> None:
-    """At server rate 1.5, steps on two batches of one row move the mean beyond a minimum at every rate near the bound."""
+    """At server rate 1.5 steps that differ, in their batches or sizes, have no bound that is known."""
     x, batches = np.diag([1.0, 1.0]), [[[0], [1]]]
     flow = flow_of(x, [2], np.array([2]), np.ones(1), batches=batches, server_learning_rate=server)
     bound = flow.stability().max_stable_learning_rate

@@ -117,9 +117,12 @@ class NtkTheorem:
 
     def rate(self, eigenvalue: float | None = None) -> float:
         """Computes ``1 - eta tau lambda / (2 N M)``, at least 0; negative controls replace lambda by ``eigenvalue``."""
+        return 1 - self._fall(eigenvalue)
+
+    def _fall(self, eigenvalue: float | None) -> float:
         c = self.constants
         value = c.lambda_min if eigenvalue is None else eigenvalue
-        return max(1 - c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 0.0)
+        return min(c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 1.0)
 
     def residual_bound(self, steps: ArrayLike, eigenvalue: float | None = None) -> Float64[np.ndarray, "..."]:
         """Computes the bound of ``|f - y|^2`` after each number of steps (Theorem 1) or rounds (Theorem 2).
@@ -128,7 +131,10 @@ class NtkTheorem:
             steps: Numbers of steps or rounds; the result has their shape.
             eigenvalue: Number that replaces lambda, for a negative control.
         """
-        return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
+        times, fall = np.asarray(steps, np.float64), self._fall(eigenvalue)
+        with np.errstate(divide="ignore", invalid="ignore"):  # keeps the digits of a small fall
+            left = np.where((times > 0) & (fall > 0), np.exp(times * np.log1p(-fall)), 1.0)
+        return np.asarray(self.constants.residual**2 * left)
 
     def proof_factor(self) -> float:
         """Computes the largest factor of the squared residual in a step or round, (51) or (76), for this R."""
