@@ -10,7 +10,7 @@ import pytest
 
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.flow import Flow, Rule, federated_flow
-from fedtangent._src.theory.flow.asymptotics import end_of_stable
+from fedtangent._src.theory.flow.asymptotics import end_of_stable, factors_to_search
 from fedtangent._src.types import Cohort, Partition
 
 FINE = 1e-3  # step of a dense scan of rates, relative
@@ -112,6 +112,29 @@ def test_ends_of_searches() -> None:
         assert end(lambda rate, bound=bound: rate <= bound) == pytest.approx(bound, rel=1e-4)
     assert end(lambda rate: True) == np.inf and end(lambda rate: False) == 0.0
     assert end(lambda rate: False, start=np.inf) == np.inf
+
+
+OTHERS = {"scaffold": {"algorithm": "scaffold"}, "fed_dyn": {"algorithm": "fed_dyn", "mu": 1.0}, **RULES}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_search_begins_where_no_round_grows(name: str) -> None:
+    """FedAvg at the clients' bound; other rules where T steps and the server reach no minimum of the steepest client."""
+    x, sizes, steps = np.random.default_rng(0).normal(size=(4, 3)), [1, 1, 2], np.array([3, 1, 5])
+    steepest = max(np.linalg.norm(part, 2) ** 2 / len(part) for part in np.split(x, [1, 2]))
+    begin, end = factors_to_search(flow_of(x, sizes, steps, np.ones(3), rate=0.1, **OTHERS[name]))
+    reach = {"fed_avg": 0.5, "server": None, "momentum": 10.0, "fed_dyn": 5.0}.get(name, 5.0)
+    if name == "server":  # 1.6 (1 - (1 - x)^5) < 2, and fewer steps are no stricter
+        assert begin == pytest.approx((1 + (2 / 1.6 - 1) ** (1 / 5)) / steepest / 0.1, rel=0.3)
+    elif name == "fed_dyn":
+        assert begin == pytest.approx(1 / 5 / (steepest + 1.0) / 0.1, rel=1e-12)
+    else:
+        assert begin == pytest.approx(1 / reach / steepest / 0.1, rel=1e-12)
+    assert end == np.inf and radius_at(x, sizes, steps, begin * 0.1, name) <= 1 + 1e-9
+
+
+def radius_at(x: np.ndarray, sizes: list[int], steps: np.ndarray, rate: float, name: str) -> float:
+    return flow_of(x, sizes, steps, np.ones(3), rate=rate, **OTHERS[name]).contraction()
 
 
 def test_rates_end_with_the_normaliser_of_fed_nova() -> None:

@@ -287,9 +287,7 @@ def test_a_length_whose_square_is_beyond_float32_is_clipped_too(large: float) ->
     np.testing.assert_allclose(c, [2**0.5, -(2**0.5)], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if not name.startswith("random_k") or "qsgd" in name]
-)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("random_k") or "qsgd" in name])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_message_that_is_not_finite_stays_so_and_a_zero_message_is_zero(name: str, bad: float) -> None:
     """Otherwise ``accept`` could not refuse it; with random places only a number that is sent can tell."""
