@@ -86,20 +86,17 @@ def test_random_problems_beside_a_dense_scan(name: str, seed: int) -> None:
     assert bound == pytest.approx(first_unstable(radius, gentle), rel=1e-4 + FINE)
 
 
-@pytest.mark.parametrize("width", [1.3, 1.04])
-def test_a_narrow_maximum_between_two_trials_is_found(width: float) -> None:
-    """A bump of the growth above 1, of relative width ``width``, before the rates where all grow."""
+@pytest.mark.parametrize("place", [13.4, 13.6, 15.45])
+def test_a_narrow_maximum_between_two_trials_is_found(place: float) -> None:
+    """Unstable rates between two neighbouring trials that are both stable, and below the rates where all grow."""
+    step, width, centre = 1.25, 0.12, 0.1 * 1.25**place
 
     def growth(rate: float) -> float:
-        bump = 0.7 * np.exp(-((np.log(rate / 2) / np.log(width)) ** 2))
-        return 0.5 + bump + (rate > 50)
+        return 0.5 + 0.7 * np.exp(-((np.log(rate / centre) / width) ** 2)) + (rate > 50)
 
-    bound = end_of_stable(growth, 1.0, start=0.1, step=1.25, tolerance=1e-3)
-    edge = 2 * np.exp(-np.log(width) * np.sqrt(np.log(0.7 / 0.5)))
-    if width > 1.25:
-        assert bound == pytest.approx(edge, rel=2e-3)
-    else:  # as narrow as this only with smaller steps
-        assert end_of_stable(growth, 1.0, start=0.1, step=1.05, tolerance=1e-3) == pytest.approx(edge, rel=2e-3)
+    assert all(growth(0.1 * step**k) < 1 for k in range(27))  # no trial is unstable before 50
+    edge = centre * np.exp(-width * np.sqrt(np.log(0.7 / 0.5)))
+    assert end_of_stable(growth, 1.0, start=0.1, step=step, tolerance=1e-3) == pytest.approx(edge, rel=2e-3)
 
 
 def test_ends_of_searches() -> None:
