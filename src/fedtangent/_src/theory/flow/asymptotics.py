@@ -234,8 +234,9 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
     """
     in_use = pass_of(flow, model)
 
+    @in_float64
     def growth(factor: float) -> float:
-        rounds = flow.rounds._replace(learning_rate=np.asarray(flow.rounds.learning_rate) * factor)
+        rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
         with np.errstate(over="ignore", invalid="ignore"):
             try:
                 return replace(in_use, flow=replace(flow, rounds=rounds)).spectrum().radius
