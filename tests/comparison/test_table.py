@@ -9,9 +9,12 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import norm
 
-from fedtangent._src.comparison.settings import Problem
-from fedtangent._src.comparison.table import _scores, scores
+from fedtangent._src.comparison.predicted import ModelLaw, Predicted
+from fedtangent._src.comparison.settings import Problem, Setting
+from fedtangent._src.comparison.table import _scores, scores, theory_row
 from fedtangent._src.data import partition
+
+from ..stand_ins import stand_in
 
 
 def test_scores_are_those_of_scipys_normal_on_the_odd_points() -> None:
@@ -77,3 +80,23 @@ def test_an_ensemble_of_classifiers_averages_probabilities_and_a_dead_one_has_no
     assert np.isnan(problem.accuracy(np.nan * outputs)).all()
     numbers = dataclasses.replace(problem, loss="squared_error")
     assert np.array_equal(numbers.ensemble(outputs), outputs.mean(axis=0))
+
+
+def test_a_row_of_theory_is_of_the_mean_of_k_draws() -> None:
+    """MSE and accuracy beside K independent draws of a Gaussian that are averaged; one draw is far off."""
+    rng, points, models = np.random.default_rng(2), 40, 3
+    mean, root = 0.3 * rng.standard_normal((points, 2)), rng.standard_normal((points, points)) / 12
+    cov, y, labels = root @ root.T, rng.standard_normal((points, 2)), np.argmax(mean, axis=1)
+    problem = Problem(np.zeros((2, 1)), np.zeros((2, 2)), np.zeros((points, 1)), y, partition.of([[0, 1]]), labels)
+    setting = stand_in(Setting, name="case", problem=problem, num_models=models, is_standard=True)
+    law = ModelLaw(mean[None], cov[None])
+    row = theory_row(
+        stand_in(Predicted, setting=setting, limit=None, sampled=None, moments=(law,)), "flow", mean, cov, 1
+    )
+    draws = mean + np.einsum("mq,dkqc->dkmc", root, rng.standard_normal((4000, models, points, 2)))
+    for ensembles, agrees in ((draws.mean(axis=1), True), (draws[:, 0], False)):
+        squares, right = (ensembles - y) ** 2, np.argmax(ensembles, axis=-1) == labels
+        for value, each in ((row.test_mse, squares.mean(axis=(1, 2))), (row.accuracy, right.mean(axis=1))):
+            # the accuracy of the row is itself of 200 draws
+            error = each.std(ddof=1) * (4000**-0.5 + (200**-0.5 if value is row.accuracy else 0.0))
+            assert (abs(value - each.mean()) < 4 * error) == agrees

@@ -37,7 +37,7 @@ from fedtangent._src.comparison.from_start import (
 )
 from fedtangent._src.comparison.on_features import checked_rotations, feature_outputs, how_on_features
 from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
-from fedtangent._src.comparison.rates import Rates, searched_rates
+from fedtangent._src.comparison.rates import LOWEST, Rates, searched_rates
 from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
@@ -56,6 +56,7 @@ from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
 from fedtangent._src.theory.flow import Flow
+from fedtangent._src.theory.flow.asymptotics import factors_to_search
 from fedtangent._src.theory.precision import require_float64
 from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 
@@ -592,20 +593,22 @@ class _Runs(NamedTuple):
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
-    rate, bound, most = runs.plan.rate, None, np.inf
+    rate, bound, gentle, most = runs.plan.rate, None, LOWEST * runs.plan.rate, np.inf
     for flow in runs.flows[:1]:
+        if isinstance(flow.kernels, LargeKernel):  # of which no eigenvalue is known
+            continue
         if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
             scale = rate / float(np.max(flow.rounds.learning_rate))
             bound = flow.stability().max_stable_learning_rate * scale
-        if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0:
-            most = 1 / float(flow.numbers.mu)  # below it the normaliser is a positive number
+        factor, end = factors_to_search(flow)
+        gentle, most = rate * factor if factor < np.inf else rate, rate * end
     with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as bar:
 
         def losses(rate: float) -> tuple[float, float]:
             bar.update(1)
             return runs.losses(rate) if rate < most else (np.inf, np.inf)
 
-        return searched_rates(losses, rate, first_loss)._replace(guaranteed=bound)
+        return searched_rates(losses, rate, first_loss, gentle)._replace(guaranteed=bound)
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:

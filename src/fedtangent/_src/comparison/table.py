@@ -32,7 +32,7 @@ class MethodRow(NamedTuple):
     flow_error: float | None = None  # relative, of each network to the flow from the same initial function
     rounds: int | None = None
     uplink_mib: float | None = None
-    seconds: float | None = None
+    seconds_a_run: float | None = None
 
 
 def scores(
@@ -120,7 +120,7 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
         flow_error=error,
         rounds=networks.rounds[-1],
         uplink_mib=networks.sent[-1].uplink_bytes / MEBIBYTE,
-        seconds=networks.seconds,
+        seconds_a_run=networks.seconds,
     )
 
 

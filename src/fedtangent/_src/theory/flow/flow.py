@@ -293,7 +293,8 @@ class Flow:
         """Computes the spectral radius of a pass over all rounds, its contraction of the distance to the fixed point.
 
         The state of a pass includes momentum and corrections of server and clients; directions that no round changes
-        are left out.
+        are left out. With weight decay the share of the initial weights counts if test points have features outside
+        those of the training points; if ``ntk_test`` is None that is not known, and the result is an upper bound.
         """
         return self.spectrum(model).radius
 
@@ -306,8 +307,9 @@ class Flow:
 
         The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
         contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
-        only. It is inf if every rate is stable. The search doubles and bisects from 0; each trial costs one call of
-        ``spectrum``.
+        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
+        search tries rates in steps of 5 %, and around a maximum of the contraction, so that a narrower interval of
+        unstable rates may be missed, and bisects; each trial costs one call of ``spectrum``.
 
         Args:
             model: Index of the model.
