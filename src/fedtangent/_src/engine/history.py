@@ -147,13 +147,33 @@ class Run(NamedTuple):
     signal: int = 0
 
     def __repr__(self) -> str:
-        """Returns a line with the status, a summary of the history, and the size of the state."""
+        """Returns a line with the status, what was dropped or rounded away, a summary of the history, and the size."""
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
-        return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+        status = "; ".join([self.status, *lost(self.history.rounds)])
+        return f"Run({status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
 
     def _repr_html_(self) -> str:
         return html_of(self)
+
+
+LOST = {
+    "rejected": "messages were rejected: not finite, or larger than allowed",
+    "dropped": "messages were dropped: their model had no place for more clients in that round",
+    "examples_dropped": "examples were dropped: the server's pool had no place for them",
+    "clipped": "messages were clipped",
+    "rounded_away": "numbers of messages were rounded to 0, too small beside the largest of their array",
+}  # infos that count numbers which a run replaced, dropped or rounded away
+
+
+def lost(rounds: Mapping[str, PyTree]) -> list[str]:
+    """Returns how many messages, examples and numbers a run replaced, dropped or rounded away, a sentence each.
+
+    Args:
+        rounds: Infos of every round, arrays [R, ...].
+    """
+    counts = {name: int(np.sum(rounds.get(name, 0), dtype=np.int64)) for name in LOST}
+    return [f"{count} {LOST[name]}" for name, count in counts.items() if count]
 
 
 def html_of(result: Any) -> str:
