@@ -94,8 +94,11 @@ def uncertainty(rng: np.random.Generator, wrong: float) -> None:
     measures = ft.measures
     # logits of size s are rounded to s times the unit
     close = 8 * max(size, 1.0) * FLOAT32
-    _alike(measures.negative_log_likelihood(members, labels), -log_mean[rows, labels].mean(), wrong, close, max(size, 1))
-    _alike(measures.brier_score(members, labels), ((p - np.eye(classes)[labels]) ** 2).sum(1).mean(), wrong, close, 1.0)
+    _alike(
+        measures.negative_log_likelihood(members, labels), -log_mean[rows, labels].mean(), wrong, close, max(size, 1)
+    )
+    squares = ((p - np.eye(classes)[labels]) ** 2).sum(axis=1)
+    _alike(measures.brier_score(members, labels), squares.mean(), wrong, close, 1.0)
     _alike(measures.accuracy(members, labels), (p.argmax(1) == labels).mean(), wrong, 1e-6)
     bins, confidence = measures.reliability(members, labels, 10), p.max(1)
     edges = np.abs(confidence[:, None] * 10 - np.arange(11)[None]).min(axis=1)
@@ -159,7 +162,9 @@ def flow(rng: np.random.Generator, wrong: float) -> None:
     share[:, 0] += 0.1
     who = np.broadcast_to(np.arange(len(clients), dtype=np.int32), share.shape)
     mu = float(rng.choice([0.0, 0.5]))
-    rule = ft.theory.Rule(steps, rate, algorithm="fed_prox" if mu else "fed_avg", mu=mu, server_learning_rate=server_rate)
+    rule = ft.theory.Rule(
+        steps, rate, algorithm="fed_prox" if mu else "fed_avg", mu=mu, server_learning_rate=server_rate
+    )
     result = ft.theory.federated_flow(blocks, y, partition, ft.types.Cohort(who, np.zeros_like(who), share), rule)
     w = np.zeros((d, 2))
     for weights in share:
@@ -218,7 +223,11 @@ def channel(rng: np.random.Generator, wrong: float) -> None:
 
 def privacy(rng: np.random.Generator, wrong: float) -> None:
     """Epsilon of all clients in every round lies between the exact one of Gaussian noise and the bound of zCDP."""
-    noise, rounds, delta = float(10 ** rng.uniform(-0.5, 2)), int(rng.integers(1, 50)), float(10.0 ** rng.integers(-8, -1))
+    noise, rounds, delta = (
+        float(10 ** rng.uniform(-0.5, 2)),
+        int(rng.integers(1, 50)),
+        float(10.0 ** rng.integers(-8, -1)),
+    )
     of_run = {"num_clients": 10, "clients_per_round": 10, "num_rounds": rounds, "delta": delta}
     result = ft.measures.epsilon(noise_multiplier=noise, sampling="poisson", **of_run)
     move = math.sqrt(rounds) / noise

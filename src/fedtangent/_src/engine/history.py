@@ -162,6 +162,8 @@ LOST = {
     "dropped": "messages were dropped: their model had no place for more clients in that round",
     "examples_dropped": "examples were dropped: the server's pool had no place for them",
     "clipped": "messages were clipped",
+    "rate_cut": "learning rates were cut to a stable one",
+    "unapplied": "gradients had not been applied by a client's optimiser when its round ended, and were dropped",
     "rounded_away": "numbers of messages were rounded to 0, too small beside the largest of their array",
 }  # infos that count numbers which a run replaced, dropped or rounded away
 

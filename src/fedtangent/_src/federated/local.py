@@ -233,8 +233,8 @@ def minimise(
         client: The client's examples.
 
     Returns:
-        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float) and
-        ``steps`` (int32). A client of size 0 returns ``start`` unchanged.
+        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float), ``steps``
+        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A client of size 0 returns ``start`` unchanged.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -249,10 +249,11 @@ def minimise(
 
     carry = (problem.start, optimizer.init(problem.start), jnp.zeros((), jnp.float32))
     if full_batch:
-        (params, _, total_loss), steps = _full_batch(work, client, step, carry)
+        (params, opt_state, total_loss), steps = _full_batch(work, client, step, carry)
     else:
-        (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
-    return params, _info(total_loss, steps)
+        (params, opt_state, total_loss), steps = _minibatches(work, key, client, step, carry)
+    waiting = optax.tree_utils.tree_get(opt_state, "mini_step")  # of optax.MultiSteps, which applies several at once
+    return params, _info(total_loss, steps) | ({} if waiting is None else {"unapplied": waiting})
 
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:

@@ -345,12 +345,12 @@ def uniform_quantiser(bits: int) -> Channel:
     top = 2**bits - 1
 
     def apply(key: Key, unsent: Unsent) -> Unsent:
-        values = unsent.values
+        values = unsent.values / 4  # so that the range is not too large for the dtype
         low, high = jnp.min(values), jnp.max(values)
         step = (high - low) / top
         noise = jax.random.uniform(key, values.shape, values.dtype)
         level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + noise)
-        return unsent._replace(values=low + jnp.clip(level, 0, top) * step)
+        return unsent._replace(values=4 * (low + jnp.clip(level, 0, top) * step))
 
     return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
 

@@ -36,8 +36,8 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
     whole numbers of an array are multiples of its scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no
     number is cut. Where a client's array is not finite, its mean is NaN, as it is without secure aggregation.
 
-    ``info["rounded_away"]`` counts the numbers other than 0 that became 0, because they are too small beside the
-    largest one of their array.
+    ``info["rounded_away"]`` [M] counts the numbers of a message that became 0 and were not, because they are too small
+    beside the largest one of their array.
 
     Args:
         server: The server's part of an algorithm.
@@ -96,7 +96,7 @@ def _check_bits(bits: int) -> None:
 
 
 def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Returns messages as whole numbers, the scale of each array, and how many numbers other than 0 became 0.
+    """Returns messages as whole numbers, the scale of each array, and how many numbers of a message are rounded to 0.
 
     Args:
         messages: Messages [M, ...], floating.
@@ -105,7 +105,7 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
 
     Returns:
         Numbers modulo 2^bits, [M, P + 1], weight last; scales [L] of the L arrays, the largest magnitudes of weighted
-        numbers (or NaN or infinite); and the count, a scalar.
+        numbers (or NaN or infinite); and the counts of the messages, [M].
 
     Raises:
         ValueError: Messages with parts that are not floating.
@@ -124,7 +124,7 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
     signed, unsigned = (jnp.int32, jnp.uint32) if bits == 32 else (jnp.int64, jnp.uint64)
     whole = jnp.round(scaled).astype(signed)
     lost = (whole == 0) & jnp.concatenate([*[(row != 0) & usable[i] for i, row in enumerate(rows)], share > 0], axis=1)
-    return jax.lax.bitcast_convert_type(whole, unsigned), scales, jnp.sum(lost, dtype=jnp.int32)
+    return jax.lax.bitcast_convert_type(whole, unsigned), scales, jnp.sum(lost, axis=1, dtype=jnp.int32)
 
 
 def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Array:
