@@ -162,9 +162,7 @@ def flow(rng: np.random.Generator, wrong: float) -> None:
     share[:, 0] += 0.1
     who = np.broadcast_to(np.arange(len(clients), dtype=np.int32), share.shape)
     mu = float(rng.choice([0.0, 0.5]))
-    rule = ft.theory.Rule(
-        steps, rate, algorithm="fed_prox" if mu else "fed_avg", mu=mu, server_learning_rate=server_rate
-    )
+    rule = ft.theory.Rule(steps, rate, mu=mu, server_learning_rate=server_rate)
     result = ft.theory.federated_flow(blocks, y, partition, ft.types.Cohort(who, np.zeros_like(who), share), rule)
     w = np.zeros((d, 2))
     for weights in share:
@@ -249,7 +247,10 @@ CHECKS: dict[str, Check] = {
 
 
 def _run(name: str, seed: int) -> int:
-    CHECKS[name](np.random.default_rng(seed), 0.0)
+    try:
+        CHECKS[name](np.random.default_rng(seed), 0.0)
+    except KeyboardInterrupt:  # a case that takes long
+        return 130
     return 0
 
 

@@ -234,7 +234,8 @@ def minimise(
 
     Returns:
         The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float), ``steps``
-        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A client of size 0 returns ``start`` unchanged.
+        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A
+        client of size 0 returns ``start`` unchanged.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -252,8 +253,14 @@ def minimise(
         (params, opt_state, total_loss), steps = _full_batch(work, client, step, carry)
     else:
         (params, opt_state, total_loss), steps = _minibatches(work, key, client, step, carry)
-    waiting = optax.tree_utils.tree_get(opt_state, "mini_step")  # of optax.MultiSteps, which applies several at once
-    return params, _info(total_loss, steps) | ({} if waiting is None else {"unapplied": waiting})
+    return params, _info(total_loss, steps) | _unapplied(opt_state)
+
+
+def _unapplied(opt_state: PyTree) -> dict[str, Array]:
+    """Returns how many gradients ``optax.MultiSteps``, which applies several at once, still holds; else nothing."""
+    accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
+    held = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
+    return {"unapplied": jnp.max(jnp.stack(held))} if held else {}
 
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:
