@@ -151,6 +151,9 @@ def at_seed(setting: Setting, why: str) -> Setting:
         NotFollowed: The algorithm has no global models, or the model has no derivatives forwards.
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
+    if algorithm.params is None:
+        why = f"{why}; nor can it be linearised at a start, because it has no global models"
+        raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}")
     try:
         weights = weights_of(algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, None)
     except ValueError as error:

@@ -133,7 +133,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
         networks = tuple(of_widths)
         say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
         predicted = [feature_outputs(paths, features, setting, starts_of(of_width)) for of_width in networks]
-        verdicts = _verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
+        verdicts = feature_verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     pairs = zip(networks, predicted, strict=True)
     gaps = tuple(gap_of(problem, of_width, *outputs) for of_width, outputs in pairs)
     return OnFeatures(setting, networks, gaps, rotations, tuple(verdicts), time.perf_counter() - begun)
@@ -184,7 +184,7 @@ def feature_outputs(
     return Outputs(runs[..., :n, :], runs[..., n:, :])
 
 
-def _verdicts(
+def feature_verdicts(
     setting: Setting,
     paths: FeaturePaths,
     features: KernelFeatures,
@@ -194,10 +194,17 @@ def _verdicts(
     """Checks that networks approach the prediction with growing width, or that a linear model agrees with it.
 
     Controls: wrong kernels and a missing client.
+
+    Args:
+        setting: The run.
+        paths: Function that trains on features.
+        features: Features of the kernel.
+        networks: Outputs of the networks of each width.
+        predicted: Outputs of the features from the initial functions of the networks of each width.
     """
     problem = setting.problem
     fewer = feature_paths(setting.algorithm, problem.y_train, _without_largest(problem.partition), setting.size.rounds)
-    wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
+    wrong = {f"kernel x {factor:g}": (paths, scaled(features, factor)) for factor in WRONG_KERNELS}
     wrong["the largest client missing"] = fewer, features
     others = {
         name: [feature_outputs(*mistaken, setting, starts_of(of_width)).test[1:] for of_width in networks]
@@ -221,8 +228,13 @@ def _without_largest(clients: Partition) -> Partition:
     return partition.of([clients.client(i) if i != largest else [] for i in range(clients.num_clients)])
 
 
-def _scaled(features: KernelFeatures, factor: float) -> KernelFeatures:
-    """Returns the features of a multiple of the kernel."""
+def scaled(features: KernelFeatures, factor: float) -> KernelFeatures:
+    """Returns the features of a multiple of the kernel.
+
+    Args:
+        features: Features of the kernel.
+        factor: Number by which the kernel is multiplied.
+    """
     root = np.sqrt(factor)
     return dataclasses.replace(
         features,

@@ -194,7 +194,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
     mask = [bool(leaf) and path in allowed for path, leaf in zip(shapes, chosen, strict=True)]
     if not any(mask):
         one, all_ = ("matrix", "matrices") if are_matrices else ("parameter", "parameters")
-        paths = ", ".join(path for path in shapes if path in allowed)
+        paths = ", ".join(path for path in shapes if path in allowed) or "an array without a name"
         raise ValueError(f"{name}: got {select!r}, which matches no {one}; the {all_} are {paths}")
     return jax.tree.unflatten(structure, mask)
 
