@@ -122,11 +122,8 @@ def test_what_is_too_small_beside_the_largest_is_counted_and_nothing_is_cut() ->
     sent = {"a": jnp.asarray([[1e9, 1.0, 0.0], [1e9, -1.0, 3.0], [1e9, 1e-3, 0.0]]), "b": jnp.full((3, 1), 1e-3)}
     numbers, scales, lost = encode(sent, jnp.asarray([1.0, 1.0, 0.0]), 32)
     mean = decode_mean(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
-    assert lost.tolist() == [
-        1,
-        1,
-        0,
-    ]  # 1 and -1 of the two clients; neither 3, nor 0, nor an array of its own, nor an empty place
+    # 1 and -1 of the two clients; neither 3, nor 0, nor an array of smaller numbers, nor an empty place
+    assert lost.tolist() == [1, 1, 0]
     np.testing.assert_allclose(mean["a"][0], 1e9, rtol=1e-6)
     np.testing.assert_allclose(mean["b"], 1e-3, rtol=1e-6)
 
@@ -164,7 +161,7 @@ def test_control_variates_of_thousands() -> None:
         w, c, controls = y.mean(), c + (new - controls).mean(), new
     np.testing.assert_allclose(np.ravel(run.state.server.control["weights"])[0], c, rtol=1e-5)
     np.testing.assert_allclose(np.ravel(run.state.server.params["weights"])[0], w, rtol=1e-5)
-    assert abs(c) > 2000 and run.status == "finished" and not run.history.rounds["rounded_away"].any()
+    assert abs(c) > 1000 and run.status == "finished" and not run.history.rounds["rounded_away"].any()
 
 
 def test_many_clients_with_a_small_update() -> None:
