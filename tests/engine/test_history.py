@@ -103,3 +103,6 @@ def test_what_a_run_drops_is_counted_in_words() -> None:
     said = lost(rounds)
     assert len(said) == len(LOST) and all(line.startswith("2147483650 ") for line in said)
     assert lost({name: np.zeros((2, 2), bool) for name in LOST}) == lost({}) == []
+    weight = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
+    assert lost({"model_weight": weight}) == ["1 of 3 models were never trained, and count in the average"]
+    assert lost({"model_weight": weight[:0]}) == lost({"model_weight": weight + 1}) == []

@@ -271,14 +271,7 @@ def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
 
 def remarks(run: Run) -> list[str]:
     """Returns remarks on a run that matter before the user believes its numbers."""
-    weight = np.asarray(run.history.rounds["model_weight"])
-    trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
-    if len(weight) and trained < weight.shape[1]:
-        lines.append(
-            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and count in the average: "
-            "use more clients or rounds, or fewer models"
-        )
-    lines += lost(run.history.rounds)
+    lines = lost(run.history.rounds)
     first, end = _training_losses(run)
     if status(run) == FINISHED and end >= first:
         lines.append(

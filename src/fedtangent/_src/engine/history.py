@@ -169,13 +169,18 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns how many messages, examples and numbers a run replaced, dropped or rounded away, a sentence each.
+    """Returns how many models, messages, examples and numbers a run left out, dropped or rounded away, as sentences.
 
     Args:
         rounds: Infos of every round, arrays [R, ...].
     """
     counts = {name: int(np.sum(rounds.get(name, 0), dtype=np.int64)) for name in LOST}
-    return [f"{count} {LOST[name]}" for name, count in counts.items() if count]
+    lines = [f"{count} {LOST[name]}" for name, count in counts.items() if count]
+    weight = np.asarray(rounds.get("model_weight", np.ones((0, 1))))
+    untrained = int(np.sum(~(weight > 0).any(axis=0))) if len(weight) else 0
+    if untrained:
+        lines.insert(0, f"{untrained} of {weight.shape[1]} models were never trained, and count in the average")
+    return lines
 
 
 def html_of(result: Any) -> str:
