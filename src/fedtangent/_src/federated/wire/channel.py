@@ -82,8 +82,8 @@ def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tu
 
 def _staged(*stages: Stage) -> Channel:
     """Builds the channel that codes the whole message with these stages, one after another."""
-    send, uplink, report = (functools.partial(function, stages) for function in (_send, _uplink, _report))
-    return Channel(send=send, uplink=uplink, report=report)
+    part = functools.partial
+    return Channel(send=part(_send, stages), uplink=part(_uplink, stages), report=part(_report, stages))
 
 
 def lossless() -> Channel:
