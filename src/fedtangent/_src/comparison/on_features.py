@@ -1,8 +1,8 @@
 """A run without a closed form compared with the same run on the features of its network's analytic kernel (rung 2).
 
-``compare`` comes here for an algorithm without a rule, or with a recipe of the user's own, if the measurement of
-``rotations`` says that the kernel determines its runs. Networks of several widths are compared with the linear model of
-the kernel's features, which is trained by the same algorithm from the same initial functions.
+``compare`` uses it for an algorithm without a rule, such as a user's recipe, if ``rotations`` measures that the kernel
+determines its runs. Networks of several widths are compared with the linear model of the kernel's features, trained by
+the same algorithm from the same initial functions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def noise(self) -> str:
-        """Why single networks are not compared; empty for an algorithm whose runs the kernel determines."""
+        """Why single networks are not compared with the features; empty if the kernel determines every run."""
         if self.rotations.is_exact:
             return ""
         return "the algorithm's random numbers differ between networks and features, which agree in law"
@@ -80,7 +80,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Nothing: NTK-FL is compared with closed forms only."""
+        """Empty: NTK-FL is compared with closed forms only."""
         return ()
 
     @property
@@ -140,7 +140,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
 
 
 def how_on_features(setting: Setting) -> str:
-    """Returns the name of the prediction by features of the kernel, and why it is no flow."""
+    """Returns the name of the prediction by the kernel's features, with the reason why it is not the flow."""
     return f"the kernel's features, trained by the same algorithm, since {setting.rule}"
 
 
@@ -156,7 +156,7 @@ def checked_rotations(
         f0: Initial functions of the K models.
 
     Raises:
-        NotFollowed: The kernel does not determine them; the message says by how much they differ.
+        NotFollowed: The kernel does not determine the runs; the message says by how much they differ.
     """
     try:
         rotations = rotation_test(paths, features, f0, setting.seed)

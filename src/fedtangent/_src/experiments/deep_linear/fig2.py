@@ -1,8 +1,8 @@
-"""Fig. 2 of DeepLin: more clients, slower; FedAvg's training loss by round for N in {40, 80, 160}.
+"""Fig. 2 of DeepLin: FedAvg is slower with more clients; training loss by round for N in {40, 80, 160}.
 
-Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. K is not printed: 5, the middle of
-the values of fig. 3. The paper shows that more rounds are needed with more clients, and takes that for a rate that is
-inversely proportional to N.
+Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. The paper does not give K; here it
+is 5, the middle of the values of fig. 3. The paper shows that more rounds are needed with more clients, and concludes
+that the rate is inversely proportional to N.
 """
 
 from __future__ import annotations

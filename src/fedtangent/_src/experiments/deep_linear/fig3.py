@@ -1,8 +1,8 @@
-"""Fig. 3 of DeepLin: more local steps, faster; FedAvg's training loss by round for K in {1, 5, 10}.
+"""Fig. 3 of DeepLin: FedAvg is faster with more local steps; training loss by round for K in {1, 5, 10}.
 
-Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. N is not printed: 80, the middle
-of the values of fig. 2. The paper shows that fewer rounds are needed with more local steps, and takes that for a rate
-proportional to K.
+Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. The paper does not give N; here it
+is 80, the middle of the values of fig. 2. The paper shows that fewer rounds are needed with more local steps, and
+concludes that the rate is proportional to K.
 """
 
 from __future__ import annotations

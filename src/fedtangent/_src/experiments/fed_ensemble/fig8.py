@@ -1,4 +1,4 @@
-"""Fig. 8 of Fed-ensemble: of each printer the curve that FedAvg and Fed-ensemble predict, and the data.
+"""Fig. 8 of Fed-ensemble: each printer's data, with the curves that FedAvg and Fed-ensemble predict.
 
 The rates are those of ``fed_ensemble.table8``; the curves are of the first seed.
 """

@@ -1,4 +1,4 @@
-"""What an experiment returns: tables, claims that intervals over seeds decide, and verdicts."""
+"""The result of an experiment: tables, claims that intervals over seeds decide, and verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtangent._src.theory.assumptions import Assumption
 from fedtangent._src.types import ArrayLike
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
-NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that is broken there is no counterexample"
+NOT_OWED = "where its assumptions fail a theorem promises nothing: a bound that is broken there is no counterexample"
 
 Row = dict[str, Any]
 """A row of a tidy table: entries by the name of their column."""

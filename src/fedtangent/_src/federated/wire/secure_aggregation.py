@@ -3,9 +3,9 @@
 Clients write their numbers as whole numbers modulo 2^bits, and each pair of clients agrees on a random mask, which one
 of them adds and the other subtracts. A masked message is uniformly distributed; in the sum all masks cancel exactly.
 
-The simulation is of one round without malice: masks are drawn among the clients whose messages arrive, as if these were
-known in advance. (The protocol reaches the same sum: each client's secrets are shared among the others, who reveal the
-secrets of clients that dropped out.) Key agreements are replaced by draws from the round's key, and charged.
+Clients are simulated as honest, and masks are drawn only among the clients whose messages arrive. (The protocol reaches
+the same sum: each client's secrets are shared among the others, who reveal the secrets of clients that dropped out.)
+Key agreements are replaced by draws from the round's key; their bytes are charged.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LEAST_BITS = 8  # of a number's precision beside the largest one of its array
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Aggregate, Server]:
-    """Returns ``server`` behind secure aggregation, so that it receives the weighted mean, and the aggregate it needs.
+    """Returns the aggregate of secure aggregation, and ``server`` behind it, which receives only the weighted mean.
 
-    Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest weight of the round, as masked whole numbers.
-    The server decodes both sums; the mean is their quotient. Besides these it learns the largest magnitude in each
-    array of each client's message, from which it tells the clients the scale of the round, the largest of all: the
-    whole numbers of an array are multiples of its scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no
-    number is cut. Where a client's array is not finite, its mean is NaN, as it is without secure aggregation.
+    Client i sends ``u_i m_i`` and ``u_i``, where m_i is its message and u_i its weight over the largest weight of the
+    round, as masked whole numbers. The mean is the quotient of the two sums. Before that each client sends the largest
+    magnitude in each array of ``u_i m_i``, and the server returns the largest of all, the scale of the array: the whole
+    numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no number is cut. If
+    an array of a client is not finite, its mean is NaN, as it is without secure aggregation.
 
-    ``info["rounded_away"]`` [M] counts the numbers of a message that became 0 and were not, because they are too small
+    ``info["rounded_away"]`` [M] counts the numbers of a message other than 0 that became 0, because they are too small
     beside the largest one of their array.
 
     Args:
@@ -69,7 +69,7 @@ def masked_numbers(bits: int = 32) -> Channel:
 
 
 def fraction_bits(num_messages: int, bits: int) -> int:
-    """Returns the bits after the binary point with which no sum of ``num_messages`` numbers of -1 .. 1 reaches 2^bits.
+    """Returns how many bits after the binary point keep sums of ``num_messages`` numbers of -1 .. 1 below 2^bits.
 
     Args:
         num_messages: The most numbers in a sum.
@@ -112,7 +112,7 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
     """
     leaves = jax.tree.leaves(messages)
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold others")
+        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold other dtypes")
     dtype = jnp.result_type(*leaves, jnp.float32)
     share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]
     rows = [leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves]
