@@ -15,8 +15,7 @@ from fedtangent import theory
 from fedtangent._src.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.fig4 import Pair
-from fedtangent._src.experiments.lab import trials
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
+from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
 
 from ...data.originals import write

@@ -11,8 +11,7 @@ from scipy import stats
 
 from fedtangent._src.experiments.fed_ensemble import fig2
 from fedtangent._src.experiments.fed_ensemble.fig2 import Band
-from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import MeanInterval
+from fedtangent._src.experiments.lab import MeanInterval, sine
 
 from ..performed import performed
 

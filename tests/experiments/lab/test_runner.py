@@ -14,8 +14,7 @@ from scipy import stats
 
 from fedtangent._src import entries, experiments
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab import results
-from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
+from fedtangent._src.experiments.lab import Claim, MeanInterval, Outcome, disagreeing, interval, results, table
 from fedtangent._src.experiments.lab.runner import (
     SCALES,
     Experiment,

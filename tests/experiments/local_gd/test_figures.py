@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
+from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent._src.experiments.local_gd import fig1a, fig1b, fig1d, fig1e, fig2, problems
 
 from ..performed import performed, study_of

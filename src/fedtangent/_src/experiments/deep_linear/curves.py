@@ -23,8 +23,8 @@ import numpy as np
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
-from fedtangent._src.experiments.lab.results import metric_rows
 from fedtangent._src.experiments.lab.runner import Study, by_scale, with_changes, within
 from fedtangent._src.experiments.lab.trials import dealt, owners, scheme_name
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants, stable_learning_rate
@@ -322,7 +322,7 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
                 wrong.append(_wrong(examples, settings, work, flow, start))
             values = {"loss": curves[-1].loss, "excess": excess, "excess of the flow": of_flow}
             name = f"fed_avg {scheme_name(classes)} {setting}"
-            study.keep(metric_rows(name, seed, range(settings.num_rounds + 1), values))
+            study.keep(lab.metric_rows(name, seed, range(settings.num_rounds + 1), values))
     return curves, wrong
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear import curves, report
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting
 from fedtangent._src.experiments.deep_linear.fig2 import by_power
-from fedtangent._src.experiments.lab.results import Claim, Outcome
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 
 
@@ -29,14 +29,14 @@ class StepsSettings(CurveSettings):
         return [Setting(self.num_clients, k) for k in self.local_steps]
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every K on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
     return report.outcome(study, title, lambda curves: claims(curves, settings.level))
 
 
-def claims(curves: Sequence[Curve], level: float) -> tuple[Claim, ...]:
+def claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
     """Judges whether rounds to a level fall with K, and in proportion to 1 / K.
 
     Args:

@@ -18,21 +18,8 @@ import numpy as np
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.followed import check_width, kernel_flow
-from fedtangent._src.experiments.lab.results import (
-    NOT_SEEN,
-    SEEN,
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Shades, heat_maps
 from fedtangent._src.theory.deep_linear import gram, rounds
@@ -188,7 +175,7 @@ def scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes all cells of every seed."""
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
@@ -196,7 +183,7 @@ def run(study: Study) -> Outcome:
             c = cell(settings, seed, depth, width, scale)
             cells.append(c)
             name = f"deep_linear L={depth} m={width} s={scale:g}"
-            metrics = metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
+            metrics = lab.metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
             study.keep([metric for metric in metrics if np.isfinite(metric.value)])
     return conclude(study, cells, transcribed(settings, study.seeds[0]))
 
@@ -278,7 +265,7 @@ def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
+def conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
     """Builds tables, figure, claims and verdicts of both maps.
 
     Args:
@@ -286,8 +273,8 @@ def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
         cells: Cells of all seeds.
         exact: Verdict of ``transcribed``.
     """
-    settings, rows, entries = study.settings, list[Row](), list[Row]()
-    for (depth, width, scale), group in grouped(cells, "depth", "width", "scale").items():
+    settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
+    for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
         counts = {"lost": sum(c.diverged for c in group), "above": sum(bool(c.over(c.rho) > 1) for c in group)}
         place = {"depth": depth, "width": width, "scale": scale, "seeds": len(group)}
@@ -300,11 +287,11 @@ def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
         columns += "above: {above} | lost: {lost}"
         lines = [row for place in places for row in entries if (row["depth"], row["width"]) == place]
         title = f"{fixed}: {settings.num_rounds} rounds, N = {settings.num_clients}, K = {settings.local_steps}"
-        sheets.append(table(title, lines, columns))
+        sheets.append(lab.table(title, lines, columns))
     _draw(study, entries)
     verdicts = (exact, *_verdicts(settings, cells))
-    failed = disagreeing([v for v in verdicts if v.holds is not None])
-    return Outcome(tuple(sheets), rows, _claims(settings, cells), remarks=REMARKS, failed=failed, verdicts=verdicts)
+    failed = lab.disagreeing([v for v in verdicts if v.holds is not None])
+    return lab.Outcome(tuple(sheets), rows, _claims(settings, cells), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
 def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
@@ -333,7 +320,7 @@ def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[
     ]
 
 
-def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> MeanInterval:
+def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> lab.MeanInterval:
     """Computes the slope of ln ``moved`` or ln ``apart`` against ln width at the largest scale, over seeds."""
     values = {
         (c.seed, c.width): getattr(c, name)
@@ -341,16 +328,18 @@ def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> MeanInterv
         if (c.depth, c.scale) == (settings.depth, settings.scales[-1])
     }
     seeds = sorted({c.seed for c in cells})
-    return interval(log_slope(settings.widths, [values[seed, width] for width in settings.widths]) for seed in seeds)
+    return lab.interval(
+        lab.log_slope(settings.widths, [values[seed, width] for width in settings.widths]) for seed in seeds
+    )
 
 
-def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[Claim, ...]:
+def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[lab.Claim, ...]:
     lazy, rich = ([c for c in _at_corner(settings, cells, which) if not c.diverged] for which in (True, False))
     large = f"m = {settings.widths[-1]}, s = {settings.scales[-1]:g}"
     small = f"m = {settings.widths[0]}, s = {settings.scales[0]:g}"
-    off_flow, off_own = (interval(abs(c.numbers()[name] - 1) for c in lazy) for name in ("to_flow", "to_own"))
-    times = interval(c.numbers()["to_bound"] for c in lazy)
-    ratio = interval(c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy)
+    off_flow, off_own = (lab.interval(abs(c.numbers()[name] - 1) for c in lazy) for name in ("to_flow", "to_own"))
+    times = lab.interval(c.numbers()["to_bound"] for c in lazy)
+    ratio = lab.interval(c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy)
     above = sorted({(c.depth, c.width, c.scale) for c in cells if not c.over(c.rho) <= 1})
     places = (
         "at " + ", ".join(f"L {d} m {w} s {v:g}" for d, w, v in above) if above else f"in 0 of {len(cells)} networks"
@@ -360,11 +349,11 @@ def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[Claim, ...]:
         off_flow.claim_below(f"{large}: that of infinite width to 20 %", "off by {:.3f}", 0.2),
         times.claim_above(f"{large}: (18) has a third of it or less", "{:.2f} times", 3),
         ratio.claim_below(f"{large}: curves of equal K/N are as near as the flow's", level=0.01),
-        Claim("the loss is nowhere above (18)", f"above {places}", NOT_SEEN if above else SEEN),
+        lab.Claim("the loss is nowhere above (18)", f"above {places}", lab.NOT_SEEN if above else lab.SEEN),
     ]
     if len(rich) > 1:
-        moved, far = (interval(c.numbers()[name] for c in rich) for name in ("moved", "ratio"))
-        beside = interval(abs(np.log(c.numbers()["to_own"])) for c in rich)
+        moved, far = (lab.interval(c.numbers()[name] for c in rich) for name in ("moved", "ratio"))
+        beside = lab.interval(abs(np.log(c.numbers()["to_own"])) for c in rich)
         claims += [
             moved.claim_above(f"{small}: the kernel moves by more than half", "{:.2f}", 0.5),
             beside.claim_above(f"{small}: P(0) does not tell the decay to 20 %", "|ln ratio| {:.2f}", 0.2),
@@ -386,7 +375,7 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
     return bound, Verdict.of(SUBJECT, statement, f"L {settings.depth}, {len(lazy)} seeds", right, wrong)
 
 
-def _draw(study: Study, entries: list[Row]) -> None:
+def _draw(study: Study, entries: list[lab.Row]) -> None:
     """Draws four of NUMBERS on both maps."""
     settings, grid = study.settings, []
     by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}

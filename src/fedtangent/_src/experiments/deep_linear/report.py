@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.curves import (
     PRINTED_RATE,
     Curve,
@@ -17,18 +18,17 @@ from fedtangent._src.experiments.deep_linear.curves import (
     stable_rate,
     verdict,
 )
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, disagreeing, grouped, table
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.experiments.lab.trials import scheme_name
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 
 DRAWN = 50  # points of a curve
 FLOWS = "infinite width, from the network's own start"
-Judge = Callable[[Sequence[Curve]], tuple[Claim, ...]]
-More = Callable[[Sequence[Curve]], tuple[Sheet, ...]]
+Judge = Callable[[Sequence[Curve]], tuple[lab.Claim, ...]]
+More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 
 
-def outcome(study: Study, title: str, judge: Judge, more: More | None = None) -> Outcome:
+def outcome(study: Study, title: str, judge: Judge, more: More | None = None) -> lab.Outcome:
     """Computes a figure's outcome.
 
     Args:
@@ -44,15 +44,15 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
     if lost:
         first = f"{scheme_name(lost[0].classes)}, {lost[0].setting}"
         diverged = f"{len(lost)} of {len(curves)} runs diverged at eta = {rate:g}, first {first}: give a smaller one"
-        return Outcome((), [], remarks=remarks, failed=(diverged,))
+        return lab.Outcome((), [], remarks=remarks, failed=(diverged,))
     _draw(study, curves, title, title.split(":")[0].lower().replace(". ", ""))
     near_flow = verdict(curves[: len(wrong)], wrong, f"{study.dataset}, m = {settings.width}")
     sheets = (_sheet(study, curves, title), *(more(curves) if more else ()))
     rows = [row(c, settings.level) for c in curves]
-    return Outcome(sheets, rows, judge(curves), {}, remarks, disagreeing([near_flow]), (near_flow,))
+    return lab.Outcome(sheets, rows, judge(curves), {}, remarks, lab.disagreeing([near_flow]), (near_flow,))
 
 
-def row(curve: Curve, level: float) -> Row:
+def row(curve: Curve, level: float) -> lab.Row:
     """Builds a row of result.json.
 
     Args:
@@ -82,17 +82,17 @@ def row(curve: Curve, level: float) -> Row:
     }
 
 
-def _sheet(study: Study, curves: Sequence[Curve], title: str) -> Sheet:
+def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
     """Builds the table: means over seeds of each run."""
-    level, means, keys = study.settings.level, list[Row](), ("clients", "num_clients", "local_steps")
-    for group in grouped([row(c, level) for c in curves], *keys).values():
+    level, means, keys = study.settings.level, list[lab.Row](), ("clients", "num_clients", "local_steps")
+    for group in lab.grouped([row(c, level) for c in curves], *keys).values():
         mean = {name: _mean([r[name] for r in group]) for name in group[0] if name not in keys}
         means.append({**group[0], **mean})
     columns = f"clients: {{clients}} | N: {{num_clients}} | K: {{local_steps}} | rounds to {level:g}: {{rounds:.1f}} | "
     columns += "of the flow: {flow_rounds:.1f} | excess at end: {end:.3g} | flow at end: {flow_end:.3g} | "
     columns += "flow tends to: {limit:.3g} | |ln(excess/flow)|: {error:.3f} | "
     columns += "1 - rho of (18): {theorem_decay:.1e} | 1 - rho of the flow: {flow_decay:.1e}"
-    return table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
+    return lab.table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

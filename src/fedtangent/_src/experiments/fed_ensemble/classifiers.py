@@ -23,9 +23,9 @@ from fedtangent._src import checks
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.data.sharing import without
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps, Tuned
-from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, Row, Sheet, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, within
 from fedtangent._src.experiments.lab.trials import DISTORTED, IID, USERS, Trial, partition_of, scheme_name
 from fedtangent._src.federated import faults
@@ -472,7 +472,7 @@ def published(classes: int, **percents: float) -> Published:
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
 
 
-def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
+def difference(one: Scores, other: Scores, metric: str = "accuracy") -> lab.MeanInterval:
     """Computes the difference of two entrants in ``metric``, paired by seed.
 
     Args:
@@ -480,10 +480,10 @@ def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInte
         other: Scores of another one on the same clients.
         metric: Metric of the test split.
     """
-    return interval(one.values[metric] - other.values[metric])
+    return lab.interval(one.values[metric] - other.values[metric])
 
 
-def more_accurate(one: Scores, other: Scores) -> Claim:
+def more_accurate(one: Scores, other: Scores) -> lab.Claim:
     """Judges whether the first of two entrants on the same clients is more accurate.
 
     Args:
@@ -494,7 +494,7 @@ def more_accurate(one: Scores, other: Scores) -> Claim:
     return difference(one, other).claim_above(claim)
 
 
-def ahead(scores: Sequence[Scores], method: str) -> tuple[Claim, ...]:
+def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
     """Judges whether a method is more accurate than every other, on clients of every kind.
 
     Args:
@@ -503,7 +503,7 @@ def ahead(scores: Sequence[Scores], method: str) -> tuple[Claim, ...]:
     """
     return tuple(
         more_accurate(one, other)
-        for group in grouped(scores, "classes").values()
+        for group in lab.grouped(scores, "classes").values()
         for one in group
         for other in group
         if one.entrant.method == method != other.entrant.method
@@ -514,9 +514,9 @@ def outcome(
     study: Study,
     name: str,
     published: Mapping[str, Published],
-    claims: Callable[[Sequence[Scores]], Iterable[Claim]],
-    more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
-) -> Outcome:
+    claims: Callable[[Sequence[Scores]], Iterable[lab.Claim]],
+    more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
+) -> lab.Outcome:
     """Trains every entrant and reports the table ``name``, accuracy by round, and the claims.
 
     Args:
@@ -533,10 +533,10 @@ def outcome(
     if study.dataset in published:
         remarks += ("published: percent, on the paper's full set-up, in its last three rounds",)
     sheet = _sheet(title, scores, published.get(study.dataset, {}))
-    return Outcome((sheet, *more(scores)), [_row(f) for f in scores], tuple(claims(scores)), remarks=remarks)
+    return lab.Outcome((sheet, *more(scores)), [_row(f) for f in scores], tuple(claims(scores)), remarks=remarks)
 
 
-def _sheet(title: str, scores: Sequence[Scores], published: Published) -> Sheet:
+def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sheet:
     """Builds the table of accuracies in percent, with deviations over last rounds and seeds, and published values."""
     rows = [
         {
@@ -551,10 +551,10 @@ def _sheet(title: str, scores: Sequence[Scores], published: Published) -> Sheet:
     ]
     columns = "clients: {clients} | method: {method} | rate: {rate:g} | accuracy %: {accuracy:.2f} | "
     columns += "deviation: {spread:.2f}"
-    return table(title, rows, columns + (" | published: {published:.2f}" if published else ""))
+    return lab.table(title, rows, columns + (" | published: {published:.2f}" if published else ""))
 
 
-def _row(f: Scores) -> Row:
+def _row(f: Scores) -> lab.Row:
     """Builds a row of result.json."""
     return {
         "method": f.entrant.method,

@@ -18,8 +18,8 @@ from scipy.stats import chi2
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Row, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
 from fedtangent._src.types import Algorithm, Gaussian, Model
@@ -114,9 +114,9 @@ def draws(law: Law, count: int, seed: int) -> np.ndarray:
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
-    settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[Row]()
+    settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[lab.Row]()
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(settings.width))):
         algorithm = sine.algorithm(
@@ -131,7 +131,7 @@ def run(study: Study) -> Outcome:
                 round_ = 0 if when == BEFORE else settings.num_rounds
                 for metric, values in d._asdict().items():
                     for k, value in enumerate(values):
-                        study.keep(metric_rows(f"{name} model={k}", seed, round_, {metric: value}, "test"))
+                        study.keep(lab.metric_rows(f"{name} model={k}", seed, round_, {metric: value}, "test"))
                 for k in range(settings.num_models):
                     row = {"model": name, "seed": seed, "member": k, "when": when, "rank": case.law.rank}
                     models.append(row | {metric: float(values[k]) for metric, values in d._asdict().items()})
@@ -142,7 +142,7 @@ def run(study: Study) -> Outcome:
     columns += "of draws: [{ratio_low:.3f}, {ratio_high:.3f}] | in the band: {inside:.1%} | "
     columns += "in it, of draws: [{inside_low:.1%}, {inside_high:.1%}] | largest |f - m| / sd: {largest:.2f} | "
     columns += "at most, of draws: {largest_high:.2f} | the models are: {verdict}"
-    sheet = table(title, [{**pool, "label": MODELS[pool["model"]]} for pool in pools], columns)
+    sheet = lab.table(title, [{**pool, "label": MODELS[pool["model"]]} for pool in pools], columns)
     farthest = {name: max(case.to_limit for case in of_seeds) for name, of_seeds in cases.items()}
     remarks = tuple(
         f"{MODELS[name]}: after {settings.num_rounds} rounds the exact mean is within {to_limit:.1e} of the limit's; "
@@ -150,8 +150,10 @@ def run(study: Study) -> Outcome:
         for name, to_limit in farthest.items()
     )
     verdicts, claim = _verdicts_of(pools), "all models are samples of the same posterior process"
-    claims = tuple(Claim(f"{claim}: {v.sizes}", v.measured, SEEN if v.passed else NOT_SEEN) for v in verdicts)
-    return Outcome((sheet,), pools, claims, {"models": models}, remarks, verdicts=verdicts)
+    claims = tuple(
+        lab.Claim(f"{claim}: {v.sizes}", v.measured, lab.SEEN if v.passed else lab.NOT_SEEN) for v in verdicts
+    )
+    return lab.Outcome((sheet,), pools, claims, {"models": models}, remarks, verdicts=verdicts)
 
 
 def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
@@ -165,7 +167,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
     return PosteriorCase(seed, data, law, trained, distances, to_limit)
 
 
-def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> Row:
+def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
     """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
 
     The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
@@ -204,7 +206,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
     return (float(low), float(high)), float(np.quantile(largest, 1 - OUTSIDE))
 
 
-def _verdicts_of(pools: list[Row]) -> tuple[Verdict, ...]:
+def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
     """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
     verdicts = []
     for name, label in MODELS.items():

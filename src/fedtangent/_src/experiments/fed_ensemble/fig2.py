@@ -20,16 +20,8 @@ import fedtangent as ft
 from fedtangent._src.comparison.statistics import relative_distance
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Sheet,
-    disagreeing,
-    interval,
-    metric_rows,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.function_plots import BandPanel, bands_side_by_side
@@ -141,7 +133,7 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     return by_name
 
 
-def summary(name: str, values: Sequence[float]) -> MeanInterval:
+def summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
     """Computes the mean over seeds, with its interval.
 
     The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
@@ -155,15 +147,15 @@ def summary(name: str, values: Sequence[float]) -> MeanInterval:
     mean = float(np.mean(array))
     if name.startswith("coverage"):
         ends = uncertainty.coverage_interval(mean, len(array))
-        return MeanInterval(mean, float(ends.low), float(ends.high))
+        return lab.MeanInterval(mean, float(ends.low), float(ends.high))
     if not np.all(np.isfinite(array)):
-        return MeanInterval(mean, np.nan, np.nan)
+        return lab.MeanInterval(mean, np.nan, np.nan)
     if name == "ratio":
-        return MeanInterval(*(float(np.exp(v)) for v in interval(np.log(array))))
-    return interval(array)
+        return lab.MeanInterval(*(float(np.exp(v)) for v in lab.interval(np.log(array))))
+    return lab.interval(array)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes the bands of both methods, the flow and the limit on every seed's data."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
@@ -174,7 +166,7 @@ def run(study: Study) -> Outcome:
     for seed in study.each_seed():
         cases.append(_case(settings, model, single, ensemble, sine.of_study(study, seed, gap=True), seed))
         for method, values in cases[-1].scores.items():
-            study.keep(metric_rows(method, seed, settings.num_rounds, values, "test"))
+            study.keep(lab.metric_rows(method, seed, settings.num_rounds, values, "test"))
     _draw(study, cases[0])
     methods = [m for m in cases[0].scores if all(m in case.scores for case in cases)]  # a limit may be missing
     names = (*COLUMNS, "ratio")
@@ -183,7 +175,9 @@ def run(study: Study) -> Outcome:
     forms = [".0%" if name.startswith("coverage") else ".3g" for name in names]
     cells = tuple((LABELS[m], *map(format, of.values(), forms)) for m, of in summaries.items())
     columns = ("band", *(f"{score}: {where}" for score in SHOWN for where in REGIONS), "width gap / data (geometric)")
-    sheet = Sheet("95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, cells)
+    sheet = lab.Sheet(
+        "95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, cells
+    )
     remarks = [
         "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
         "the function, not of observations. Coverage intervals count a seed as one point (Wilson)"
@@ -195,7 +189,7 @@ def run(study: Study) -> Outcome:
             f"{trouble[0].seed}: {trouble[0].trouble}). Choose clients by --set num_clients=8 spacing=0.03 to see it"
         )
     verdicts = (exact(cases),) if settings.model == "linear" else ()
-    return Outcome((sheet,), rows, judge(summaries), {}, tuple(remarks), disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, judge(summaries), {}, tuple(remarks), lab.disagreeing(verdicts), verdicts)
 
 
 def _case(
@@ -235,7 +229,7 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
     return band, trouble if limit.jitter > 0 else ""
 
 
-def judge(summaries: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
+def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
     """Judges the claims of section V-B: Fed-ensemble's band is wide in the gap without data."""
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import table8
 from fedtangent._src.experiments.fed_ensemble.table8 import SCALES
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import NAMES
 from fedtangent._src.experiments.lab import harness
-from fedtangent._src.experiments.lab.results import Outcome, table
 from fedtangent._src.experiments.lab.runner import Study, experiment
 from fedtangent._src.output.function_plots import UserCurve, curves_by_user
 
 SHOWN = 6  # users at most; there are six printers
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains both methods at their rates with the first seed, and draws each user's curve."""
     bench, seed = table8.bench_of(study), study.seeds[0]
     loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
@@ -49,7 +49,7 @@ def run(study: Study) -> Outcome:
         title = f"{NAMES[name]} on {study.dataset}, seed {seed}"
         curves_by_user(users, ("input", "output"), title, study.figures.path(f"{name}"))
     columns = "method: {method} | client: {client} | test MSE: {mse:.2e}"
-    return Outcome((table(f"Fig. 8 on {study.dataset}: error by client, seed {seed}", rows, columns),), rows)
+    return lab.Outcome((lab.table(f"Fig. 8 on {study.dataset}: error by client, seed {seed}", rows, columns),), rows)
 
 
 def _tested(loaded: ft.data.Dataset, user: int) -> np.ndarray:

@@ -14,10 +14,10 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import NAMES, both_methods
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method
-from fedtangent._src.experiments.lab.results import Outcome, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import EvaluationSet, Trial
 from fedtangent._src.output.run_plots import curves
@@ -114,7 +114,7 @@ def bench_of(study: Study) -> Bench:
     return Bench(study, of_seed, of_trial, depends_on, measure, 1, largest, "validation.fit")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Tunes both methods and runs them on every seed."""
     bench, is_published = bench_of(study), study.dataset == "printers"
     harness.plan(bench)
@@ -136,14 +136,14 @@ def run(study: Study) -> Outcome:
     ]
     columns = "method: {method} | rate: {learning_rate:g} | test MSE: {mse:.2e} | deviation: {deviation:.1e}"
     columns += " | published: {published}" if is_published else ""
-    sheet = table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns)
+    sheet = lab.table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns)
     lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in records]) for name, records in runs.items()}
     title = f"{study.dataset}, {len(study.seeds)} seeds"
     curves({"test error": lines}, harness.evaluated_rounds(runs), title, study.figures.path("by_round"))
-    difference = interval(errors["fed_ensemble"] - errors["fed_avg"])
+    difference = lab.interval(errors["fed_ensemble"] - errors["fed_avg"])
     claim = difference.claim_below("Fed-ensemble's test error is below FedAvg's", "{:+.2e}")
     remarks = harness.edges({NAMES[name]: choice for name, choice in tuned.items()}, ", ")
-    return Outcome((sheet,), rows, (claim,), remarks=remarks)
+    return lab.Outcome((sheet,), rows, (claim,), remarks=remarks)
 
 
 SMOKE = with_changes(

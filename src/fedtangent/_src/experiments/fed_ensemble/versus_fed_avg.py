@@ -19,10 +19,10 @@ from jaxtyping import Shaped
 
 import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.classifiers import descent
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Config, Method, Record, Steps
-from fedtangent._src.experiments.lab.results import MeanInterval, Outcome, Row, Sheet, interval, table
 from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import Trial
 from fedtangent._src.measures.uncertainty import Reliability
@@ -163,7 +163,7 @@ def check(study: Study) -> None:
     harness.build_all(methods(study.settings, divide(study, study.seeds[0])))
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
     largest = max(max_client_size(divide(study, seed).data) for seed in study.seeds)
@@ -181,7 +181,7 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
     return np.array([record.metrics[metric][-1] for record in records])
 
 
-def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> Outcome:
+def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
     """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes.
 
     Args:
@@ -208,22 +208,24 @@ def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> Outcom
     criteria = {"accuracy": "accuracy and NLL"} if chosen["accuracy"] == chosen["nll"] else LABELS  # one table suffices
     sheets = [_comparison(study, chosen[c], rows, c, criteria[c]) for c in CRITERIA if c in criteria]
     traffic = [{"method": NAMES[m], "sent": v[0]} for m, v in sent.items()]
-    sheets.append(table("bytes of one run", traffic, "method: {method} | uplink: {sent[0]:,} | downlink: {sent[1]:,}"))
+    sheets.append(
+        lab.table("bytes of one run", traffic, "method: {method} | uplink: {sent[0]:,} | downlink: {sent[1]:,}")
+    )
     grid = []
     for config, records in runs.items():
         means = {m: float(_last(records, m).mean()) for m in records[0].metrics if not m.startswith("bins.")}
         grid.append({"method": config.method, "learning_rate": config.rate, **means})
-    lead = MeanInterval(*(rows[0][end] for end in ENDS))
+    lead = lab.MeanInterval(*(rows[0][end] for end in ENDS))
     claim = lead.claim_above("Fed-ensemble is more accurate than FedAvg")  # Table II
     by_method = {m: {"uplink": v[:, 0], "downlink": v[:, 1]} for m, v in sent.items()}
     details = {"published": PUBLISHED, "bytes_equal": is_equal, "grid": grid, "bytes": by_method}
-    return Outcome(tuple(sheets), rows, (claim,), details, (PAPER, *edges), tuple(dict.fromkeys(failed)))
+    return lab.Outcome(tuple(sheets), rows, (claim,), details, (PAPER, *edges), tuple(dict.fromkeys(failed)))
 
 
-def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> Row:
+def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> lab.Row:
     """Builds a row of result.json: a test metric of both methods, and their paired difference with 95 % interval."""
     values = {name: _last(runs[chosen[name]], f"test.{metric}") for name in NAMES}
-    difference = interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
+    difference = lab.interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
     verdict = "undecided"
     if difference.low > 0 or difference.high < 0:
         verdict = "better" if (difference.mean > 0) == (metric in HIGHER_IS_BETTER) else "worse"
@@ -238,7 +240,7 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
     }
 
 
-def _comparison(study: Study, chosen: dict[str, Config], rows: list[Row], criterion: str, by: str) -> Sheet:
+def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
     """Builds the table of both methods with the rates that a criterion chose."""
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (
@@ -247,13 +249,13 @@ def _comparison(study: Study, chosen: dict[str, Config], rows: list[Row], criter
         f"{len(study.seeds)} paired seeds; rates by validation {by}: {rates}"
     )
     entries = [
-        {**row, "name": LABELS[row["metric"]], "interval": MeanInterval(*(row[end] for end in ENDS))}
+        {**row, "name": LABELS[row["metric"]], "interval": lab.MeanInterval(*(row[end] for end in ENDS))}
         for row in rows
         if row["rates_chosen_by"] == f"validation {criterion}"
     ]
     columns = "metric: {name} | FedAvg: {fed_avg:.4f} | Fed-ensemble: {fed_ensemble:.4f} | "
     columns += "difference, 95 % interval: {interval:+.4f} | Fed-ensemble is: {verdict}"
-    return table(title, entries, columns)
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, runs: GridRuns, chosen: dict[str, Config]) -> None:

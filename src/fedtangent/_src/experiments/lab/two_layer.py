@@ -12,7 +12,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import NOT_OWED, Row, grouped
+from fedtangent._src.experiments.lab import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, disagreeing, interval, metric_rows, table
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.problems import Problem, off, regression, simulated
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -146,9 +146,9 @@ def check_descent(study: Study, dimension: int) -> None:
                 )
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains on every seed's problem and measures how far the models are from closed forms, by round."""
-    settings, runs, rows, lines = study.settings, list[RegressionRun](), list[Row](), list[dict[str, np.ndarray]]()
+    settings, runs, rows, lines = study.settings, list[RegressionRun](), list[lab.Row](), list[dict[str, np.ndarray]]()
     rounds = np.arange(settings.num_rounds + 1)
     for seed in study.each_seed():
         one = regression_run(settings, settings.dimension, seed)
@@ -160,7 +160,7 @@ def run(study: Study) -> Outcome:
         runs.append(one)
         lines.append(distances)
         rows.append(_row(seed, one, distances))
-        study.keep(metric_rows("fed_avg", seed, rounds, distances))
+        study.keep(lab.metric_rows("fed_avg", seed, rounds, distances))
     panel = BoundedPanel(f"d = {settings.dimension}, L = {settings.local_steps}", rounds, lines[0], {})
     names, path = ("round", "|w - w'| / d"), study.figures.path("fig1a")
     bounded([panel], "Fig. 1(a): regression, distance / d", names, 1e-17, path)
@@ -168,14 +168,14 @@ def run(study: Study) -> Outcome:
     columns += "G to G-Closed, largest: {g_closed_largest:.2g} | to that of L steps: {g_finite_largest:.2g} | "
     columns += "C to C-Closed: {c_closed:.2g} | local residual left: {unfinished:.2g} | contraction: {contraction:.4f}"
     sheet, verdict = (
-        table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns),
+        lab.table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns),
         exact_verdict(runs, settings),
     )
     remarks = (READING, "contraction: what a round leaves of the slowest part of the distance to C-Closed, in theory")
-    return Outcome((sheet,), rows, claims(rows), {}, remarks, disagreeing([verdict]), (verdict,))
+    return lab.Outcome((sheet,), rows, claims(rows), {}, remarks, lab.disagreeing([verdict]), (verdict,))
 
 
-def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> Row:
+def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab.Row:
     """Builds the row of one seed."""
     to_c, to_closed, to_finite = distances.values()
     return {
@@ -191,11 +191,11 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> Row
     }
 
 
-def claims(rows: list[Row]) -> tuple[Claim, ...]:
+def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges whether G is G-Closed in every round and C at the end, relative to the length of C."""
-    closed = interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
-    end = interval(r["g_c_end"] / r["g_c_start"] for r in rows)
-    late = interval(r["g_c_end"] - r["g_c_half"] for r in rows)
+    closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
+    end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
+    late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
     return (
         closed.claim_below(f"G is its closed form (eq. 6) in every round (to {SAME:g} of C)", "{:.2g}", SAME),
         end.claim_below(f"G goes to C (to {REACHED:g} of C)", "{:.2g}", REACHED),

@@ -13,18 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    Outcome,
-    Row,
-    Sheet,
-    disagreeing,
-    grouped,
-    interval,
-    means,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.fig1a import (
     READING,
@@ -79,14 +68,14 @@ def check(study: Study) -> None:
     check_descent(study, max(d))
 
 
-def run(part: str, study: Study) -> Outcome:
+def run(part: str, study: Study) -> lab.Outcome:
     """Trains in every dimension on every seed.
 
     Args:
         part: Part of the figure, "b" or "c".
         study: The study.
     """
-    settings, runs, rows = study.settings, list[RegressionRun](), list[Row]()
+    settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
             simulate = len(runs) < settings.simulated_seeds * len(settings.dimensions)
@@ -95,18 +84,18 @@ def run(part: str, study: Study) -> Outcome:
             row = _row(seed, one)
             rows.append(row)
             values, split = {name: row[key] for name, key in LINES[part].items()}, "train" if part == "b" else "test"
-            study.keep(metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
-    mean_rows = means(rows, "dimension")
+            study.keep(lab.metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
+    mean_rows = lab.means(rows, "dimension")
     _draw(study, part, mean_rows)
     judge, verdict = claims_b if part == "b" else claims_c, exact_verdict(runs, settings)
     claims, sheet = (
         judge(rows, settings.num_nodes * settings.examples_per_node),
         _sheet(part, mean_rows, len(study.seeds)),
     )
-    return Outcome((sheet,), rows, claims, {}, REMARKS, disagreeing([verdict]), (verdict,))
+    return lab.Outcome((sheet,), rows, claims, {}, REMARKS, lab.disagreeing([verdict]), (verdict,))
 
 
-def _row(seed: int, one: RegressionRun) -> Row:
+def _row(seed: int, one: RegressionRun) -> lab.Row:
     """Computes the distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
@@ -128,7 +117,7 @@ def _row(seed: int, one: RegressionRun) -> Row:
     }
 
 
-def _sheet(part: str, mean_rows: list[Row], seeds: int) -> Sheet:
+def _sheet(part: str, mean_rows: list[lab.Row], seeds: int) -> lab.Sheet:
     titles = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
     columns = "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
     if part == "b":
@@ -139,10 +128,10 @@ def _sheet(part: str, mean_rows: list[Row], seeds: int) -> Sheet:
         columns += "|C| / d: {size:.3g} | contraction: {contraction:.5f} | "
     columns += "left of C's way: {contraction_c:.2g}"
     columns += " | of a local residual: {unfinished:.2g}" if part == "b" else ""
-    return table(f"{titles[part]}, means of {seeds} seeds", mean_rows, columns)
+    return lab.table(f"{titles[part]}, means of {seeds} seeds", mean_rows, columns)
 
 
-def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
+def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
     d = np.array([m["dimension"] for m in mean_rows])
     lines = {name: np.array([m[key] for m in mean_rows]) for name, key in LINES[part].items()}
     quantity = "|w - w'| / d" if part == "b" else "error / d"
@@ -150,7 +139,7 @@ def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
     bounded([panel], f"Fig. 1({part}): regression", ("dimension d", quantity), None, study.figures.path(f"fig1{part}"))
 
 
-def peak(rows: list[Row], key: str, at: int) -> list[float]:
+def peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
     """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed.
 
     Args:
@@ -159,13 +148,13 @@ def peak(rows: list[Row], key: str, at: int) -> list[float]:
         at: The dimension.
     """
     peaks = []
-    for group in grouped(rows, "seed").values():
+    for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)
         peaks.append(float(np.log10(value / max(r[key] for r in group if r["dimension"] != at))))
     return peaks
 
 
-def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
+def claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
     """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d.
 
     Args:
@@ -173,9 +162,9 @@ def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
         total: Number of examples of all nodes.
     """
     most = max(r["dimension"] for r in rows)
-    closed = interval(max(r["g_closed"] / r["size"] for r in group) for group in grouped(rows, "seed").values())
-    high = interval(peak(rows, "g_c", total))
-    end = interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
+    closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
+    high = lab.interval(peak(rows, "g_c", total))
+    end = lab.interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
     return (
         closed.claim_below(f"G is its closed form (eq. 6) at every d (to {SAME:g} of C)", "{:.2g}", SAME),
         high.claim_above(f"G to C has its peak at d = {total} (log10 of it over the next)", "{:.2f}"),
@@ -183,7 +172,7 @@ def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
     )
 
 
-def claims_c(rows: list[Row], total: int) -> tuple[Claim, ...]:
+def claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
     """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only.
 
     Args:
@@ -191,9 +180,9 @@ def claims_c(rows: list[Row], total: int) -> tuple[Claim, ...]:
         total: Number of examples of all nodes.
     """
     most = max(r["dimension"] for r in rows)
-    away = interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
-    centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))
-    worse = interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
+    away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
+    centralised, whole = lab.interval(peak(rows, "error_c", total)), lab.interval(peak(rows, "error_g", total))
+    worse = lab.interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
     return (
         away.claim_below(f"G and C have the same error at d = {most} (to {EQUAL:g})", "{:.2g}", EQUAL),
         centralised.claim_above(f"C's error has its peak at d = {total} (log10 over the next)", "{:.2f}"),

@@ -24,17 +24,7 @@ from scipy.optimize import linprog
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.run_plots import curves
@@ -99,7 +89,7 @@ def check(study: Study) -> None:
             )
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains both tasks with every optimiser on every seed."""
     results = list[Ended]()
     for seed in study.each_seed():
@@ -107,7 +97,7 @@ def run(study: Study) -> Outcome:
         results += of_seed
         for f in of_seed:
             rounds = range(study.settings.num_rounds + 1)
-            metrics = metric_rows(f"local_gd {f.task} {f.optimiser}", seed, rounds, f.curves)
+            metrics = lab.metric_rows(f"local_gd {f.task} {f.optimiser}", seed, rounds, f.curves)
             study.keep([metric for metric in metrics if np.isfinite(metric.value)])
     return _conclude(study, results)
 
@@ -192,24 +182,24 @@ def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
     return results
 
 
-def _conclude(study: Study, results: list[Ended]) -> Outcome:
+def _conclude(study: Study, results: list[Ended]) -> lab.Outcome:
     """Builds tables, figure and verdicts of each optimiser's last model, and the claims on it."""
-    rows, sheets, settings = list[Row](), [], study.settings
-    for (task,), of_task in grouped(results, "task").items():
+    rows, sheets, settings = list[lab.Row](), [], study.settings
+    for (task,), of_task in lab.grouped(results, "task").items():
         entries = []
-        for (name,), group in grouped(of_task, "optimiser").items():
+        for (name,), group in lab.grouped(of_task, "optimiser").items():
             ends = {key: [float(f.curves[key][-1]) for f in group] for key in group[0].curves}
             rows.append({"task": task, "optimiser": name, **ends})
-            entries.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
+            entries.append({"optimiser": name, **{key: lab.interval(v) for key, v in ends.items()}})
         columns = " | ".join(["optimiser: {optimiser}", *(f"{key}: {{{key}:.3g}}" for key in of_task[0].curves)])
         sheets.append(
-            table(f"{task}, after {settings.num_rounds} rounds of {settings.local_steps} steps", entries, columns)
+            lab.table(f"{task}, after {settings.num_rounds} rounds of {settings.local_steps} steps", entries, columns)
         )
     _draw(study, results)
     verdicts = _verdicts(results)
     failed = tuple(f"{f.task}, {f.optimiser}: diverged" for f in results if not np.isfinite(f.model).all())
-    failed += disagreeing(verdicts)
-    return Outcome(tuple(sheets), rows, _claims(results), remarks=REMARKS, failed=failed, verdicts=verdicts)
+    failed += lab.disagreeing(verdicts)
+    return lab.Outcome(tuple(sheets), rows, _claims(results), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
 def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarray:
@@ -217,10 +207,10 @@ def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarr
     return np.array([f.curves[quantity][-1] for f in results if (f.task, f.optimiser) == (task, name)])
 
 
-def _claims(results: list[Ended]) -> tuple[Claim, ...]:
+def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
     """Judges the claims, paired over seeds."""
     adam, outside, fitted = (
-        interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
+        lab.interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
     )
     regressed, classified = _apart(results, "regression"), _apart(results, "classification")
     claims = [
@@ -234,23 +224,25 @@ def _claims(results: list[Ended]) -> tuple[Claim, ...]:
     ]
     angle = partial(_ends, results, "classification")
     for name, near, far in (("gradient descent", "l2", "l_inf"), (POOLED, "l_inf", "l2"), (ADAM, "l_inf", "l2")):
-        nearer = interval(angle(name, f"angle_{far}") - angle(name, f"angle_{near}"))
+        nearer = lab.interval(angle(name, f"angle_{far}") - angle(name, f"angle_{near}"))
         statement = f"classification: {name} points nearer to the {near} margin than to the {far} one"
         claims.append(nearer.claim_above(statement, "by {:+.3f}"))
-    farther = interval(angle(ADAM, "angle_l_inf") - angle(POOLED, "angle_l_inf"))
+    farther = lab.interval(angle(ADAM, "angle_l_inf") - angle(POOLED, "angle_l_inf"))
     statement = "classification: averaging takes Adam from the l_inf margin"
     return (*claims, farther.claim_above(statement, "angle {:+.3f}"))
 
 
-def _apart(results: list[Ended], task: str) -> MeanInterval:
+def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
     """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
         for name in ("momentum", "gradient descent")
     )
     if task == "classification":
-        return interval(theory.direction_distance(momentum, descent))
-    return interval(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(momentum, descent, strict=True))
+        return lab.interval(theory.direction_distance(momentum, descent))
+    return lab.interval(
+        float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(momentum, descent, strict=True)
+    )
 
 
 def _verdicts(results: list[Ended]) -> tuple[Verdict, ...]:

@@ -19,17 +19,7 @@ import numpy as np
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -144,7 +134,7 @@ def _cohorts(settings: ParticipationSettings, seed: int) -> Cohort:
     return ft.schedules.drawn_cohorts(schedule, None, settings.num_rounds, seed, weighting=None)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes every seed, dimension and number of local steps in closed form, and simulates one to check it."""
     settings, results = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
@@ -156,7 +146,7 @@ def run(study: Study) -> Outcome:
                 place = seed, dimension, steps
                 results.append(_follow(_closed_form(problem, settings, steps), centre, cohorts, settings, place))
                 values, rounds = {"distance": results[-1].distance}, range(settings.num_rounds + 1)
-                study.keep(metric_rows(f"local_gd d={dimension} L={steps}", seed, rounds, values))
+                study.keep(lab.metric_rows(f"local_gd d={dimension} L={steps}", seed, rounds, values))
     return _conclude(study, results, _simulated(settings, study.seeds[0]))
 
 
@@ -205,10 +195,10 @@ def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     return exact_verdict(SUBJECT, statement, off(form, part), controls, EXACT)
 
 
-def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> Outcome:
+def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> lab.Outcome:
     """Builds tables and claims: how fast runs are, how far away they settle, and from which L on that is too far."""
-    settings, rows, entries = study.settings, list[Row](), list[Row]()
-    for (dimension, steps), group in grouped(results, "dimension", "steps").items():
+    settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
+    for (dimension, steps), group in lab.grouped(results, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
             "rate": [f.rate if dimension == settings.wide else None for f in group],
             "all_rate": [f.all_rate if dimension == settings.wide else None for f in group],
@@ -217,10 +207,10 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
             "end": [float(f.distance[-1]) for f in group],
         }
         rows.append({"dimension": dimension, "local_steps": steps, **numbers})
-        entries.append({**rows[-1], **{n: None if None in v else interval(v) for n, v in numbers.items()}})
+        entries.append({**rows[-1], **{n: None if None in v else lab.interval(v) for n, v in numbers.items()}})
     columns = "d: {dimension} | L: {local_steps} | rate: {rate:.2e} | rate, all nodes: {all_rate:.2e} | "
     columns += "away: {away:.2e} | bias, all nodes: {all_away:.2e}"
-    sheet = table(
+    sheet = lab.table(
         f"{settings.clients_per_round} of {settings.num_nodes} nodes a round, {settings.num_rounds} rounds",
         entries,
         columns,
@@ -229,7 +219,7 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
     _draw(study, results)
     details = {"too_many": [_first_too_many(settings, results, seed) for seed in study.seeds]}
     claims = _claims(study, results, entries)
-    return Outcome((sheet,), rows, claims, details, REMARKS, disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, claims, details, REMARKS, lab.disagreeing(verdicts), verdicts)
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
@@ -254,20 +244,20 @@ def _interpolating(settings: ParticipationSettings, results: list[ParticipationR
     return Verdict.of("Local-GD, Theorem 1 for cohorts", statement, sizes, right, wrong)
 
 
-def _claims(study: Study, results: list[ParticipationRun], entries: list[Row]) -> tuple[Claim, ...]:
+def _claims(study: Study, results: list[ParticipationRun], entries: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges the claims, paired over seeds."""
     settings = study.settings
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
         return [f for f in results if f.dimension == dimension and f.steps == steps]
 
-    def log_ratio(dimension: int, first: int, last: int, quantity: str) -> MeanInterval:
+    def log_ratio(dimension: int, first: int, last: int, quantity: str) -> lab.MeanInterval:
         pairs = zip(of(dimension, first), of(dimension, last), strict=True)
-        return interval(float(np.log(getattr(b, quantity) / getattr(a, quantity))) for a, b in pairs)
+        return lab.interval(float(np.log(getattr(b, quantity) / getattr(a, quantity))) for a, b in pairs)
 
     least, before, most = settings.local_steps[0], settings.local_steps[-2], settings.local_steps[-1]
     faster, more = log_ratio(settings.wide, least, most, "rate"), log_ratio(settings.wide, before, most, "rate")
-    slower = interval(f.rate / f.all_rate for f in of(settings.wide, most))
+    slower = lab.interval(f.rate / f.all_rate for f in of(settings.wide, most))
     farther = log_ratio(settings.narrow, least, most, "away")
     steps = [_first_too_many(settings, results, seed) for seed in sorted(study.seeds)]
     by_seed = ", ".join("none" if n is None else str(n) for n in steps)

@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 import fedtangent as ft
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Runs, Steps, Tuned
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Row, Sheet, interval, table
 from fedtangent._src.experiments.lab.runner import PACKAGE, AnySettings, Experiment, Study, within
 from fedtangent._src.experiments.lab.trials import Examples, Trial
 from fedtangent._src.federated.wire.subsample import largest_sample
@@ -297,13 +297,15 @@ def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
 class Report(NamedTuple):
     """Tables, rows and claims of a comparison, and further entries of result.json."""
 
-    sheets: Sequence[Sheet]
-    rows: list[Row]
-    claims: Iterable[Claim]
+    sheets: Sequence[lab.Sheet]
+    rows: list[lab.Row]
+    claims: Iterable[lab.Claim]
     details: Mapping[str, object] = {}
 
 
-def outcome(study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]) -> Outcome:
+def outcome(
+    study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]
+) -> lab.Outcome:
     """Builds the outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the failed runs.
 
     Args:
@@ -327,7 +329,7 @@ def outcome(study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report
     details = {"tuned": grids, "claim": paper, **report.details}
     remarks = (f"the paper: {paper}", *_choices(study))
     sheets = (*report.sheets, _tuning_sheet(tuned))
-    return Outcome(sheets, report.rows, tuple(report.claims), details, remarks, tuple(failed))
+    return lab.Outcome(sheets, report.rows, tuple(report.claims), details, remarks, tuple(failed))
 
 
 def mean_and_error(values: np.ndarray) -> str:
@@ -335,7 +337,7 @@ def mean_and_error(values: np.ndarray) -> str:
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
-def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[Sheet, list[Row], list[Claim]]:
+def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
     """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed.
 
     Args:
@@ -345,8 +347,8 @@ def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[Sheet,
     """
     accuracy, rows, entries, claims, label = ends(runs, settings), [], [], [], LABELS[method]
     for name, values in accuracy.items():
-        row: Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
-        lead = None if name == method else interval(accuracy[method] - values)
+        row: lab.Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
+        lead = None if name == method else lab.interval(accuracy[method] - values)
         if lead is not None:
             row |= {**lead.row(), f"{method}_is_above": lead.above()}
             if name == "centralised":
@@ -362,7 +364,7 @@ def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[Sheet,
         "standard error over"
     )
     columns = f"method: {{label}} | accuracy: {{accuracy}} | {label} minus it, 95 % interval: {{lead:+.4f}}"
-    return table(f"{title} {len(accuracy[method])} seeds", entries, columns), rows, claims
+    return lab.table(f"{title} {len(accuracy[method])} seeds", entries, columns), rows, claims
 
 
 class Reached(NamedTuple):
@@ -396,7 +398,7 @@ def reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
 
 def to_the_level(
     runs: Runs, levels: Sequence[float], title: str, published: Mapping[str, tuple[int, int]] | None = None
-) -> tuple[Sheet, dict[str, Reached]]:
+) -> tuple[lab.Sheet, dict[str, Reached]]:
     """Computes rounds and uplink until each method reaches its levels.
 
     Args:
@@ -407,7 +409,7 @@ def to_the_level(
     """
     by_method, rows = {name: reached(records, levels) for name, records in runs.items()}, []
     for name, r in by_method.items():
-        row: Row = {"label": LABELS[name], "paper": (published or {}).get(name, (None, None))}
+        row: lab.Row = {"label": LABELS[name], "paper": (published or {}).get(name, (None, None))}
         row["by_seed"] = ", ".join("never" if round_ is None else str(round_) for round_ in r.rounds)
         row["first"] = np.mean([record.sent[1, 0] - record.sent[0, 0] for record in runs[name]]) / MIB
         means = (None, None) if None in r.rounds else (r.mean_rounds, r.mean_mib)
@@ -415,10 +417,10 @@ def to_the_level(
     columns = "method: {label} | rounds: {rounds:.1f} | seed by seed: {by_seed} | "
     columns += "uplink MiB in round 1: {first:.3f} | uplink MiB until then: {mib:.1f}"
     columns += " | the paper: rounds: {paper[0]:d} | MB: {paper[1]:d}" if published else ""
-    return table(title, rows, columns), by_method
+    return lab.table(title, rows, columns), by_method
 
 
-def _tuning_sheet(tuned: Mapping[str, Tuned]) -> Sheet:
+def _tuning_sheet(tuned: Mapping[str, Tuned]) -> lab.Sheet:
     """Builds the table of tuned hyper-parameters."""
     rows = []
     for name, t in tuned.items():
@@ -431,17 +433,17 @@ def _tuning_sheet(tuned: Mapping[str, Tuned]) -> Sheet:
         rows.append({**t._asdict(), **row})
     columns = "method: {label} | learning rate: {config.rate:g} | steps a round: {steps} | "
     columns += "validation accuracy: {score:.4f} | tried: {tried} | at the edge of the grid: {edge}"
-    return table("hyper-parameters by validation accuracy, on a seed of their own", rows, columns)
+    return lab.table("hyper-parameters by validation accuracy, on a seed of their own", rows, columns)
 
 
-def by_round(runs: Runs) -> Sheet:
+def by_round(runs: Runs) -> lab.Sheet:
     """Builds the table of mean test accuracy over seeds after selected rounds."""
     longest = max(record.num_rounds for records in runs.values() for record in records)
     rounds, rows = sorted({r for r in TABULATED if r <= longest} | {longest}), []
     for name, records in runs.items():
         accuracy, last = np.mean([record.test for record in records], axis=0), records[0].num_rounds
         rows.append((LABELS[name], *(f"{accuracy[r]:.3f}" if r <= last else "" for r in rounds)))
-    return Sheet("mean test accuracy by round", ("method", *map(str, rounds)), tuple(rows))
+    return lab.Sheet("mean test accuracy by round", ("method", *map(str, rounds)), tuple(rows))
 
 
 def draw(study: Study, runs: Runs) -> None:
@@ -479,13 +481,13 @@ def _check_figure_4(study: Study) -> None:
     check(study)
 
 
-def _figure_4(claim: str, study: Study) -> Outcome:
+def _figure_4(claim: str, study: Study) -> lab.Outcome:
     settings, bench = study.settings, bench_of(study)
     rounds = {"fed_avg": max(settings.num_rounds, settings.reference_rounds)}
     harness.plan(bench, rounds=rounds)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned, rounds)
-    sheets, rows, claims, details = list[Sheet](), list[Row](), list[Claim](), dict[str, object]()
+    sheets, rows, claims, details = list[lab.Sheet](), list[lab.Row](), list[lab.Claim](), dict[str, object]()
     compared = [name for name in WHOLE if name in runs]
     for name in compared:
         sheet, against_others, verdicts = against(runs, name, settings)
@@ -502,7 +504,7 @@ def _figure_4(claim: str, study: Study) -> Outcome:
     return outcome(study, claim, tuned, Report((*sheets, by_round(runs)), rows, claims, details), {"": runs})
 
 
-def ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> Claim:
+def ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
     """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average.
 
     Args:
@@ -513,7 +515,7 @@ def ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str =
     mean, tenth = reached.mean_rounds, settings.reference_rounds / 10
     measured = f"not with every seed in {settings.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"
-    return Claim(claim, measured, SEEN if mean <= tenth else NOT_SEEN)
+    return lab.Claim(claim, measured, lab.SEEN if mean <= tenth else lab.NOT_SEEN)
 
 
 def _choices(study: Study) -> list[str]:

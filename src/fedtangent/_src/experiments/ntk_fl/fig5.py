@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Runs, Tuned
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.ntk_fl import baselines
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, LABELS, BaselineSettings, Report
@@ -45,7 +45,7 @@ def check(study: Study) -> None:
         baselines.check(study, alpha=alpha)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Tunes at the smallest alpha, and runs every method at each."""
     settings, tuned, runs = study.settings, dict[str, Tuned](), dict[float, Runs]()
     benches = {alpha: baselines.bench_of(study, alpha=alpha) for alpha in settings.alphas}
@@ -67,10 +67,12 @@ def run(study: Study) -> Outcome:
         "against alpha"
     )
     cells = tuple(
-        (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+        (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{lab.interval(gains[m]):+.4f}")
         for m in settings.methods
     )
-    sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval"), cells)
+    sheet = lab.Sheet(
+        title, ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval"), cells
+    )
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in settings.methods}
     title = (
         f"{study.dataset}, round {settings.num_rounds}, {settings.num_clients} clients, {settings.clients_per_round} "
@@ -82,14 +84,14 @@ def run(study: Study) -> Outcome:
     return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, judge(settings, gains)), by_alpha)
 
 
-def judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
+def judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
     """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds].
 
     Args:
         settings: Settings.
         gains: Gain in accuracy of each method, [seeds].
     """
-    more = {name: interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
+    more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
 

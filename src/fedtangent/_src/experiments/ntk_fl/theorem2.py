@@ -17,17 +17,8 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.engine.run import predict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
-from fedtangent._src.experiments.lab.results import (
-    Outcome,
-    Row,
-    Sheet,
-    assumption_sheet,
-    grouped,
-    metric_rows,
-    table,
-    theorem_details,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.types import Algorithm, PyTree
@@ -70,7 +61,7 @@ class FollowedRounds(NamedTuple):
     uplink_bytes: int
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Follows FedAvg on every seed, and one round of NTK-FL."""
     results = list[FollowedRounds]()
     for seed in study.each_seed():
@@ -78,7 +69,7 @@ def run(study: Study) -> Outcome:
             results.append(f)
             name = f"fed_avg n={f.width} step={f.factor} tau={f.theorem.constants.local_steps}"
             values = {"relative_squared_residual": f.squared / f.squared[0]}
-            rows = metric_rows(name, seed, f.rounds, values)
+            rows = lab.metric_rows(name, seed, f.rounds, values)
             sent = [f.uplink_bytes * row.round // int(f.rounds[-1]) for row in rows]
             study.keep([row._replace(uplink_bytes=b, downlink_bytes=b) for row, b in zip(rows, sent, strict=True)])
     return conclude(study, results)
@@ -141,7 +132,7 @@ def fed_avg_residuals(
     return np.array([e.round for e in evaluations]), squared, evaluations[-1].uplink_bytes
 
 
-def _row(f: FollowedRounds) -> Row:
+def _row(f: FollowedRounds) -> lab.Row:
     """Compares one run's residuals with the theorem's bound, and with NTK-FL as in Remark 2."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
@@ -169,7 +160,7 @@ def _row(f: FollowedRounds) -> Row:
     }
 
 
-def conclude(study: Study, results: list[FollowedRounds]) -> Outcome:
+def conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
     """Builds tables, figure and verdicts.
 
     Args:
@@ -180,16 +171,16 @@ def conclude(study: Study, results: list[FollowedRounds]) -> Outcome:
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)
     at = f"n = {last.width}, step {last.factor:g}, tau = {last.theorem.constants.local_steps}"
-    sheets = (_sheet(study, rows), assumption_sheet([last.theorem], f"assumptions, {at}"))
-    details = theorem_details([f.theorem for f in results])
+    sheets = (_sheet(study, rows), lab.assumption_sheet([last.theorem], f"assumptions, {at}"))
+    details = lab.theorem_details([f.theorem for f in results])
     remarks = (*REMARKS, *two_layer.remarks(last.theorem.constants))
     verdicts = two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps")
-    return Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
+    return lab.Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
 
 
-def _sheet(study: Study, rows: list[Row]) -> Sheet:
+def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
     settings, entries = study.settings, []
-    for group in grouped(rows, "width", "step_factor", "local_steps").values():
+    for group in lab.grouped(rows, "width", "step_factor", "local_steps").values():
         rounds, largest = [r["rounds_to_ntk_fl"] for r in group], max(r["worst"] for r in group)
         needed = f"> {settings.num_rounds}" if None in rounds else max(rounds)
         means = {m: np.mean([r[m] for r in group]) for m in MEANS}
@@ -201,7 +192,7 @@ def _sheet(study: Study, rows: list[Row]) -> Sheet:
         f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of "
         "FedAvg, N = "
     )
-    return table(f"{title}{settings.num_examples}, M = {settings.num_clients}", entries, columns)
+    return lab.table(f"{title}{settings.num_examples}, M = {settings.num_clients}", entries, columns)
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
