@@ -96,7 +96,7 @@ def test_descent_of_several_outputs_by_the_whole_jacobian(kernel):
 def test_the_recipe_of_fed_avg_takes_the_step_of_58():
     given, eta, steps, rounds = task(), 4.0, 3, 5
     begun, net = start(DIM, jax.random.key(4))
-    at, found, sent = theorem2.fed_avg_residuals(given, begun, eta, steps, rounds, 0)
+    at, found, sent = theorem2._fed_avg_residuals(given, begun, eta, steps, rounds, 0)
     nets = [net]
     for _ in range(rounds):
         clients = [given.partition.client(m) for m in range(CLIENTS)]

@@ -161,15 +161,8 @@ def problem(study: Study, seed: int) -> Problem:
     return load(study.dataset, study.data_dir, seed, settings.num_train, settings.directions, bool(settings.centred))
 
 
-def work_of(examples: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """Builds the clients' work in a round, in the form of ``theory``.
-
-    Args:
-        examples: The data.
-        partition: The clients.
-        learning_rate: Step size.
-        local_steps: Number K of local steps.
-    """
+def _work_of(examples: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
+    """Builds the clients' work in a round, in the form of ``theory``."""
     return theory.full_batch_work(examples.x, examples.y, partition, learning_rate, local_steps)
 
 
@@ -185,7 +178,7 @@ def check(study: Study) -> None:
             if settings.learning_rate > 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
                 _refuse(
                     settings,
-                    stable_learning_rate(work_of(examples, clients, settings.learning_rate, 1), settings.depth),
+                    stable_learning_rate(_work_of(examples, clients, settings.learning_rate, 1), settings.depth),
                 )
 
 
@@ -211,7 +204,7 @@ def stable_rate(study: Study) -> float:
         examples = problem(study, seed)
         for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
             clients = dealt(examples.labels, count, classes, seed)
-            limits.append(stable_learning_rate(work_of(examples, clients, 1.0, 1), settings.depth))
+            limits.append(stable_learning_rate(_work_of(examples, clients, 1.0, 1), settings.depth))
     return min(limits)
 
 
@@ -254,7 +247,7 @@ class Trained(NamedTuple):
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
 
 
-def trained(
+def _trained(
     examples: Problem,
     clients: Partition,
     settings: CurveSettings,
@@ -263,17 +256,7 @@ def trained(
     seed: int,
     mapping: str = "auto",
 ) -> Trained:
-    """Trains the deep linear network with FedAvg. Needs 64-bit types.
-
-    Args:
-        examples: The data.
-        clients: The clients.
-        settings: Settings.
-        setting: N and K.
-        rate: Learning rate.
-        seed: Seed of the run.
-        mapping: Mapping of clients onto devices.
-    """
+    """Trains the deep linear network with FedAvg. Needs 64-bit types."""
     sizes = examples.x.shape[1], examples.y.shape[1]
     model, algorithm = _algorithm(sizes, settings, setting, rate)
     read, initial = algorithm.params, list[np.ndarray]()
@@ -305,10 +288,10 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
         examples, spectrum = problem(study, seed), None
         for classes, setting in itertools.product(settings.classes_per_client, settings.runs()):
             clients = dealt(examples.labels, setting.num_clients, classes, seed)
-            network = trained(examples, clients, settings, setting, rate, seed)
+            network = _trained(examples, clients, settings, setting, rate, seed)
             if spectrum is None:  # all runs of a seed start at the same network
                 spectrum = theory.deep_linear_spectrum(network.initial, np.diag(examples.singular))
-            work = work_of(examples, clients, rate, setting.local_steps)
+            work = _work_of(examples, clients, rate, setting.local_steps)
             flow, start = theory.deep_linear_limit(work, settings.depth), network.models[0]
             excess, of_flow = examples.excess(network.models), examples.excess(flow.models(settings.num_rounds, start))
             limit, constants = (

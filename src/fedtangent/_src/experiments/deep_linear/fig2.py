@@ -37,16 +37,11 @@ def run(study: Study) -> lab.Outcome:
     """Trains with every N on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
-    return report.outcome(study, title, lambda curves: claims(curves, settings.level))
+    return report.outcome(study, title, lambda curves: _claims(curves, settings.level))
 
 
-def claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
-    """Judges whether rounds to a level grow with N, and in proportion to it.
-
-    Args:
-        curves: Curves of all runs.
-        level: Share of the initial excess to which rounds are counted.
-    """
+def _claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
+    """Judges whether rounds to a level grow with N, and in proportion to it."""
     return by_power(curves, level, "N", 1.0)
 
 

@@ -33,16 +33,11 @@ def run(study: Study) -> lab.Outcome:
     """Trains with every K on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
-    return report.outcome(study, title, lambda curves: claims(curves, settings.level))
+    return report.outcome(study, title, lambda curves: _claims(curves, settings.level))
 
 
-def claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
-    """Judges whether rounds to a level fall with K, and in proportion to 1 / K.
-
-    Args:
-        curves: Curves of all runs.
-        level: Share of the initial excess to which rounds are counted.
-    """
+def _claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
+    """Judges whether rounds to a level fall with K, and in proportion to 1 / K."""
     return by_power(curves, level, "K", -1.0)
 
 

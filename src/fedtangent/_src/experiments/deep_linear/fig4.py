@@ -83,7 +83,7 @@ class Pair(NamedTuple):
 
 def run(study: Study) -> lab.Outcome:
     """Trains every pair on every seed, with clients of every kind."""
-    of_curves = partial(pairs, settings=study.settings)
+    of_curves = partial(_pairs, settings=study.settings)
     outcome = report.outcome(
         study,
         "Fig. 4: equal K/N",
@@ -97,13 +97,8 @@ def run(study: Study) -> lab.Outcome:
     return outcome._replace(remarks=(*outcome.remarks, remark))
 
 
-def pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
-    """Pairs the curves of equal K / N, seed by seed.
-
-    Args:
-        curves: Curves of all runs.
-        settings: Settings.
-    """
+def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
+    """Pairs the curves of equal K / N, seed by seed."""
     at, result = {(c.classes, c.setting, c.seed): c for c in curves}, []
     for classes in settings.classes_per_client:
         for i, n in enumerate(settings.num_clients):

@@ -124,7 +124,7 @@ class Cell(NamedTuple):
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
         decays = rate / self.late(self.flow), rate / self.late(self.own), rate / -np.log(self.rho), self.moved
-        ratios = apart(self.loss, self.doubled), apart(self.own, self.own_doubled)
+        ratios = _apart(self.loss, self.doubled), _apart(self.own, self.own_doubled)
         return dict(zip(NUMBERS, map(float, (*decays, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
@@ -138,13 +138,8 @@ def alive(loss: np.ndarray) -> int:
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
-def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes ``mean |ln other - ln loss| / mean |ln loss|`` after round 0, until either curve falls below ``FLOOR``.
-
-    Args:
-        loss: A curve of losses, [T].
-        other: Another one.
-    """
+def _apart(loss: np.ndarray, other: np.ndarray) -> float:
+    """Computes ``mean |ln other - ln loss| / mean |ln loss|``, from round 1 until a curve falls below ``FLOOR``."""
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
@@ -162,15 +157,8 @@ def check(study: Study) -> None:
         raise ValueError(f"scales: got {settings.scales[0]:g} as the least, must be below 1")
 
 
-def scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the work for which the paper's network is equivalent to a network of this initial scale.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the examples.
-        size: Sizes of the run.
-        scale: Initial scale s of the weights.
-    """
+def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
+    """Builds the work for which the paper's network is equivalent to a network of this initial scale."""
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
@@ -180,28 +168,20 @@ def run(study: Study) -> lab.Outcome:
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
         for (depth, width), scale in itertools.product(settings.networks(), settings.scales):
-            c = cell(settings, seed, depth, width, scale)
+            c = _cell(settings, seed, depth, width, scale)
             cells.append(c)
             name = f"deep_linear L={depth} m={width} s={scale:g}"
             metrics = lab.metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
             study.keep([metric for metric in metrics if np.isfinite(metric.value)])
-    return conclude(study, cells, transcribed(settings, study.seeds[0]))
+    return _conclude(study, cells, _transcribed(settings, study.seeds[0]))
 
 
-def cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Trains both networks of a cell, and computes their flows.
-
-    Args:
-        settings: Settings.
-        seed: Seed of examples and networks.
-        depth: Number L of layers.
-        width: Width m.
-        scale: Initial scale s of the weights.
-    """
+def _cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
+    """Trains both networks of a cell, and computes their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = settings.size(depth, width, times)
-        work = scaled(settings, seed, size, scale)
+        work = _scaled(settings, seed, size, scale)
         with np.errstate(over="ignore", invalid="ignore"):  # it may diverge
             run = run_of(size, work.x, work.y, work.learning_rate, seed, settings.num_rounds)
             residuals = work.x @ run.models - work.y
@@ -232,16 +212,11 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
     return np.asarray(squares / squares[0])
 
 
-def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
-    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run.
-
-    Args:
-        settings: Settings.
-        seed: Seed of examples and network.
-    """
+def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
+    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run."""
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)
-    paper = scaled(settings, seed, size, scale)
+    paper = _scaled(settings, seed, size, scale)
     run = run_of(size, paper.x, paper.y, paper.learning_rate, seed, count)
     path = scale**depth * run.models
 
@@ -265,14 +240,8 @@ def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
-    """Builds tables, figure, claims and verdicts of both maps.
-
-    Args:
-        study: The study.
-        cells: Cells of all seeds.
-        exact: Verdict of ``transcribed``.
-    """
+def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
+    """Builds tables, figure, claims and verdicts of both maps."""
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
@@ -307,11 +276,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[Cell]:
-    """Selects every seed's cell at one corner of the map of widths.
-
-    With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest width
-    and the smallest scale.
-    """
+    """Selects every seed's cell at one corner of the map of widths."""
+    # With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest
+    # width and the smallest scale.
     place = -1 if lazy else 0
     return [
         c

@@ -48,17 +48,12 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
     _draw(study, curves, title, title.split(":")[0].lower().replace(". ", ""))
     near_flow = verdict(curves[: len(wrong)], wrong, f"{study.dataset}, m = {settings.width}")
     sheets = (_sheet(study, curves, title), *(more(curves) if more else ()))
-    rows = [row(c, settings.level) for c in curves]
+    rows = [_row(c, settings.level) for c in curves]
     return lab.Outcome(sheets, rows, judge(curves), {}, remarks, lab.disagreeing([near_flow]), (near_flow,))
 
 
-def row(curve: Curve, level: float) -> lab.Row:
-    """Builds a row of result.json.
-
-    Args:
-        curve: Losses of one run.
-        level: Share of the initial excess to which rounds are counted.
-    """
+def _row(curve: Curve, level: float) -> lab.Row:
+    """Builds a row of result.json."""
     to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
     return {
         "seed": curve.seed,
@@ -85,7 +80,7 @@ def row(curve: Curve, level: float) -> lab.Row:
 def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
     """Builds the table: means over seeds of each run."""
     level, means, keys = study.settings.level, list[lab.Row](), ("clients", "num_clients", "local_steps")
-    for group in lab.grouped([row(c, level) for c in curves], *keys).values():
+    for group in lab.grouped([_row(c, level) for c in curves], *keys).values():
         mean = {name: _mean([r[name] for r in group]) for name in group[0] if name not in keys}
         means.append({**group[0], **mean})
     columns = f"clients: {{clients}} | N: {{num_clients}} | K: {{local_steps}} | rounds to {level:g}: {{rounds:.1f}} | "

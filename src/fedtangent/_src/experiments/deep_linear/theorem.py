@@ -78,14 +78,8 @@ class TheoremSettings:
         return 2 * STEP * self.local_steps / self.spread**2
 
 
-def task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' work, whose step is the same for all seeds as |X| is 1.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the examples.
-        factor: Step over the theorem's step.
-    """
+def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
+    """Builds the clients' work, whose step is the same for all seeds as |X| is 1."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(
@@ -111,31 +105,25 @@ def run(study: Study) -> lab.Outcome:
     """Follows every network, and for each seed the control: a narrow network at a step far too large."""
     settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
-        work = task(settings, seed, settings.step_factor)
+        work = _task(settings, seed, settings.step_factor)
         for width, draw in itertools.product(settings.widths, range(settings.draws)):
             networks.append(follow(settings.size(width), work, (seed, draw), settings.looks, settings.delta))
             name, loss = f"deep_linear width={width} draw={draw}", networks[-1].loss
             study.keep(lab.metric_rows(name, seed, range(len(loss)), {"relative_loss": loss}))
-        far = task(settings, seed, settings.step_factor * settings.control_factor)
+        far = _task(settings, seed, settings.step_factor * settings.control_factor)
         wrong.append(
             follow(
                 settings.size(settings.control_width, settings.looks), far, (seed, 0), settings.looks, settings.delta
             )
         )
-    return conclude(study, networks, wrong)
+    return _conclude(study, networks, wrong)
 
 
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def slope(settings: TheoremSettings, networks: list[FollowedNetwork], name: str) -> lab.MeanInterval:
-    """Computes the slope of ln error against ln width of a flow: its interval over seeds and draws.
-
-    Args:
-        settings: Settings.
-        networks: Networks of all seeds, draws and widths.
-        name: Name of the flow, of FLOWS.
-    """
+def _slope(settings: TheoremSettings, networks: list[FollowedNetwork], name: str) -> lab.MeanInterval:
+    """Computes the slope of ln error against ln width of a flow: its interval over seeds and draws."""
     errors = {(f.seed, f.draw, f.width): f.error(name) for f in networks}
     places = sorted({(f.seed, f.draw) for f in networks})
     return lab.interval(
@@ -148,18 +136,12 @@ def _fallen(loss: np.ndarray) -> float:
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
-def conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
-    """Builds tables, figures, claims and verdicts.
-
-    Args:
-        study: The study.
-        networks: Networks of all seeds, draws and widths.
-        wrong: The control's network of each seed.
-    """
+def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
+    """Builds tables, figures, claims and verdicts."""
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
-    rates = {name: slope(settings, networks, name) for name in FLOWS}
+    rates = {name: _slope(settings, networks, name) for name in FLOWS}
     terms, theorems = _worst_terms(looked_at, wrong), [f.theorem for f in looked_at]
     columns = " | ".join(["flow: {flow}", *(f"m = {w}: {{w{w}:.3g}}" for w in settings.widths), "slope: {slope:.2f}"])
     title = "largest distance of residuals from the network's, over the start's"

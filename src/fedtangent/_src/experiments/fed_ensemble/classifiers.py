@@ -162,13 +162,8 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
     return trials.trial_of(examples, clients, seed, loaded.num_classes)
 
 
-def network(settings: ClassifierSettings, trial: Trial) -> Model:
-    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed, whose inputs the network reads.
-    """
+def _network(settings: ClassifierSettings, trial: Trial) -> Model:
+    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
@@ -179,14 +174,9 @@ def network(settings: ClassifierSettings, trial: Trial) -> Model:
     return ft.models.build(settings.model, x.shape[1:], trial.num_classes, kind, **options)
 
 
-def methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
-    """Returns every entrant's method on one seed's data.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed.
-    """
-    model, by_key = network(settings, trial), dict[str, Method]()
+def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
+    """Returns every entrant's method on one seed's data."""
+    model, by_key = _network(settings, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(settings):
         data, options = trial.data, dict[str, Any]()
@@ -263,19 +253,13 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
         )
     checks.whole("keep_first", settings.keep_first, 1, schedule.num_slots)
     return faults.stragglers(
-        schedule, settings.keep_first, completion_times(settings, trial), spread=settings.completion_spread
+        schedule, settings.keep_first, _completion_times(settings, trial), spread=settings.completion_spread
     )
 
 
-def completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
-
-    With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed, with its clients.
-    """
+def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1."""
+    # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -286,12 +270,10 @@ def completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
 
 
 def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """Builds the schedule if every invited client answers.
-
-    Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
-    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model (FE-2021,
-    algorithm 1).
-    """
+    """Builds the schedule if every invited client answers."""
+    # Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
+    # each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
+    # (FE-2021, algorithm 1).
     invited, k = checks.whole("clients_per_round", settings.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
         return ft.schedules.uniform_sampling(num_clients, invited) if invited else ft.schedules.all_clients(num_clients)
@@ -327,17 +309,10 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 # ---- what is measured --------------------------------------------------------------------------------------------
 
 
-def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy.
-
-    They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
-    examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
-
-    Args:
-        algorithm: The algorithm.
-        state: Its state.
-        splits: Inputs and labels of each split.
-    """
+def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy."""
+    # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
+    # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
@@ -350,21 +325,13 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
     return metrics
 
 
-def measure_clients(
+def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples.
-
-    This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
-    clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
-    Clients without examples do not count; a prediction that is not finite is wrong.
-
-    Args:
-        largest: Upper bounds of the clients' sizes in each of PARTS.
-        algorithm: The algorithm.
-        state: Its state.
-        sets: Examples of all clients by part.
-    """
+    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples."""
+    # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
+    # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
+    # Clients without examples do not count; a prediction that is not finite is wrong.
     views_of = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
 
     def of_client(client: Array) -> Array:
@@ -408,7 +375,7 @@ def check(study: Study) -> None:
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
     for classes in settings.classes_per_client:
-        harness.build_all(methods(settings, divide(study, classes, study.seeds[0])))
+        harness.build_all(_methods(settings, divide(study, classes, study.seeds[0])))
 
 
 def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
@@ -440,10 +407,10 @@ def _bench(study: Study, classes: int, name: str) -> Bench:
     """Builds the bench for clients of one kind."""
     settings, of_seed = study.settings, partial(divide, study, classes)
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
-    score = partial(measure_clients, largest) if "test" in largest else measure
+    score = partial(_measure_clients, largest) if "test" in largest else _measure
     depends_on = {**harness.decisive(settings, DECISIVE), "classes": classes}
     called = ", ".join(filter(None, (scheme_name(classes), name)))
-    return Bench(study, of_seed, partial(methods, settings), depends_on, score, 1, largest["train"], called=called)
+    return Bench(study, of_seed, partial(_methods, settings), depends_on, score, 1, largest["train"], called=called)
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:

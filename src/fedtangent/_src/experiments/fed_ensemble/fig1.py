@@ -89,27 +89,16 @@ def law_of(process: Gaussian) -> Law:
     return Law(np.asarray(process.mean)[:, 0], sd, sd >= LEAST_SD * np.max(sd), vectors[:, :rank], values[:rank])
 
 
-def distance(law: Law, functions: np.ndarray) -> Distance:
-    """Computes the distances of functions from the process.
-
-    Args:
-        law: The process.
-        functions: Values at the process's points, [K, m].
-    """
+def _distance(law: Law, functions: np.ndarray) -> Distance:
+    """Computes the distances of functions [K, m] from the process."""
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
     return Distance(np.max(z, axis=1), np.mean(z <= sine.NORMAL_95, axis=1), squared)
 
 
-def draws(law: Law, count: int, seed: int) -> np.ndarray:
-    """Samples functions [count, m] from the process, with variation in its leading directions only.
-
-    Args:
-        law: The process.
-        count: Number of functions.
-        seed: Seed of the draw.
-    """
+def _draws(law: Law, count: int, seed: int) -> np.ndarray:
+    """Samples functions [count, m] from the process, with variation in its leading directions only."""
     normal = np.random.default_rng(seed).standard_normal((count, law.rank))
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
@@ -163,16 +152,14 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
     limit = ft.theory.gp_limit(blocks, data.y)
     law = law_of(limit)
     to_limit = max(flow.limit_distance(settings.num_rounds, k, limit).mean for k in range(settings.num_models))
-    distances = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
+    distances = {when: _distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
     return PosteriorCase(seed, data, law, trained, distances, to_limit)
 
 
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
-    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
-
-    The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
-    ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
-    """
+    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band."""
+    # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
+    # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
     distances = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, distances, strict=True))
     ratio = float(sum(np.sum(d.squared) for d in distances)) / freedom
@@ -199,7 +186,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
     """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
-        d = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
+        d = _distance(case.law, _draws(case.law, REFERENCE_DRAWS * num_models, i))
         inside += d.inside.reshape(shape).mean(axis=1) / len(cases)
         largest = np.maximum(largest, d.largest.reshape(shape).max(axis=1))
     low, high = np.quantile(inside, [OUTSIDE / 2, 1 - OUTSIDE / 2])
@@ -225,7 +212,7 @@ def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
             MODELS[name] + (f", width {settings.width}" if name == "network" else ""),
             case.data,
         )
-        samples = draws(case.law, settings.num_models, case.seed)
+        samples = _draws(case.law, settings.num_models, case.seed)
         functions = samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0]
         rows.append(PosteriorRow(label, x[:, 0], y[:, 0], x_test[:, 0], case.law.mean, case.law.sd, *functions))
     posterior_samples(rows, settings.num_rounds, study.figures.path("posterior_samples"))

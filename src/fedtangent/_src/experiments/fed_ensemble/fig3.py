@@ -80,14 +80,8 @@ class Triple(NamedTuple):
         return np.array([loss_surface.barrier(values) for values in self.segments])
 
 
-def ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
-    """Builds Fed-ensemble with per-client permutations.
-
-    Args:
-        settings: Settings.
-        model: The network.
-        common_start: Whether all models start from the first one.
-    """
+def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
+    """Builds Fed-ensemble with per-client permutations."""
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     rate, work = (
         ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10),
@@ -110,13 +104,8 @@ def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int
     return {e.round: e.metrics["params"] for e in run.history.evaluations if e.round != every}
 
 
-def measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
-    """Returns a function ``(three models, data) -> Triple``, compiled once.
-
-    Args:
-        model: The network.
-        loss: Function of weights, inputs and labels.
-    """
+def _measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
+    """Returns a function ``(three models, data) -> Triple``, compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
     shares = np.linspace(0, 1, SEGMENT_POINTS)
@@ -150,7 +139,7 @@ def check(study: Study) -> None:
         raise ValueError(
             f"num_rounds: got {settings.num_rounds}, must be a multiple of 4, for three rounds of one model"
         )
-    ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
+    _ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
 
 
 def _load(study: Study, seed: int) -> ImageData:
@@ -170,9 +159,9 @@ def run(study: Study) -> lab.Outcome:
     """Trains the ensemble and the control with one start for every seed, and measures the three kinds of triple."""
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)
-    algorithm, joint = ensemble(settings, model), ensemble(settings, model, common_start=True)
+    algorithm, joint = _ensemble(settings, model), _ensemble(settings, model, common_start=True)
     loss = loss_surface.mean_loss(model, "cross_entropy")
-    measure, starts, rows = measurer(model, loss), list[float](), list[lab.Row]()
+    measure, starts, rows = _measurer(model, loss), list[float](), list[lab.Row]()
     by_kind: dict[str, list[Triple]] = {kind: [] for kind in LABELS}
     for seed in study.each_seed():
         images = _load(study, seed)

@@ -94,7 +94,7 @@ def run(study: Study) -> lab.Outcome:
     columns = "clients: {clients} | slowness: {slowness:g} | method: {method} | kept: {way} | time of a round: "
     columns += "{seconds:.2f} | accuracy %: {percent:.2f} | at equal time %: {percent_in_time:.2f}"
     title = f"Stragglers on {study.dataset}: {len(study.seeds)} seeds, time in units of a client's mean"
-    return lab.Outcome((lab.table(title, rows, columns),), rows, tuple(claims(results)))
+    return lab.Outcome((lab.table(title, rows, columns),), rows, tuple(_claims(results)))
 
 
 def _draw(study: Study, results: Sequence[Waited]) -> None:
@@ -118,15 +118,9 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
     return np.stack(times)
 
 
-def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds].
-
-    The state before training, round 0, counts as a round.
-
-    Args:
-        one: Results under one way to close a round.
-        budget: Time of each seed, [seeds].
-    """
+def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
+    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds]."""
+    # The state before training, round 0, counts as a round.
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
     return np.array([a[max(0, r + 1 - LAST) : r + 1].mean() for a, r in zip(one.accuracy, done, strict=True)])
@@ -146,16 +140,14 @@ def _rows(results: Sequence[Waited]) -> list[lab.Row]:
             last = float(one.accuracy[:, -LAST:].mean())
             place = {"clients": scheme_name(one.classes), "slowness": one.slowness, "method": one.entrant.label}
             row = {**place, "way": one.way, "learning_rate": one.rate, "seconds": float(one.seconds.mean())}
-            percents = {"percent": 100 * last, "percent_in_time": 100 * float(in_time(one, budget).mean())}
+            percents = {"percent": 100 * last, "percent_in_time": 100 * float(_in_time(one, budget).mean())}
             rows.append({**row, "accuracy": last, **percents})
     return rows
 
 
-def claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
-    """Judges whether closing a round at the first answers shortens it at little loss of accuracy.
-
-    Control: if the same clients are always late, accuracy must fall.
-    """
+def _claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
+    """Judges whether closing a round at the first answers shortens it at little loss of accuracy."""
+    # Control: if the same clients are always late, accuracy must fall.
     for (classes, slowness, entrant), (first, every, few) in _alike(results).items():
         name = f"{scheme_name(classes)}, slowness {slowness:g}, {entrant.label}"
         for other in (every, few):
@@ -168,7 +160,7 @@ def claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
         else:
             yield loss.claim_below(f"{name}: control, the same are always late: accuracy falls")
         budget = np.minimum(first.seconds.sum(axis=1), every.seconds.sum(axis=1))
-        gain = lab.interval(in_time(first, budget) - in_time(every, budget))
+        gain = lab.interval(_in_time(first, budget) - _in_time(every, budget))
         yield gain.claim_above(f"{name}: it is more accurate at equal time")
 
 

@@ -27,9 +27,8 @@ from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes bias and variances against K in closed form.
-
-    There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths."""
+    """Computes bias and variances against K in closed form."""
+    # There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths.
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
         problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()
@@ -127,7 +126,7 @@ def _problem(
 
 def _best_fits(curves: Iterable[ScanCurve]) -> list[Fit]:
     """Selects the nearest choice for each budget and each reading of the bias."""
-    fits = [fit(curve, reading) for curve in curves for reading in READINGS]
+    fits = [_fit(curve, reading) for curve in curves for reading in READINGS]
     places = itertools.product(BUDGETS, READINGS)
     return [_nearest(f for f in fits if (f.budget, f.reading) == place) for place in places]
 
@@ -136,13 +135,8 @@ def _nearest(fits: Iterable[Fit]) -> Fit:
     return min(fits, key=lambda f: f.distance)
 
 
-def fit(curve: ScanCurve, reading: str) -> Fit:
-    """Finds the initial standard deviation at which a choice is nearest to the published variances.
-
-    Args:
-        curve: Closed form against K, with initial weights of unit variance.
-        reading: Whether the paper's bias is squared, of READINGS.
-    """
+def _fit(curve: ScanCurve, reading: str) -> Fit:
+    """Finds the initial standard deviation at which a choice is nearest to the published variances."""
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])

@@ -41,7 +41,7 @@ def check(study: Study) -> None:
 def run(study: Study) -> lab.Outcome:
     """Trains with every method of the table."""
     in_table = {"femnist": WRITERS}
-    return classifiers.outcome(study, "Table III", in_table, claims, lambda scores: (_own_predictions(scores),))
+    return classifiers.outcome(study, "Table III", in_table, _claims, lambda scores: (_own_predictions(scores),))
 
 
 def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
@@ -55,11 +55,9 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
     return lab.table("whose prediction, on whose examples", rows, columns)
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one.
-
-    It should also be better for the client itself than for another client.
-    """
+def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
+    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one."""
+    # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
         for one, other in AHEAD:

@@ -44,16 +44,10 @@ class PrinterSettings:
     tuning_seed: int = within(1000, least=0)
 
 
-def divide(study: Study, seed: int) -> Trial:
-    """Divides the examples into one client per user; for the tuning seed, a block of each user's examples is left out.
-
-    It is one of eleven blocks in order of the first input; for the printers a block is one speed. For every seed, the
-    validation examples are these blocks of all users.
-
-    Args:
-        study: The study.
-        seed: A measured seed, or the tuning seed.
-    """
+def _divide(study: Study, seed: int) -> Trial:
+    """Divides the examples into one client per user; for the tuning seed, blocks of examples are left out."""
+    # Of each user it is one of eleven blocks in order of the first input; for the printers a block is one speed. For
+    # every seed, the validation examples are these blocks.
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
     x, y = (np.asarray(a, np.float32) for a in (loaded.x_train, loaded.y_train))
@@ -82,14 +76,8 @@ def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
     return both_methods(settings, trial, model, "squared_error")
 
 
-def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean squared error on each split, and its negative, by which rates are chosen.
-
-    Args:
-        algorithm: The algorithm.
-        state: Its state.
-        splits: Inputs and targets of each split.
-    """
+def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the mean squared error on each split, and its negative, by which rates are chosen."""
     metrics = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
@@ -102,16 +90,16 @@ def check(study: Study) -> None:
     settings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
-    harness.build_all(methods(settings, divide(study, study.seeds[0])))
+    harness.build_all(methods(settings, _divide(study, study.seeds[0])))
 
 
 def bench_of(study: Study) -> Bench:
     """Builds the bench on which both methods run."""
     settings = study.settings
-    largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
+    largest = max(max_client_size(_divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
     depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(divide, study), partial(methods, settings)
-    return Bench(study, of_seed, of_trial, depends_on, measure, 1, largest, "validation.fit")
+    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
+    return Bench(study, of_seed, of_trial, depends_on, _measure, 1, largest, "validation.fit")
 
 
 def run(study: Study) -> lab.Outcome:

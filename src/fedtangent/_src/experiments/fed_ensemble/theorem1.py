@@ -63,7 +63,7 @@ def run(study: Study) -> lab.Outcome:
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
         results.append(_follow(_resized(setting, settings), settings))
         study.keep(_metrics(results[-1], seed))
-    return conclude(study, results)
+    return _conclude(study, results)
 
 
 def _resized(case: Setting, settings: EnsembleDecaySettings) -> Setting:
@@ -131,13 +131,8 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
     return rows
 
 
-def conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound.
-
-    Args:
-        study: The study.
-        results: Residuals of every seed.
-    """
+def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
+    """Builds tables and figure, and a verdict on each form of the bound."""
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
     _draw(study, results[0])
@@ -202,12 +197,10 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, decay: EnsembleDecay) -> None:
-    """Draws one seed's relative residuals and every form of the bound in two panels.
-
-    The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
-    flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
-    last of them.
-    """
+    """Draws one seed's relative residuals and every form of the bound in two panels."""
+    # The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
+    # flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
+    # last of them.
     length, short = decay.theorem.plan.rounds_per_age, len(decay.networks)
     ends, bounds = np.arange(0, len(decay.flow), length), _bounds(decay)
     rate = decay.flow[ends[-1]].max() * decay.rate ** (np.arange(len(ends)) - (len(ends) - 1))

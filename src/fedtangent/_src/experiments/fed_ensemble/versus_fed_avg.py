@@ -86,13 +86,8 @@ SCALES = {
 }
 
 
-def divide(study: Study, seed: int) -> Trial:
-    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each.
-
-    Args:
-        study: The study.
-        seed: Seed of the division.
-    """
+def _divide(study: Study, seed: int) -> Trial:
+    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each."""
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     clients = ft.partition.classes(examples.y["train"], settings.num_clients, settings.classes_per_client, seed)
@@ -160,20 +155,20 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
 
 def check(study: Study) -> None:
     """Builds both methods on the first seed's data, with every rate; raises ``ValueError``."""
-    harness.build_all(methods(study.settings, divide(study, study.seeds[0])))
+    harness.build_all(methods(study.settings, _divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> lab.Outcome:
     """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
-    largest = max(max_client_size(divide(study, seed).data) for seed in study.seeds)
+    largest = max(max_client_size(_divide(study, seed).data) for seed in study.seeds)
     depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(divide, study), partial(methods, settings)
+    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
     bench = Bench(study, of_seed, of_trial, depends_on, harness.all_scores, settings.evaluate_every, largest)
     for seed in study.each_seed():
         for config in itertools.starmap(Config, itertools.product(NAMES, settings.learning_rates)):
             runs.setdefault(config, []).append(harness.play(bench, config, seed, settings.num_rounds))
-    return conclude(study, bench.methods(study.seeds[0]), runs)
+    return _conclude(study, bench.methods(study.seeds[0]), runs)
 
 
 def _last(records: list[Record], metric: str) -> np.ndarray:
@@ -181,14 +176,8 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
     return np.array([record.metrics[metric][-1] for record in records])
 
 
-def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
-    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes.
-
-    Args:
-        study: The study.
-        by_name: Both methods.
-        runs: Runs of both methods with every rate.
-    """
+def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
+    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1

@@ -87,7 +87,7 @@ def run(part: str, study: Study) -> lab.Outcome:
             study.keep(lab.metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
     mean_rows = lab.means(rows, "dimension")
     _draw(study, part, mean_rows)
-    judge, verdict = claims_b if part == "b" else claims_c, exact_verdict(runs, settings)
+    judge, verdict = _claims_b if part == "b" else _claims_c, exact_verdict(runs, settings)
     claims, sheet = (
         judge(rows, settings.num_nodes * settings.examples_per_node),
         _sheet(part, mean_rows, len(study.seeds)),
@@ -139,14 +139,8 @@ def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
     bounded([panel], f"Fig. 1({part}): regression", ("dimension d", quantity), None, study.figures.path(f"fig1{part}"))
 
 
-def peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
-    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        key: Entry of a row.
-        at: The dimension.
-    """
+def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
+    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed."""
     peaks = []
     for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)
@@ -154,16 +148,11 @@ def peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
     return peaks
 
 
-def claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        total: Number of examples of all nodes.
-    """
+def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
+    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
     most = max(r["dimension"] for r in rows)
     closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
-    high = lab.interval(peak(rows, "g_c", total))
+    high = lab.interval(_peak(rows, "g_c", total))
     end = lab.interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
     return (
         closed.claim_below(f"G is its closed form (eq. 6) at every d (to {SAME:g} of C)", "{:.2g}", SAME),
@@ -172,16 +161,11 @@ def claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
     )
 
 
-def claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        total: Number of examples of all nodes.
-    """
+def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
+    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
     most = max(r["dimension"] for r in rows)
     away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
-    centralised, whole = lab.interval(peak(rows, "error_c", total)), lab.interval(peak(rows, "error_g", total))
+    centralised, whole = lab.interval(_peak(rows, "error_c", total)), lab.interval(_peak(rows, "error_g", total))
     worse = lab.interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
     return (
         away.claim_below(f"G and C have the same error at d = {most} (to {EQUAL:g})", "{:.2g}", EQUAL),

@@ -77,17 +77,8 @@ class Classified(NamedTuple):
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
-def classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes all models of a problem. Needs 64-bit types.
-
-    Args:
-        settings: Settings.
-        problem: The problem, in the span of its examples.
-        simulate: Whether the engine trains METHODS; otherwise they descend in the dual.
-
-    Raises:
-        ValueError: The examples are not separable.
-    """
+def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
+    """Computes all models of a problem, in float64; raises ``ValueError`` unless the examples are separable."""
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
     train = partial(simulated, problem, num_rounds=settings.num_rounds, learning_rate=settings.learning_rate)
@@ -104,7 +95,7 @@ def classified(settings: ExponentialSettings, problem: Problem, *, simulate: boo
 
 
 def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Returns ``classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
+    """Returns ``_classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
 
     Args:
         settings: Settings.
@@ -112,7 +103,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
         simulate: Whether the engine trains METHODS.
     """
     try:
-        one = classified(settings, problem, simulate=simulate)
+        one = _classified(settings, problem, simulate=simulate)
     except DivergenceError:
         return None
     return one if all(np.isfinite(path).all() for path in one.paths.values()) else None
@@ -205,7 +196,7 @@ def run(study: Study) -> lab.Outcome:
     _draw(study, results[0], lines[0])
     verdicts = (
         exact_verdict(settings, results, f"d = {settings.dimension}"),
-        *verdicts_of(rows, f"d = {settings.dimension}"),
+        *_verdicts_of(rows, f"d = {settings.dimension}"),
     )
     remarks = (*REMARKS, *left_out(missing, len(rows) + len(missing)))
     judged = claims(rows) if len(rows) > 1 else ()
@@ -269,13 +260,8 @@ def slope(values: np.ndarray) -> float:
     return lab.log_slope(rounds[late], values[late])
 
 
-def verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
-    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k.
-
-    Args:
-        rows: Rows of all seeds.
-        sizes: Sizes of the problems, as text.
-    """
+def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
+    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k."""
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])

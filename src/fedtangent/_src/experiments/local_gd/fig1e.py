@@ -152,13 +152,8 @@ def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
     return Verdict.of("Local-GD section 5", "accuracy is 1 - angle / pi", sizes, right, wrong)
 
 
-def by_dimension(rows: list[lab.Row], key: str) -> list[float]:
-    """Computes the slope of an entry against log10 of the dimension, one for each seed.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        key: Entry of a row.
-    """
+def _by_dimension(rows: list[lab.Row], key: str) -> list[float]:
+    """Computes the slope of an entry against log10 of the dimension, one for each seed."""
     return [
         float(np.polyfit(np.log10([r["dimension"] for r in group]), [r[key] for r in group], 1)[0])
         for group in lab.grouped(rows, "seed").values()
@@ -167,7 +162,7 @@ def by_dimension(rows: list[lab.Row], key: str) -> list[float]:
 
 def _falls(rows: list[lab.Row], key: str, name: str) -> lab.Claim:
     """Judges whether an entry falls with the dimension."""
-    return lab.interval(by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
+    return lab.interval(_by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
 
 
 def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:

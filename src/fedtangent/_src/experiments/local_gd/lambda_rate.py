@@ -75,7 +75,7 @@ def run(study: Study) -> lab.Outcome:
     results = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
-            for t in turned(study.settings, seed, dimension):
+            for t in _turned(study.settings, seed, dimension):
                 results.append(t)
                 for level, value in zip(study.settings.log_inverses, t.angle, strict=True):
                     study.keep(
@@ -84,14 +84,8 @@ def run(study: Study) -> lab.Outcome:
     return _conclude(study, results)
 
 
-def turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Computes one seed and dimension after every number of rounds.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the problem.
-        dimension: Dimension d of the inputs.
-    """
+def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
+    """Computes one seed and dimension after every number of rounds."""
     problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     last, svm, distance = settings.rounds[-1], theory.hard_margin(sets), theory.direction_distance

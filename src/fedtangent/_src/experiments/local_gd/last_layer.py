@@ -120,7 +120,7 @@ def run(panel: str, study: Study) -> lab.Outcome:
         folder = None if loaded.info.read_from == "embedded" else storage.cache_directory() / "features"
         featured = _featured(study, loaded, folder)
         source = featured.info.source.split("; ", 1)[1]
-        layers = train(featured, settings, seed)
+        layers = _train(featured, settings, seed)
         results.append(layers)
         for name, values in layers.accuracy.items():
             study.keep(lab.metric_rows(name, seed, range(settings.num_rounds + 1), {"accuracy": values}, "test"))
@@ -130,14 +130,8 @@ def run(panel: str, study: Study) -> lab.Outcome:
     return _conclude(study, results, panel, source)
 
 
-def train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains all runs of one seed; the single node is number ``seed`` modulo N.
-
-    Args:
-        loaded: The data set, with features in place of images.
-        settings: Settings.
-        seed: The seed.
-    """
+def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
+    """Trains all runs of one seed; the single node is number ``seed`` modulo N."""
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))

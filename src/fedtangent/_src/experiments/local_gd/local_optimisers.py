@@ -93,7 +93,7 @@ def run(study: Study) -> lab.Outcome:
     """Trains both tasks with every optimiser on every seed."""
     results = list[Ended]()
     for seed in study.each_seed():
-        of_seed = regressed(study.settings, seed) + _classified(study.settings, seed)
+        of_seed = _regressed(study.settings, seed) + _classified(study.settings, seed)
         results += of_seed
         for f in of_seed:
             rounds = range(study.settings.num_rounds + 1)
@@ -135,13 +135,8 @@ def _falling(rate: float) -> Callable[[Array], Array]:
     return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
-def regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the problem.
-    """
+def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
+    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model."""
     problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
     centre, span = theory.minimum_norm(problem.x, problem.y), np.linalg.svd(problem.x, full_matrices=False)[2]
     results = []

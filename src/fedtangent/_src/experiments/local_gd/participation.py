@@ -101,21 +101,15 @@ def check(study: Study) -> None:
         )
     for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
-            run = _closed_form(nodes(settings, seed, dimension), settings, 1)
+            run = _closed_form(_nodes(settings, seed, dimension), settings, 1)
             if run.unfinished > 1:
                 raise ValueError(
                     f"learning_rate: got {settings.learning_rate}, at which local work diverges, must be smaller"
                 )
 
 
-def nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the draw.
-        dimension: Dimension d of the inputs, ``wide`` or ``narrow``.
-    """
+def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
+    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow
@@ -140,7 +134,7 @@ def run(study: Study) -> lab.Outcome:
     for seed in study.each_seed():
         cohorts = _cohorts(settings, seed)
         for dimension in (settings.wide, settings.narrow):
-            problem = nodes(settings, seed, dimension)
+            problem = _nodes(settings, seed, dimension)
             centre = theory.minimum_norm(problem.x, problem.y)
             for steps in settings.local_steps:
                 place = seed, dimension, steps
@@ -157,11 +151,9 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global to the centralised model by round, relative to the latter's norm.
-
-    The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
-    dimension, and from the centralised model in the narrow one.
-    """
+    """Computes the distance of the global to the centralised model by round, relative to the latter's norm."""
+    # The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
+    # dimension, and from the centralised model in the narrow one.
     size = np.linalg.norm(centre)
     start = None if place[1] == settings.wide else centre
     both = [
@@ -173,7 +165,7 @@ def _follow(
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     """Compares the closed form with the engine for the same cohorts, after a tenth of the rounds."""
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
-    problem, work = nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
+    problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
     model = ft.models.linear(settings.narrow, dtype=jnp.float64)
     schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
     algorithm = ft.fed_avg(model, schedule, client_learning_rate=settings.learning_rate, work=work)

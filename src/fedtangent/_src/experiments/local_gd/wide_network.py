@@ -107,7 +107,7 @@ def run(study: Study) -> lab.Outcome:
     limit = _infinite(settings, task)
     for seed in study.each_seed():
         for width, draw in itertools.product(settings.widths, range(settings.draws)):
-            results.append(trained(settings, task, limit, (seed, draw), width))
+            results.append(_trained(settings, task, limit, (seed, draw), width))
             name = f"local_gd width={width} draw={draw}"
             study.keep(lab.metric_rows(name, seed, settings.num_rounds, results[-1].distances, "test"))
     return _conclude(study, results)
@@ -129,16 +129,8 @@ def _infinite(settings: WidthSettings, task: Task) -> Limits:
     return Limits(tangent, ft.kernels.KernelBlocks(tangent.nngp_train, tangent.nngp_test_train))
 
 
-def trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """Trains the last layer and the whole network and compares each with closed forms.
-
-    Args:
-        settings: Settings.
-        task: Examples and rate.
-        limit: Kernels at infinite width.
-        which: Seed and draw of the network.
-        width: Width of the network.
-    """
+def _trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
+    """Trains the last layer and the whole network and compares each with closed forms."""
     seed, draw = which
     algorithm, of_last, model = _algorithms(settings, width, task.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -209,13 +201,8 @@ def _ends(
     return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 
-def slopes(results: list[Trained], name: str) -> lab.MeanInterval:
-    """Computes the slope of ln distance against ln width: its interval over seeds.
-
-    Args:
-        results: Distances of all networks.
-        name: Name of the distance, of DISTANCES.
-    """
+def _slopes(results: list[Trained], name: str) -> lab.MeanInterval:
+    """Computes the slope of ln distance against ln width: its interval over seeds."""
     groups = lab.grouped(results, "seed").values()
     return lab.interval(lab.log_slope([t.width for t in group], [t.distances[name] for t in group]) for group in groups)
 
@@ -223,7 +210,7 @@ def slopes(results: list[Trained], name: str) -> lab.MeanInterval:
 def _conclude(study: Study, results: list[Trained]) -> lab.Outcome:
     """Builds the table of distances by width with their slopes, the figure and the verdicts."""
     rows, entries, widths = list[lab.Row](), list[lab.Row](), study.settings.widths
-    rates = {name: slopes(results, name) for name in DISTANCES if name != "last_own"}
+    rates = {name: _slopes(results, name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
         rate = rates.get(name)
         by_width = {f"w{w}": lab.interval(t.distances[name] for t in results if t.width == w).mean for w in widths}

@@ -122,23 +122,12 @@ DECISIVE = "clients_per_round width last_w_std batch_size loss times momentum be
 # ---- one seed's data, and the methods on it ----------------------------------------------------------------------
 
 
-def divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
-    """Divides the data of one seed among clients.
-
-    Training and validation examples come from the training set, test examples from the test set. All pixels are
-    standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
-    (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
-    that each of them distorts in its own way (``"shifted"``: ``trials.distorted``).
-
-    Args:
-        name: Name of the data set.
-        data_dir: Folder with original files.
-        seed: Seed of the division.
-        settings: Settings.
-
-    Raises:
-        ValueError: There are fewer examples or clients than the settings need.
-    """
+def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
+    """Divides the data of one seed among clients."""
+    # Training and validation examples come from the training set, test examples from the test set. All pixels are
+    # standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
+    # (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
+    # that each of them distorts in its own way (``"shifted"``: ``trials.distorted``).
     loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
@@ -166,25 +155,17 @@ def _clients(loaded: ft.data.Dataset, examples: Examples, seed: int, settings: B
 
 
 def _network(settings: BaselineSettings, trial: Trial) -> Model:
-    """Builds the paper's multilayer perceptron of one hidden layer, in the standard parameterization, biases from zero.
-
-    Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which is
-    our choice: with a larger one the halved squared error starts far above its value at zero.
-    """
+    """Builds the paper's perceptron of one hidden layer, in the standard parameterization, biases from zero."""
+    # Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which
+    # is our choice: with a larger one the halved squared error starts far above its value at zero.
     size = int(np.prod(trial.data.x.shape[1:]))
     build = partial(ft.models.build, "mlp", size, trial.num_classes, widths=(settings.width,))
     return build(parameterization="standard", b_std=0.0, last_w_std=settings.last_w_std)
 
 
-def methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
-    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network.
-
-    The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed.
-    """
+def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
+    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network."""
+    # The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
     is_projected = settings.projected and any(name in PAIRED for name in settings.methods)
     small = trials.projected(trial, settings.projected) if is_projected else trial
@@ -224,11 +205,9 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
-    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings.
-
-    ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
-    rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
-    """
+    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings."""
+    # ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
+    # rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
     model, is_compressed, clients = _network(settings, trial), name.startswith("cp_"), trials.partition_of(trial.data)
     pool = -(-largest_sample(clients, settings.clients_per_round, settings.beta if is_compressed else 1.0) // 8) * 8
     evolution, pooling = ft.Evolution(settings.times, unstable="clip", loss=EVOLVED[name]), ft.Pooling(pool_size=pool)
@@ -262,31 +241,25 @@ def check(study: Study, **changes: object) -> None:
         raise ValueError(f"window: got {settings.window}, must be at most num_rounds and reference_rounds")
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
-    harness.build_all(methods(settings, divide(study.dataset, study.data_dir, study.seeds[0], settings)))
+    harness.build_all(_methods(settings, _divide(study.dataset, study.data_dir, study.seeds[0], settings)))
 
 
 def bench_of(study: Study, **changes: object) -> Bench:
     """Builds the bench of the study's runs, with ``changes`` of settings."""
     settings = dataclasses.replace(study.settings, **changes)
-    of_seed = partial(divide, study.dataset, study.data_dir, settings=settings)
-    return Bench(study, of_seed, partial(methods, settings), harness.decisive(settings, DECISIVE))
+    of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
+    return Bench(study, of_seed, partial(_methods, settings), harness.decisive(settings, DECISIVE))
 
 
-def after(record: Record, num_rounds: int, window: int) -> float:
-    """Computes the mean test accuracy of a run over the ``window`` rounds that end with round ``num_rounds``.
-
-    Args:
-        record: The run.
-        num_rounds: The last round.
-        window: Number of rounds.
-    """
+def _after(record: Record, num_rounds: int, window: int) -> float:
+    """Computes the mean test accuracy of a run over the ``window`` rounds that end with round ``num_rounds``."""
     return float(record.test[num_rounds - window + 1 : num_rounds + 1].mean())
 
 
 def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
     """Computes each method's mean test accuracy over the last ``settings.window`` rounds, [seeds]."""
     return {
-        name: np.array([after(r, settings.num_rounds, settings.window) for r in records])
+        name: np.array([_after(r, settings.num_rounds, settings.window) for r in records])
         for name, records in runs.items()
     }
 
@@ -337,14 +310,8 @@ def mean_and_error(values: np.ndarray) -> str:
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
-def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
-    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed.
-
-    Args:
-        runs: Runs of each method, one for each seed.
-        method: The method that is compared with the others.
-        settings: Settings.
-    """
+def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
+    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed."""
     accuracy, rows, entries, claims, label = ends(runs, settings), [], [], [], LABELS[method]
     for name, values in accuracy.items():
         row: lab.Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
@@ -384,13 +351,8 @@ class Reached(NamedTuple):
         return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
-def reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink.
-
-    Args:
-        records: Runs, one for each seed.
-        levels: Test accuracy to reach, for each seed.
-    """
+def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
+    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink."""
     above = [np.flatnonzero(r.test[1:] >= level) for r, level in zip(records, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in above]
     return Reached(rounds, [None if at is None else int(r.sent[at, 0]) for r, at in zip(records, rounds, strict=True)])
@@ -407,7 +369,7 @@ def to_the_level(
         title: Title of the table.
         published: The paper's rounds and MB by method.
     """
-    by_method, rows = {name: reached(records, levels) for name, records in runs.items()}, []
+    by_method, rows = {name: _reached(records, levels) for name, records in runs.items()}, []
     for name, r in by_method.items():
         row: lab.Row = {"label": LABELS[name], "paper": (published or {}).get(name, (None, None))}
         row["by_seed"] = ", ".join("never" if round_ is None else str(round_) for round_ in r.rounds)
@@ -490,28 +452,22 @@ def _figure_4(claim: str, study: Study) -> lab.Outcome:
     sheets, rows, claims, details = list[lab.Sheet](), list[lab.Row](), list[lab.Claim](), dict[str, object]()
     compared = [name for name in WHOLE if name in runs]
     for name in compared:
-        sheet, against_others, verdicts = against(runs, name, settings)
+        sheet, against_others, verdicts = _against(runs, name, settings)
         sheets, claims = [*sheets, sheet], claims + verdicts
         rows += [{"compared": name, **row} for row in against_others]
     if "fed_avg" in runs:
-        levels = [after(record, settings.reference_rounds, settings.window) for record in runs["fed_avg"]]
+        levels = [_after(record, settings.reference_rounds, settings.window) for record in runs["fed_avg"]]
         title = f"rounds to FedAvg's accuracy after {settings.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
         sheet, by_method = to_the_level(runs, levels, title)
         sheets.append(sheet)
-        claims += [ten_times_sooner(by_method[name], settings, name) for name in compared]
+        claims += [_ten_times_sooner(by_method[name], settings, name) for name in compared]
         details = {"levels": levels, "rounds_to_level": by_method}
     draw(study, runs)
     return outcome(study, claim, tuned, Report((*sheets, by_round(runs)), rows, claims, details), {"": runs})
 
 
-def ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
-    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average.
-
-    Args:
-        reached: When it reaches that accuracy.
-        settings: Settings.
-        method: Name of the method.
-    """
+def _ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
+    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average."""
     mean, tenth = reached.mean_rounds, settings.reference_rounds / 10
     measured = f"not with every seed in {settings.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"

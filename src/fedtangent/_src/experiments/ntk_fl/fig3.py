@@ -33,18 +33,13 @@ def run(study: Study) -> lab.Outcome:
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned)
     baselines.draw(study, runs)
-    sheet, rows, claim = losses(study.settings, runs)
+    sheet, rows, claim = _losses(study.settings, runs)
     report = Report((sheet, baselines.by_round(runs)), rows, (claim,))
     return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
-    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more.
-
-    Args:
-        settings: Settings.
-        runs: Runs of the four methods.
-    """
+def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
+    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more."""
     ends = baselines.ends(runs, settings)
     losses = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, entries = list[lab.Row](), []

@@ -81,16 +81,11 @@ def run(study: Study) -> lab.Outcome:
     path = study.figures.path("accuracy_by_alpha")
     curves({"test accuracy": lines}, settings.alphas, title, path, across="Dirichlet alpha")
     by_alpha = {f"alpha {alpha:g}: ": of for alpha, of in runs.items()}
-    return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, judge(settings, gains)), by_alpha)
+    return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, _judge(settings, gains)), by_alpha)
 
 
-def judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
-    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds].
-
-    Args:
-        settings: Settings.
-        gains: Gain in accuracy of each method, [seeds].
-    """
+def _judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
+    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
     more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]

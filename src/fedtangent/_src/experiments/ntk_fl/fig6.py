@@ -76,7 +76,7 @@ def run(study: Study) -> lab.Outcome:
     heat_map(values, axes, "test accuracy, %", f"{study.dataset}, {title}", path)
     by_cell = {f"beta {b:g}, d1' {d}: ": of for (b, d), of in runs.items()}
     return baselines.outcome(
-        study, CLAIM, tuned, Report((_sheet(settings, ends),), rows, judge(settings, ends)), by_cell
+        study, CLAIM, tuned, Report((_sheet(settings, ends),), rows, _judge(settings, ends)), by_cell
     )
 
 
@@ -87,13 +87,8 @@ def published(beta: float, dimension: int) -> float | None:
     return PUBLISHED[beta][PUBLISHED_DIMENSIONS.index(dimension)] / 100
 
 
-def judge(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed.
-
-    Args:
-        settings: Settings.
-        ends: Accuracy after the last round by beta and d1', [seeds].
-    """
+def _judge(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
+    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed."""
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
     by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))

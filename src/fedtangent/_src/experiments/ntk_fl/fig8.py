@@ -103,11 +103,8 @@ Read = dict[str, Reconstruction]  # by attack
 ByAttack = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
-def load(study: Study, seed: int) -> AttackedImages:
-    """Draws images from the test set, of as many different classes as possible.
-
-    Raises ``ValueError`` if the test set has fewer images.
-    """
+def _load(study: Study, seed: int) -> AttackedImages:
+    """Draws images of the test set, of many different classes; raises ``ValueError`` if it has fewer images."""
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
     settings, count = study.settings, study.settings.num_images + study.settings.num_known
     if count > len(loaded.x_test):
@@ -266,17 +263,17 @@ def check(study: Study) -> None:
             f"activation: got {settings.activation!r}, allowed for {settings.network} are {', '.join(allowed)}"
         )
     assert settings.attack
-    load(study, study.seeds[0])
+    _load(study, study.seeds[0])
 
 
 def run(study: Study) -> lab.Outcome:
     """Makes every attack at every sparsity on every seed's images."""
     settings, of_seeds = study.settings, list[ByAttack]()
     sparsities = tuple(sorted(settings.sparsities, reverse=True))
-    first = load(study, study.seeds[0])
+    first = _load(study, study.seeds[0])
     networks = _networks(settings, first)
     for seed in study.each_seed():
-        of_seeds.append(_read_everything(study, networks, load(study, seed), sparsities))
+        of_seeds.append(_read_everything(study, networks, _load(study, seed), sparsities))
         for name, by_sparsity in of_seeds[-1].items():
             values = {f"ssim at sparsity {v:g}": read.ssim.mean() for v, read in by_sparsity.items()}
             study.keep(lab.metric_rows(name, seed, 0, values, "test"))
@@ -300,7 +297,7 @@ def run(study: Study) -> lab.Outcome:
         "first layer read: of the paper's perceptron, in closed form, as are the other switches; the colluding client "
         f"has {settings.num_known} examples",
     )
-    return lab.Outcome(sheets, rows, judge(scores), remarks=remarks, failed=failed)
+    return lab.Outcome(sheets, rows, _judge(scores), remarks=remarks, failed=failed)
 
 
 def summaries(of_seeds: list[ByAttack]) -> Scores:
@@ -315,11 +312,9 @@ def summaries(of_seeds: list[ByAttack]) -> Scores:
     }
 
 
-def judge(scores: Scores) -> tuple[lab.Claim, ...]:
-    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images.
-
-    An image is hidden if less than half of the SSIM remains at the lowest sparsity.
-    """
+def _judge(scores: Scores) -> tuple[lab.Claim, ...]:
+    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images."""
+    # An image is hidden if less than half of the SSIM remains at the lowest sparsity.
     claims = []
     for name in DEEP:
         values = [scores[name][sparsity].values for sparsity in sorted(scores[name], reverse=True)]

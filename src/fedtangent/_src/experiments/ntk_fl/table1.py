@@ -77,17 +77,12 @@ def run(study: Study) -> lab.Outcome:
         for m, r in reached.items()
     ]
     baselines.draw(study, runs)
-    report = Report((sheet, baselines.by_round(runs)), rows, judge(settings, reached))
+    report = Report((sheet, baselines.by_round(runs)), rows, _judge(settings, reached))
     return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def judge(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
-    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed.
-
-    Args:
-        settings: Settings.
-        reached: When each method reaches the target.
-    """
+def _judge(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 

@@ -72,7 +72,7 @@ def run(study: Study) -> lab.Outcome:
             rows = lab.metric_rows(name, seed, f.rounds, values)
             sent = [f.uplink_bytes * row.round // int(f.rounds[-1]) for row in rows]
             study.keep([row._replace(uplink_bytes=b, downlink_bytes=b) for row, b in zip(rows, sent, strict=True)])
-    return conclude(study, results)
+    return _conclude(study, results)
 
 
 def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
@@ -88,13 +88,13 @@ def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, s
             )
             for steps in settings.local_steps:
                 of_run = theorem(local_steps=steps, delta=settings.delta)
-                rounds, squared, uplink = fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
+                rounds, squared, uplink = _fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
                 ntk = evolved.time[0], evolved.after[0]
                 results.append(FollowedRounds(seed, width, factor, of_run, rounds, squared, *ntk, uplink))
     return results
 
 
-def fed_avg_residuals(
+def _fed_avg_residuals(
     task: two_layer.TwoLayerProblem,
     start: two_layer.Start,
     learning_rate: float,
@@ -102,21 +102,8 @@ def fed_avg_residuals(
     num_rounds: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Trains with FedAvg and the theorem's eta. Needs 64-bit types.
-
-    The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
-
-    Args:
-        task: The examples and clients.
-        start: The network at its start.
-        learning_rate: The theorem's eta.
-        local_steps: Number tau of local steps.
-        num_rounds: Number of rounds.
-        seed: Seed of the run.
-
-    Returns:
-        Evaluated rounds [E], squared residuals [E] and uplink bytes.
-    """
+    """Trains with FedAvg and the theorem's eta. Needs 64-bit types."""
+    # The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
     schedule, work = ft.schedules.all_clients(clients), ft.Work(steps=local_steps, batch_size=None)
     algorithm = ft.fed_avg(start.model, schedule, client_learning_rate=learning_rate / clients, work=work)
@@ -160,13 +147,8 @@ def _row(f: FollowedRounds) -> lab.Row:
     }
 
 
-def conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
-    """Builds tables, figure and verdicts.
-
-    Args:
-        study: The study.
-        results: Networks of all seeds, widths, steps and numbers of local steps.
-    """
+def _conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
+    """Builds tables, figure and verdicts."""
     rows, last = [_row(f) for f in results], results[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)

@@ -69,10 +69,8 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
-    """Checks that the residual's modes approach FedAvg of the linear model as networks become wider.
-
-    Modes are coefficients in the eigenbasis of the limit of P(0). The width of ``size`` is ignored.
-    """
+    """Checks that the residual's modes approach FedAvg of the linear model as networks become wider."""
+    # Modes are coefficients in the eigenbasis of the limit of P(0). The width of ``size`` is ignored.
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -120,10 +118,9 @@ def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[V
 def _by_mode(
     measured: list[Coefficients], predicted: list[Coefficients], right: list[Coefficients]
 ) -> Float64[np.ndarray, "E"]:
-    """Returns the error of each network's prediction over all rounds: the root mean square over modes.
-
-    The error of a mode is relative to how far the mode moves by the right theory. Lists have an entry for each network.
-    """
+    """Returns the error of each network's prediction over all rounds: the root mean square over modes."""
+    # The error of a mode is relative to how far the mode moves by the right theory. Lists have an entry for each
+    # network.
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))

@@ -88,11 +88,9 @@ def _edge_case(
     steps: int | tuple[int, ...] = STEPS,
     scale: float = 1.0,
 ) -> EdgeCase:
-    """Draws a case with as many groups of clients as models; the groups take turns at the models.
-
-    If the ``steps`` of the clients differ, the features of the client with the fewest are halved, and so its kernel is
-    a fourth. ``scale`` is the expected norm of the random features.
-    """
+    """Draws a case with as many groups of clients as models; the groups take turns at the models."""
+    # If the ``steps`` of the clients differ, the features of the client with the fewest are halved, and so its kernel
+    # is a fourth. ``scale`` is the expected norm of the random features.
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
     rows = tuple(np.split(rng.permutation(n), np.cumsum(sizes)[:-1]))
@@ -134,10 +132,8 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks the theorem at the largest step with kappa_2 < 1, the only condition that is printed.
-
-    The last line of the proof needs a smaller step.
-    """
+    """Checks the theorem at the largest step with kappa_2 < 1, the only condition that is printed."""
+    # The last line of the proof needs a smaller step.
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -151,10 +147,8 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks that the residual decays as Theorem 9.1 says where its assumptions do not hold: unequal local steps.
-
-    The theorem has one number tau of local steps; here it is the least of all clients.
-    """
+    """Checks that the residual decays as Theorem 9.1 says where its assumptions do not hold: unequal local steps."""
+    # The theorem has one number tau of local steps; here it is the least of all clients.
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
@@ -188,10 +182,8 @@ def _rate(seed: int) -> Verdict:
 
 
 def _pulling(seed: int) -> RandomFederation:
-    """Draws a case of one example a client in which the first client's step raises the second client's loss.
-
-    The second client does not train the same model in that round.
-    """
+    """Draws a case of one example a client in which the first client's step raises the second client's loss."""
+    # The second client does not train the same model in that round.
     rng = np.random.default_rng(seed)
     features = 0.3 * np.eye(6, 8, k=1)
     features[0, 0], features[1, 0] = rng.uniform(8, 10), rng.uniform(18, 22)
@@ -214,11 +206,9 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Checks eq. (18), second line: how far the weights move for the worst initial residual.
-
-    In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by ``J' Theta^-1 (1 - A^t)
-    g_0``.
-    """
+    """Checks eq. (18), second line: how far the weights move for the worst initial residual."""
+    # In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by ``J' Theta^-1 (1 - A^t)
+    # g_0``.
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)

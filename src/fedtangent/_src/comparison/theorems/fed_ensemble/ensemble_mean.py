@@ -69,11 +69,9 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m draws"], float]:
-    """Trains ``draws`` ensembles in one run.
-
-    Returns their limit and their means at the test points after the last round, and the training residual at the last
-    round over the initial one.
-    """
+    """Trains ``draws`` ensembles in one run."""
+    # Returns their limit and their means at the test points after the last round, and the training residual at the last
+    # round over the initial one.
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))

@@ -109,20 +109,12 @@ class Theorem2(NamedTuple):
         return Ensembles(sampled, self.law._replace(cov=last.cov))
 
 
-def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients.
-
-    Inputs are at least ``SPACING`` apart. The network has one hidden layer of cosines, whose kernel on these inputs has
-    a condition number of about 20: with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches
-    the limit. Test inputs are at least ``AWAY`` from the training inputs: nearer, the predicted variance nearly
-    vanishes, and the small effects of finite width and unfinished training are many times larger.
-
-    Args:
-        seed: Seed of data, partition and networks.
-        num_models: Number of models K.
-        widths: Widths of the networks.
-        num_rounds: Rounds R.
-    """
+def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients."""
+    # Inputs are at least ``SPACING`` apart. The network has one hidden layer of cosines, whose kernel on these inputs
+    # has a condition number of about 20: with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run
+    # reaches the limit. Test inputs are at least ``AWAY`` from the training inputs: nearer, the predicted variance
+    # nearly vanishes, and the small effects of finite width and unfinished training are many times larger.
     toy = datasets.load("sine", seed=seed, gap=True, test_points=61)
     chosen: list[int] = []
     for i, x in enumerate(toy.x_train[:, 0]):
@@ -139,15 +131,8 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
     return cases.standard_case("sine", title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
-def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients.
-
-    Args:
-        seed: Seed of data and networks.
-        num_models: Number of models K.
-        widths: Widths of the networks.
-        num_rounds: Rounds R.
-    """
+def _digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients."""
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     x_train, y_train = whole.problem.x_train[:examples], whole.problem.y_train[:examples]
     x_test, y_test = whole.problem.x_test[:NUM_POINTS], whole.problem.y_test[:NUM_POINTS]
@@ -158,7 +143,7 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
     return cases.standard_case(whole.name, title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
-SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": sine, "digits": digits}
+SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": _sine, "digits": _digits}
 
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:

@@ -37,10 +37,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
-    """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast.
-
-    The control is the change of the outputs, which does not fall.
-    """
+    """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast."""
+    # The control is the change of the outputs, which does not fall.
     widths = tuple(run.setting.size.largest for run in runs)
     far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
     last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}
@@ -80,10 +78,8 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
 
 
 def _as_printed(scale: str, seed: int) -> Verdict:
-    """Checks section 9.4's last line: the gap is below kappa_4 / (1 - q) at any age.
-
-    The constants are measured on each network.
-    """
+    """Checks section 9.4's last line: the gap is below kappa_4 / (1 - q) at any age."""
+    # The constants are measured on each network.
     setting = small_networks.setting(LONG, LONG_WIDTH, seed)
     networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0

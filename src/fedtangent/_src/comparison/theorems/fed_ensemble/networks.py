@@ -34,10 +34,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _decay(scale: str, seed: int) -> Verdict:
-    """Checks the decay of networks trained with kappa_2 < 1.
-
-    C_1, R_0 and kernels are measured, and the verdict names the assumptions that fail.
-    """
+    """Checks the decay of networks trained with kappa_2 < 1."""
+    # C_1, R_0 and kernels are measured, and the verdict names the assumptions that fail.
     networks = small_networks.follow(small_networks.setting(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 

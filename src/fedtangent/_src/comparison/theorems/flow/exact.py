@@ -231,10 +231,8 @@ def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: i
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest error of any network to the flow from its initial function, at any round.
-
-    It is relative to how far the flow moves the function at the test points over the whole run.
-    """
+    """Computes the largest error of any network to the flow from its initial function, at any round."""
+    # It is relative to how far the flow moves the function at the test points over the whole run.
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 

@@ -101,10 +101,8 @@ def _few_rounds(case: Classified) -> str:
 
 
 def _lemma_2_residual(case: Classified) -> Verdict:
-    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
-
-    Then it changes equally in each decade of ``ln(1/lambda)``.
-    """
+    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``."""
+    # Then it changes equally in each decade of ``ln(1/lambda)``.
     models, growths = case._weak_models(FEW_ROUNDS), []
     for modified in (False, True):
         bar = case._projections(FEW_ROUNDS, modified)[-1]
@@ -135,10 +133,8 @@ def _power_law(
 
 
 def _lemma_2_direction(case: Classified) -> Verdict:
-    """Checks eq. (14): Local-GD's direction is within ``ln ln(1/lambda) / ln(1/lambda)`` of the projections' direction.
-
-    Over these values of lambda ``1 / ln(1/lambda)`` would have slope 1.1: the check cannot tell it from the bound.
-    """
+    """Checks eq. (14): Local-GD turns to the projections' direction as ``ln ln(1/lambda) / ln(1/lambda)``."""
+    # Over these values of lambda ``1 / ln(1/lambda)`` would have slope 1.1: the check cannot tell it from the bound.
     models = case._weak_models(FEW_ROUNDS)
     plain, modified = (direction_distance(models, case._projections(FEW_ROUNDS, m)[-1]) for m in (False, True))
     statement = "distance in direction from the projections, against ln ln(1/lambda) / ln(1/lambda): slope"
@@ -169,10 +165,8 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks that with eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k.
-
-    The control is the plain mean of projections, whose direction does not.
-    """
+    """Checks that with eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k."""
+    # The control is the plain mean of projections, whose direction does not.
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -180,10 +174,8 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks that eq. (16), started away from 0, converges as 1 / k to the feasible point nearest to its start.
-
-    A feasible point lies in every node's feasible set. The negative control is the distance from the SVM's solution.
-    """
+    """Checks that eq. (16), started away from 0, converges as 1 / k to the feasible point nearest to its start."""
+    # A feasible point lies in every node's feasible set. The negative control is the distance from the SVM's solution.
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]
     distance, from_svm = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))
@@ -194,10 +186,8 @@ def _lemma_4(case: Classified) -> Verdict:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end.
-
-    The end of the projections is the subject of Lemmas 3 and 4 and Theorems 2 and 3.
-    """
+    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end."""
+    # The end of the projections is the subject of Lemmas 3 and 4 and Theorems 2 and 3.
     case = _problem(of_scale(scale, *SIZES), seed)
     return [
         *(_simulated_rounds(case, modified) for modified in (False, True)),

@@ -25,11 +25,9 @@ NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def _problem(size: Size, seed: int) -> LinearProblem:
-    """Draws the problem of section 5: Gaussian inputs, different true weights N(0, 4) per node, noise of variance 0.04.
-
-    Two nodes have a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well below
-    all others: this eigenvalue sets the rate of late rounds.
-    """
+    """Draws the problem of section 5: Gaussian inputs, true weights N(0, 4) of each node, noise of variance 0.04."""
+    # Two nodes have a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well
+    # below all others: this eigenvalue sets the rate of late rounds.
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.per_node, size.dimension))
     x[1, 0] = ALIKE * x[0, 0] + np.sqrt(1 - ALIKE**2) * x[1, 0]
@@ -98,11 +96,9 @@ def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _finite_steps(problem: LinearProblem) -> Verdict:
-    """Checks that runs with finite L differ from eq. (6) by at most the sum of their unfinished local work.
-
-    A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that remains, with s the least
-    eigenvalue of any ``X_i X_i'``, times the mean over nodes of how far eq. (4) moves a model. Old distances shrink.
-    """
+    """Checks that runs with finite L differ from eq. (6) by at most the sum of their unfinished local work."""
+    # A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that remains, with s the least
+    # eigenvalue of any ``X_i X_i'``, times the mean over nodes of how far eq. (4) moves a model. Old distances shrink.
     exact = _theory(problem)
     models = exact.models(ROUNDS)
     moves = [np.linalg.norm(exact.local(w) - w, axis=1).mean() for w in models[:-1]]
@@ -119,10 +115,8 @@ def _finite_steps(problem: LinearProblem) -> Verdict:
 
 
 def _rate(problem: LinearProblem) -> Verdict:
-    """Checks Theorem 1's rate: late rounds multiply the distance to the centralised model by one minus an eigenvalue.
-
-    It is the least eigenvalue of the mean projection.
-    """
+    """Checks Theorem 1's rate: late rounds multiply the distance to the centralised model by 1 - an eigenvalue."""
+    # It is the least eigenvalue of the mean projection.
     theory = _theory(problem)
     least, following = (float(np.log1p(-value)) for value in theory.eigenvalues[[-1, -2]])
     first = int(np.ceil(SETTLED / (least - following)))

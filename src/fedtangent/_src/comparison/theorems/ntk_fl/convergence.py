@@ -116,10 +116,8 @@ def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay.
-
-    The clients' step is eta / M, because their mean loss is over N / M examples.
-    """
+    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay."""
+    # The clients' step is eta / M, because their mean loss is over N / M examples.
 
     def theorem_at(step: float) -> NtkTheorem:
         pair = PAIR, case.residual, CLIENTS, case.start
@@ -163,10 +161,8 @@ def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = 
 
 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step.
-
-    The exponent of (14) is a quarter of it.
-    """
+    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step."""
+    # The exponent of (14) is a quarter of it.
     least = float(np.linalg.eigvalsh(case.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
@@ -178,12 +174,10 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """Checks FedAvg's true rate here, by (58) with the initial activation pattern.
-
-    The exponent of (15) is a quarter of it. A client of one example multiplies its residual by ``(1 - eta h_m /
-    N)^tau``, h_m its diagonal entry of H, so that a round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m /
-    N)^tau) / h_m) / M``.
-    """
+    """Checks FedAvg's true rate here, by (58) with the initial activation pattern."""
+    # The exponent of (15) is a quarter of it. A client of one example multiplies its residual by ``(1 - eta h_m /
+    # N)^tau``, h_m its diagonal entry of H, so that a round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m
+    # / N)^tau) / h_m) / M``.
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.kernel)
 
     def slowest(num_clients: int) -> float:
@@ -197,10 +191,8 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
-    """Checks that a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, (16), to first order.
-
-    With a step of M times eta_2 at the clients, whose losses are means, the M would cancel.
-    """
+    """Checks that a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
+    # With a step of M times eta_2 at the clients, whose losses are means, the M would cancel.
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()
     predicted = one.learning_rate * t * two.num_clients / (two.learning_rate * two.local_steps)

@@ -68,10 +68,8 @@ class _Round(NamedTuple):
 
 
 def _evolution(seed: int, width: int) -> Verdict:
-    """Checks (9a) at training and new points, in every round of a run.
-
-    The network is linearised at the weights of the round's start and evaluated at the weights of its end.
-    """
+    """Checks (9a) at training and new points, in every round of a run."""
+    # The network is linearised at the weights of the round's start and evaluated at the weights of its end.
     problem = sphere(seed, width, SIZE, NEW)
     history = _history(problem, TIMES, seed, ROUNDS)
     times = [int(t) for t in np.asarray(history.rounds["time"])[:, 0]]
@@ -118,12 +116,10 @@ def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) ->
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks Remark 1: the residual of (9a) tends to 0, and the network at the weights of (9b) departs from it with t.
-
-    The squared residual of the network at the recipe's candidates, over (9a)'s, grows with t, and so does the distance
-    of these weights from gradient descent's. The control is the same ratio for the linearised network, which follows
-    (9a) at every t.
-    """
+    """Checks Remark 1: the residual of (9a) tends to 0, and the network at (9b)'s weights departs from it with t."""
+    # The squared residual of the network at the recipe's candidates, over (9a)'s, grows with t, and so does the
+    # distance of these weights from gradient descent's. The control is the same ratio for the linearised network, which
+    # follows (9a) at every t.
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]

@@ -46,21 +46,17 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
-    """Checks that a bound is exceeded at most in a share delta of the draws, and a wrong bound more often.
-
-    ``fails(factor)`` is how often the bound times ``factor`` is exceeded.
-    """
+    """Checks that a bound is exceeded at most in a share delta of the draws, and a wrong bound more often."""
+    # ``fails(factor)`` is how often the bound times ``factor`` is exceeded.
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
     return claim.between(fails(1.0), (control, wrong), limits, f"<= delta = {DELTA:g}", f"bound x {noticed:g}")
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached.
-
-    R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
-    when a neuron may switch at R over that factor.
-    """
+    """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached."""
+    # R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
+    # when a neuron may switch at R over that factor.
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -94,12 +90,10 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 3 for close inputs.
-
-    A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
-    Markov's inequality to one entry although it sums over N^2 entries: here it fails. For the sum the inequality gives
-    N times as much, far more than is measured.
-    """
+    """Checks Lemma 3 for close inputs."""
+    # A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
+    # Markov's inequality to one entry although it sums over N^2 entries: here it fails. For the sum the inequality
+    # gives N times as much, far more than is measured.
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
     statement = (
@@ -137,16 +131,9 @@ class WeightDrift(NamedTuple):
     half_counted: Float64[np.ndarray, "draws"]  # of |S_i| x_i'x_j / n
 
 
-def drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
-    """Computes the change of H when every neuron moves by R towards the plane of its nearest input.
-
-    H is computed here from activation patterns, by its definition below (12).
-
-    Args:
-        x: Inputs.
-        v: Neurons.
-        radius: Distance R.
-    """
+def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
+    """Computes the change of H when every neuron moves by R towards the plane of its nearest input."""
+    # H is computed here from activation patterns, by its definition below (12).
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
     nearest = np.argmin(np.abs(across), axis=2)
@@ -166,10 +153,10 @@ def drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"]
 
 
 def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
-    """Computes ``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    """Computes ``_drift`` of random neurons by ``ARC_RADIUS``, for inputs at equal angles on half a radian."""
     angles = np.linspace(0, 0.5, ON_ARC)
     v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
-    return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
+    return _drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
 
 
 def _lemma_4(seed: int, draws: int) -> Verdict:

@@ -71,11 +71,9 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks (25) for one input with equal entries: (25b) to (25d) are equalities, and the gap is larger than they say.
-
-    The proof uses the network's residuals for both weights; NTK-FL's weights follow the residuals of the linearised
-    network.
-    """
+    """Checks (25) for one input with equal entries: (25b) to (25d) are equalities, and the gap is larger."""
+    # The proof uses the network's residuals for both weights; NTK-FL's weights follow the residuals of the linearised
+    # network.
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, DIMENSION), DIMENSION**-0.5)
