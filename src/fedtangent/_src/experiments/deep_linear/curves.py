@@ -294,10 +294,8 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
             work = _work_of(examples, clients, rate, setting.local_steps)
             flow, start = theory.deep_linear_limit(work, settings.depth), network.models[0]
             excess, of_flow = examples.excess(network.models), examples.excess(flow.models(settings.num_rounds, start))
-            limit, constants = (
-                float(examples.excess(flow.limit(start))),
-                _constants(examples, settings, work, spectrum, start),
-            )
+            limit = float(examples.excess(flow.limit(start)))
+            constants = _constants(examples, settings, work, spectrum, start)
             variation = ft.partition.heterogeneity(clients, examples.labels).total_variation
             theory_of = limit, flow.contraction, constants, variation
             curves.append(Curve(seed, classes, setting, examples.floor, excess, of_flow, *theory_of))

@@ -208,10 +208,8 @@ def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
 def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
     settings, rows = study.settings, []
     for name, case in cases.items():
-        label, (x, y, _, x_test, _) = (
-            MODELS[name] + (f", width {settings.width}" if name == "network" else ""),
-            case.data,
-        )
+        label = MODELS[name] + (f", width {settings.width}" if name == "network" else "")
+        (x, y, _, x_test, _) = case.data
         samples = _draws(case.law, settings.num_models, case.seed)
         functions = samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0]
         rows.append(PosteriorRow(label, x[:, 0], y[:, 0], x_test[:, 0], case.law.mean, case.law.sd, *functions))

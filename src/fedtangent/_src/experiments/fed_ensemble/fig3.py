@@ -83,10 +83,8 @@ class Triple(NamedTuple):
 def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
     """Builds Fed-ensemble with per-client permutations."""
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
-    rate, work = (
-        ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10),
-        ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size),
-    )
+    rate = ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10)
+    work = ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size)
     training = ft.parts.trained(model, rate, None, work, "cross_entropy")
     replaced = ft.parts.AveragingParts(parts=ft.parts.Parts(common_start=common_start))
     return ft.parts.train_and_average("fed_ensemble", training, schedule, ft.Averaging(), replaced)

@@ -167,10 +167,8 @@ def run(study: Study) -> lab.Outcome:
     columns = "seed: {seed} | G to C, round 0: {g_c_start:.3g} | half: {g_c_half:.3g} | end: {g_c_end:.3g} | "
     columns += "G to G-Closed, largest: {g_closed_largest:.2g} | to that of L steps: {g_finite_largest:.2g} | "
     columns += "C to C-Closed: {c_closed:.2g} | local residual left: {unfinished:.2g} | contraction: {contraction:.4f}"
-    sheet, verdict = (
-        lab.table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns),
-        exact_verdict(runs, settings),
-    )
+    sheet = lab.table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns)
+    verdict = exact_verdict(runs, settings)
     remarks = (READING, "contraction: what a round leaves of the slowest part of the distance to C-Closed, in theory")
     return lab.Outcome((sheet,), rows, claims(rows), {}, remarks, lab.disagreeing([verdict]), (verdict,))
 

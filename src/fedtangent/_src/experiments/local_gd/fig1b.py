@@ -88,10 +88,8 @@ def run(part: str, study: Study) -> lab.Outcome:
     mean_rows = lab.means(rows, "dimension")
     _draw(study, part, mean_rows)
     judge, verdict = _claims_b if part == "b" else _claims_c, exact_verdict(runs, settings)
-    claims, sheet = (
-        judge(rows, settings.num_nodes * settings.examples_per_node),
-        _sheet(part, mean_rows, len(study.seeds)),
-    )
+    claims = judge(rows, settings.num_nodes * settings.examples_per_node)
+    sheet = _sheet(part, mean_rows, len(study.seeds))
     return lab.Outcome((sheet,), rows, claims, {}, REMARKS, lab.disagreeing([verdict]), (verdict,))
 
 

@@ -228,10 +228,8 @@ def _interpolating(settings: ParticipationSettings, results: list[ParticipationR
         return [float(f.distance[-1] / f.distance[settings.num_rounds // 4]) for f in runs]
 
     largest, control = float(np.log(max(factors(settings.wide)))), float(np.log(min(factors(settings.narrow))))
-    statement, sizes = (
-        "ln of the last distance over that at a quarter, largest L",
-        f"d = {settings.wide}, the worst seed",
-    )
+    statement = "ln of the last distance over that at a quarter, largest L"
+    sizes = f"d = {settings.wide}, the worst seed"
     right, wrong = (f"{largest:.3g}", "< -1", largest < -1), (f"d = {settings.narrow}", f"{control:.3g}", control > -1)
     return Verdict.of("Local-GD, Theorem 1 for cohorts", statement, sizes, right, wrong)
 
@@ -270,10 +268,8 @@ def _draw(study: Study, results: list[ParticipationRun]) -> None:
     for dimension, kind in ((settings.wide, "interpolating"), (settings.narrow, "not interpolating")):
         runs = [f for f in results if f.seed == results[0].seed and f.dimension == dimension]
         runs = [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, len(METHODS)).astype(int))]
-        title, rounds = (
-            f"d = {dimension}, {settings.num_nodes * settings.held} examples: {kind}",
-            np.arange(1, settings.num_rounds + 1),
-        )
+        title = f"d = {dimension}, {settings.num_nodes * settings.held} examples: {kind}"
+        rounds = np.arange(1, settings.num_rounds + 1)
         lines, everybody = {f"L = {f.steps}": f.distance[1:] for f in runs}, runs[-1].everybody[1:]
         panels.append(BoundedPanel(title, rounds, lines, {f"L = {runs[-1].steps}, all nodes": everybody}))
     title = f"distance to the centralised model, {settings.clients_per_round} of {settings.num_nodes} nodes a round"

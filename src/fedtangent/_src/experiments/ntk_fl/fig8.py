@@ -144,11 +144,9 @@ def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
     """Makes every attack at every sparsity, on the networks that are broadcast in the first round."""
-    settings, by_attack, keys = (
-        study.settings,
-        ByAttack(),
-        [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)],
-    )
+    settings = study.settings
+    by_attack = ByAttack()
+    keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
     for sparsity in sparsities:
         parts = {
             **_deep(settings, built[0], keys[0], images, sparsity),

@@ -61,10 +61,8 @@ def run(study: Study) -> lab.Outcome:
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():
         task = two_layer.of_study(study, seed)
-        start, eta = (
-            two_layer.network(task, settings.widths[-1], seed),
-            two_layer.step_size(task, settings.step_factors[-1]),
-        )
+        start = two_layer.network(task, settings.widths[-1], seed)
+        eta = two_layer.step_size(task, settings.step_factors[-1])
         of_seed = _follow(task, settings, seed)
         rounds.append(
             two_layer.several_rounds(task, start, eta, two_layer.times(settings.last_time), settings.num_rounds, seed)

@@ -35,10 +35,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
     shares = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
     error = float(student.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
-    share, bound = (
-        Interval.about(float(shares.mean()), error),
-        float(np.mean(ft.theory.corollary_4_1(limit, NUM_MODELS, epsilon))),
-    )
+    share = Interval.about(float(shares.mean()), error)
+    bound = float(np.mean(ft.theory.corollary_4_1(limit, NUM_MODELS, epsilon)))
     where = (
         f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
         f"(residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"

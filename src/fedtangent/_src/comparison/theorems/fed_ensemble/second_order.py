@@ -178,10 +178,8 @@ def _ages(case: RandomFederation, where: str) -> list[Verdict]:
     no_variance = [f + 0.5 * theory.commutator_sum(list(age.means)) for f, age in zip(first, ages, strict=True)]
     product, printed = ([theory.equation_13(age, order=order) for age in ages] for order in ("acting", "printed"))
     errors = "one age - first-order exponential: slope in the step, then with Var and commutators"
-    discrete, one_var = (
-        f"{errors} and -eta^2 tau E[Pi^2] / 2",
-        "first-order exponential, then the product with one Var at a time",
-    )
+    discrete = f"{errors} and -eta^2 tau E[Pi^2] / 2"
+    one_var = "first-order exponential, then the product with one Var at a time"
     rows = [
         ("section 9.2", f"gradient flow, {errors}", "Var dropped", Orders(flow, first, total, no_variance)),
         (
