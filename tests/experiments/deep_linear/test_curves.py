@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
+from fedtangent._src.experiments.deep_linear import curves, fig2, fig4, problems, report
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.fig4 import Pair
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
@@ -100,7 +100,7 @@ def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
     s, held = dataclasses.replace(TINY, depth=1, num_rounds=4000), trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
         found = curves._trained(GIVEN, held, s, Setting(4, steps), 0.2, 1, "scan").models
-    flow = theory.deep_linear_limit(curves._work_of(GIVEN, held, 0.2, steps), 1)
+    flow = theory.deep_linear_limit(theory.full_batch_work(GIVEN.x, GIVEN.y, held, 0.2, steps), 1)
     np.testing.assert_allclose(found, flow.models(4000, found[0]), atol=1e-10)
     end, limit = GIVEN.excess(found[-1]), GIVEN.excess(flow.limit(found[0]))
     if steps == 1:
@@ -159,12 +159,12 @@ def test_the_bound_is_that_of_the_theorem():
 
 
 def test_claims_of_figures_2_and_3():
-    assert [c.verdict for c in fig2._claims(of_power(1.0, "N"), 0.2)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig2._claims(of_power(0.5, "N"), 0.2)] == [SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2._claims(of_power(-1.0, "N"), 0.2)] == [NOT_SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2._claims(of_power(1.0, "N"), 1e-6)] == [UNDECIDED]
-    assert [c.verdict for c in fig3._claims(of_power(-1.0, "K"), 0.2)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig3._claims(of_power(1.0, "K"), 0.2)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 0.2, "N", 1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(0.5, "N"), 0.2, "N", 1.0)] == [SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "N"), 0.2, "N", 1.0)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 1e-6, "N", 1.0)] == [UNDECIDED]
+    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "K"), 0.2, "K", -1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "K"), 0.2, "K", -1.0)] == [NOT_SEEN, NOT_SEEN]
 
 
 def test_claims_and_pairs_of_figure_4():

@@ -10,6 +10,7 @@ import pytest
 from fedtangent import theory
 from fedtangent._src.comparison.theorems.deep_linear.runs import run_of
 from fedtangent._src.experiments.deep_linear import followed, theorem
+from fedtangent._src.experiments.lab import log_slopes
 from fedtangent._src.experiments.lab.runner import Study
 
 from ..performed import performed, study_of
@@ -88,7 +89,7 @@ def test_slopes_are_those_of_every_network(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         followed.FollowedNetwork, "error", lambda self, name: (1 + self.seed + self.draw) * self.width**-0.7
     )
-    slope = theorem._slope(SMALL, found, "own")
+    slope = log_slopes(found, "width", lambda network: network.error("own"), "seed", "draw")
     assert slope.mean == pytest.approx(-0.7) and slope.high - slope.low < 1e-9
 
 

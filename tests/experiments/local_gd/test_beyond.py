@@ -96,14 +96,6 @@ def test_the_data_are_those_of_section_5() -> None:
     assert set(signs.y) == {-1.0, 1.0} and abs(signs.y.mean()) < 0.5
 
 
-def test_slopes_are_those_of_every_seed() -> None:
-    found = [
-        wide_network.Trained(seed, 0, width, {"all_own": (seed + 1) * width**-0.7}, {}, 0.0)
-        for seed in (0, 1) for width in (10, 100, 1000)
-    ]  # fmt: skip
-    assert wide_network._slopes(found, "all_own").mean == pytest.approx(-0.7)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

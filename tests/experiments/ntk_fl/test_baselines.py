@@ -1,4 +1,4 @@
-"""NTK-FL's comparisons: what the _methods share, that a run is the engine's own, that finished runs are read again."""
+"""NTK-FL's comparisons: what the methods share, that a run is the engine's own, that finished runs are read again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedtangent._src.types import Algorithm
 from ...nightly import nightly
 
 TINY = with_changes(
-    BaselineSettings(_methods=tuple(LABELS)),
+    BaselineSettings(methods=tuple(LABELS)),
     DIGITS,
     "num_clients=12 clients_per_round=3 num_rounds=3 reference_rounds=4 width=8 batch_size=8 learning_rates=0.1,0.3",
     "tangent_rates=0.03 local_steps=2,4 server_steps=5 times=10,40 tuning_rounds=2 num_train=240 num_validation=60",
@@ -48,7 +48,7 @@ PROGRAMS: dict = {}  # of FedAvg on clients of like size: compiled once for the 
 
 
 def fed_avg(folder: Path, **changes: object) -> Bench:
-    where = bench(folder, replace(TINY, _methods=("fed_avg",), **changes))
+    where = bench(folder, replace(TINY, methods=("fed_avg",), **changes))
     where.compiled = PROGRAMS
     return where
 
@@ -58,7 +58,7 @@ OTHERS = [name for name in TINY.methods if name != "fed_avg"]
 
 @pytest.mark.parametrize("name", nightly(["fed_avg", *OTHERS], ["fed_avg"]))
 def test_a_run_is_that_of_simulate(name: str, tmp_path: Path) -> None:
-    where = fed_avg(tmp_path) if name == "fed_avg" else bench(tmp_path, replace(TINY, _methods=(name,)))
+    where = fed_avg(tmp_path) if name == "fed_avg" else bench(tmp_path, replace(TINY, methods=(name,)))
     method = where.methods(3)[name]
     config = Config(name, method.rates[-1], method.steps[-1])
     found = play(where, config, 3, 2)
@@ -101,10 +101,10 @@ def test_methods_share_start_and_cohorts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_momentum_fed_nova_of_equal_steps_is_fed_avg(tmp_path: Path) -> None:
     """Why FedNova's clients have momentum here: clients of equal local steps leave it nothing to normalise."""
-    where = bench(tmp_path, replace(TINY, momentum=0.0, _methods=("fed_nova", "fed_avg")))
+    where = bench(tmp_path, replace(TINY, momentum=0.0, methods=("fed_nova", "fed_avg")))
     plain = [play(where, Config(name, 0.3, 4), 0, 3).test for name in ("fed_nova", "fed_avg")]
     np.testing.assert_allclose(plain[0], plain[1], atol=1e-12)
-    other = bench(tmp_path, replace(TINY, _methods=("fed_nova",)))
+    other = bench(tmp_path, replace(TINY, methods=("fed_nova",)))
     assert not np.array_equal(play(other, Config("fed_nova", 0.3, 4), 0, 3).test, plain[1])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -161,51 +161,38 @@ def problem(study: Study, seed: int) -> Problem:
     return load(study.dataset, study.data_dir, seed, settings.num_train, settings.directions, bool(settings.centred))
 
 
-def _work_of(examples: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """Builds the clients' work in a round, in the form of ``theory``."""
-    return theory.full_batch_work(examples.x, examples.y, partition, learning_rate, local_steps)
+def _divisions(study: Study) -> Iterator[tuple[Problem, Partition]]:
+    """Yields the examples of every seed with their division among the clients of every run."""
+    counts = sorted({setting.num_clients for setting in study.settings.runs()})
+    for seed in study.seeds:
+        examples = problem(study, seed)
+        for classes, count in itertools.product(study.settings.classes_per_client, counts):
+            yield examples, dealt(examples.labels, count, classes, seed)
+
+
+def _stable_rate(study: Study, examples: Problem, clients: Partition) -> float:
+    """Computes the largest rate at which no client diverges at infinite width."""
+    return stable_learning_rate(theory.full_batch_work(examples.x, examples.y, clients, 1.0, 1), study.settings.depth)
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for data that cannot be divided among the clients, or a rate at which a client diverges."""
     settings = study.settings
-    for seed in study.seeds:
-        examples = problem(study, seed)
-        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
-            clients = dealt(examples.labels, count, classes, seed)
-            # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
-            squares = np.bincount(owners(clients), np.sum(examples.x**2, axis=1))
-            if settings.learning_rate > 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
-                _refuse(
-                    settings,
-                    stable_learning_rate(_work_of(examples, clients, settings.learning_rate, 1), settings.depth),
-                )
-
-
-def _client_counts(settings: CurveSettings) -> list[int]:
-    """Returns every N of the runs."""
-    return sorted({setting.num_clients for setting in settings.runs()})
-
-
-def _refuse(settings: CurveSettings, limit: float) -> None:
-    """Raises ``ValueError`` for a rate above the limit."""
-    if settings.learning_rate > limit:
-        raise ValueError(
-            f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
-            f"{limit:.4g}, "
-            "2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
-        )
+    for examples, clients in _divisions(study):
+        # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
+        squares = np.bincount(owners(clients), np.sum(examples.x**2, axis=1))
+        if settings.learning_rate <= 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
+            continue
+        if settings.learning_rate > (limit := _stable_rate(study, examples, clients)):
+            raise ValueError(
+                f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
+                f"{limit:.4g}, 2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
+            )
 
 
 def stable_rate(study: Study) -> float:
     """Computes the largest rate at which no client of any run diverges at infinite width."""
-    settings, limits = study.settings, []
-    for seed in study.seeds:
-        examples = problem(study, seed)
-        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
-            clients = dealt(examples.labels, count, classes, seed)
-            limits.append(stable_learning_rate(_work_of(examples, clients, 1.0, 1), settings.depth))
-    return min(limits)
+    return min(_stable_rate(study, *division) for division in _divisions(study))
 
 
 def rate_of(study: Study) -> float:
@@ -269,10 +256,8 @@ def _trained(
         return {"model": np.array(_product(model, sizes[0], params))}
 
     data = ft.data.federated_data(examples.x, examples.y, clients, dtype=jnp.dtype(settings.dtype))
-    evaluation, devices = ft.Evaluation(1, look), ft.Devices(mapping)
-    run = ft.simulate(
-        algorithm, data, num_rounds=settings.num_rounds, seed=seed, evaluation=evaluation, devices=devices
-    )
+    options = {"evaluation": ft.Evaluation(1, look), "devices": ft.Devices(mapping)}
+    run = ft.simulate(algorithm, data, num_rounds=settings.num_rounds, seed=seed, **options)
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
@@ -291,7 +276,7 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
             network = _trained(examples, clients, settings, setting, rate, seed)
             if spectrum is None:  # all runs of a seed start at the same network
                 spectrum = theory.deep_linear_spectrum(network.initial, np.diag(examples.singular))
-            work = _work_of(examples, clients, rate, setting.local_steps)
+            work = theory.full_batch_work(examples.x, examples.y, clients, rate, setting.local_steps)
             flow, start = theory.deep_linear_limit(work, settings.depth), network.models[0]
             excess, of_flow = examples.excess(network.models), examples.excess(flow.models(settings.num_rounds, start))
             limit = float(examples.excess(flow.limit(start)))

@@ -37,12 +37,7 @@ def run(study: Study) -> lab.Outcome:
     """Trains with every N on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
-    return report.outcome(study, title, lambda curves: _claims(curves, settings.level))
-
-
-def _claims(curves: Sequence[Curve], level: float) -> tuple[lab.Claim, ...]:
-    """Judges whether rounds to a level grow with N, and in proportion to it."""
-    return by_power(curves, level, "N", 1.0)
+    return report.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
 
 
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:

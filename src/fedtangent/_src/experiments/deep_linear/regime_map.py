@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -287,19 +288,6 @@ def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[
     ]
 
 
-def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> lab.MeanInterval:
-    """Computes the slope of ln ``moved`` or ln ``apart`` against ln width at the largest scale, over seeds."""
-    values = {
-        (c.seed, c.width): getattr(c, name)
-        for c in cells
-        if (c.depth, c.scale) == (settings.depth, settings.scales[-1])
-    }
-    seeds = sorted({c.seed for c in cells})
-    return lab.interval(
-        lab.log_slope(settings.widths, [values[seed, width] for width in settings.widths]) for seed in seeds
-    )
-
-
 def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[lab.Claim, ...]:
     lazy, rich = ([c for c in _at_corner(settings, cells, which) if not c.diverged] for which in (True, False))
     large = f"m = {settings.widths[-1]}, s = {settings.scales[-1]:g}"
@@ -335,7 +323,8 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
     largest, control = max(c.over(c.rho) for c in lazy), max(c.over(c.wrong) for c in lazy)
     forgotten, statement = "1 - 2 eta K lambda_min: N forgotten", "loss / bound (18) at the lazy corner"
     bound = bounded_verdict(SUBJECT, statement, sizes, largest, forgotten, control)
-    moved, away = _slope(settings, cells, "moved"), _slope(settings, cells, "apart")
+    large = [c for c in cells if (c.depth, c.scale) == (settings.depth, settings.scales[-1])]
+    moved, away = (lab.log_slopes(large, "width", attrgetter(name), "seed") for name in ("moved", "apart"))
     right = f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)
     wrong = "P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN
     statement = f"the kernel's motion at s = {settings.scales[-1]:g}: slope against width"

@@ -28,7 +28,7 @@ Judge = Callable[[Sequence[Curve]], tuple[lab.Claim, ...]]
 More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 
 
-def outcome(study: Study, title: str, judge: Judge, more: More | None = None) -> lab.Outcome:
+def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
     """Computes a figure's outcome.
 
     Args:
@@ -47,7 +47,7 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
         return lab.Outcome((), [], remarks=remarks, failed=(diverged,))
     _draw(study, curves, title, title.split(":")[0].lower().replace(". ", ""))
     near_flow = verdict(curves[: len(wrong)], wrong, f"{study.dataset}, m = {settings.width}")
-    sheets = (_sheet(study, curves, title), *(more(curves) if more else ()))
+    sheets = (_sheet(study, curves, title), *more(curves))
     rows = [_row(c, settings.level) for c in curves]
     return lab.Outcome(sheets, rows, judge(curves), {}, remarks, lab.disagreeing([near_flow]), (near_flow,))
 
@@ -79,20 +79,13 @@ def _row(curve: Curve, level: float) -> lab.Row:
 
 def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
     """Builds the table: means over seeds of each run."""
-    level, means, keys = study.settings.level, list[lab.Row](), ("clients", "num_clients", "local_steps")
-    for group in lab.grouped([_row(c, level) for c in curves], *keys).values():
-        mean = {name: _mean([r[name] for r in group]) for name in group[0] if name not in keys}
-        means.append({**group[0], **mean})
+    level = study.settings.level
+    means = lab.means([_row(c, level) for c in curves], "clients", "num_clients", "local_steps")
     columns = f"clients: {{clients}} | N: {{num_clients}} | K: {{local_steps}} | rounds to {level:g}: {{rounds:.1f}} | "
     columns += "of the flow: {flow_rounds:.1f} | excess at end: {end:.3g} | flow at end: {flow_end:.3g} | "
     columns += "flow tends to: {limit:.3g} | |ln(excess/flow)|: {error:.3f} | "
     columns += "1 - rho of (18): {theorem_decay:.1e} | 1 - rho of the flow: {flow_decay:.1e}"
     return lab.table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Computes the mean of values; None if a value is missing."""
-    return None if None in values else float(np.mean(np.array(values)))
 
 
 def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
@@ -124,8 +117,7 @@ def _remarks_on(study: Study, curves: Sequence[Curve], rate: float) -> tuple[str
     width = max(c.constants.least_width() for c in curves)
     share = (
         f", of which this is {settings.share:g}: {rate / PRINTED_RATE:.3g} times the printed {PRINTED_RATE:g}, "
-        "which would "
-        "hardly change the loss of so few examples"
+        "which would hardly change the loss of so few examples"
     )
     directions = data.x.shape[1]
     exactness = ", which is exact" if directions == data.rank else ", the others are left out"

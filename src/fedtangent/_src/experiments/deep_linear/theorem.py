@@ -122,15 +122,6 @@ def run(study: Study) -> lab.Outcome:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def _slope(settings: TheoremSettings, networks: list[FollowedNetwork], name: str) -> lab.MeanInterval:
-    """Computes the slope of ln error against ln width of a flow: its interval over seeds and draws."""
-    errors = {(f.seed, f.draw, f.width): f.error(name) for f in networks}
-    places = sorted({(f.seed, f.draw) for f in networks})
-    return lab.interval(
-        lab.log_slope(settings.widths, [errors[*place, width] for width in settings.widths]) for place in places
-    )
-
-
 def _fallen(loss: np.ndarray) -> float:
     """Computes the fall of ln ``loss`` over the second half of the rounds."""
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
@@ -141,7 +132,7 @@ def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[Followe
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
-    rates = {name: _slope(settings, networks, name) for name in FLOWS}
+    rates = {n: lab.log_slopes(networks, "width", lambda f, n=n: f.error(n), "seed", "draw") for n in FLOWS}
     terms, theorems = _worst_terms(looked_at, wrong), [f.theorem for f in looked_at]
     columns = " | ".join(["flow: {flow}", *(f"m = {w}: {{w{w}:.3g}}" for w in settings.widths), "slope: {slope:.2f}"])
     title = "largest distance of residuals from the network's, over the start's"

@@ -7,7 +7,7 @@ NTK-FL's theorems.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -133,16 +133,25 @@ def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item
     return groups
 
 
-def means(rows: Iterable[Row], key: str) -> list[Row]:
-    """Computes for each value of ``key`` the means of the rows' other entries, and the number of rows, ``runs``.
+def means(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Computes for each value of ``keys`` the means of the rows' other entries, and the number of rows, ``runs``.
+
+    A mean is None if a value is; an entry of text is the first row's.
 
     Args:
-        rows: Rows of numbers.
-        key: The entry that tells the groups.
+        rows: Rows of numbers and text.
+        *keys: The entries that tell the groups.
     """
+
+    def mean(values: list[Any]) -> Any:
+        if None in values or isinstance(values[0], str):
+            return values[0] if isinstance(values[0], str) else None
+        return float(np.mean(values))
+
     return [
-        {name: float(np.mean([row[name] for row in group])) for name in group[0]} | {key: value, "runs": len(group)}
-        for (value,), group in grouped(rows, key).items()
+        {name: mean([row[name] for row in group]) for name in group[0]}
+        | {**dict(zip(keys, values, strict=True)), "runs": len(group)}
+        for values, group in grouped(rows, *keys).items()
     ]
 
 
@@ -154,6 +163,19 @@ def log_slope(x: ArrayLike, y: ArrayLike) -> float:
         y: Positive numbers, [n].
     """
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys: str) -> MeanInterval:
+    """Computes the slope of ``ln y`` against ``ln x`` in every group of items, and the interval over the groups.
+
+    Args:
+        items: Records of at least two groups.
+        x: The attribute of an item.
+        y: Function of an item.
+        *keys: Attributes that tell the groups, such as the seed.
+    """
+    groups = grouped(items, *keys).values()
+    return interval(log_slope([getattr(item, x) for item in group], [y(item) for item in group]) for group in groups)
 
 
 def metric_rows(

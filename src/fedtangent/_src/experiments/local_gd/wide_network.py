@@ -201,16 +201,11 @@ def _ends(
     return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 
-def _slopes(results: list[Trained], name: str) -> lab.MeanInterval:
-    """Computes the slope of ln distance against ln width: its interval over seeds."""
-    groups = lab.grouped(results, "seed").values()
-    return lab.interval(lab.log_slope([t.width for t in group], [t.distances[name] for t in group]) for group in groups)
-
-
 def _conclude(study: Study, results: list[Trained]) -> lab.Outcome:
     """Builds the table of distances by width with their slopes, the figure and the verdicts."""
     rows, entries, widths = list[lab.Row](), list[lab.Row](), study.settings.widths
-    rates = {name: _slopes(results, name) for name in DISTANCES if name != "last_own"}
+    far = [name for name in DISTANCES if name != "last_own"]
+    rates = {n: lab.log_slopes(results, "width", lambda t, n=n: t.distances[n], "seed") for n in far}
     for name, label in DISTANCES.items():
         rate = rates.get(name)
         by_width = {f"w{w}": lab.interval(t.distances[name] for t in results if t.width == w).mean for w in widths}
