@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src.experiments.local_gd import lambda_rate, local_optimisers, participation, problems, wide_network
+from fedtangent._src.experiments.local_gd import lambda_rate, local_optimisers, participation, problems
 
 from ..performed import performed, study_of
 

@@ -10,14 +10,7 @@ from collections.abc import Iterator, Sequence
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import LAST, Scores
-from fedtangent._src.experiments.fed_ensemble.table2 import (
-    DIGITS,
-    ON_TEXT,
-    PUBLISHED,
-    SMOKE,
-    TEXT_DEFAULT,
-    TEXT_SMOKE,
-)
+from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, ON_TEXT, PUBLISHED, SMOKE, TEXT_DEFAULT, TEXT_SMOKE
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 
 

@@ -69,8 +69,7 @@ class VersusSettings:
 
 DIGITS = VersusSettings()
 IMAGES = with_changes(
-    DIGITS,
-    "num_rounds=50 batch_size=20 learning_rates=0.03,0.1,0.3 num_train=2000 num_validation=1000 num_test=2000",
+    DIGITS, "num_rounds=50 batch_size=20 learning_rates=0.03,0.1,0.3 num_train=2000 num_validation=1000 num_test=2000"
 )
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, weight decay .001, .99 every ten rounds, 55,000 examples.
 TABLE_II = with_changes(

@@ -42,9 +42,7 @@ METHODS = (
 )
 REDUCED = with_changes(TargetSettings(), METHODS, "projected=200")
 SCALES = {
-    "digits": by_scale(
-        with_changes(REDUCED, DIGITS, "num_rounds=30 reference_rounds=120 projected=32 target=0.88"),
-    ),
+    "digits": by_scale(with_changes(REDUCED, DIGITS, "num_rounds=30 reference_rounds=120 projected=32 target=0.88")),
     "fashion_mnist": by_scale(
         with_changes(REDUCED, IMAGES, "num_rounds=20 reference_rounds=80 target=0.75"),
         paper=with_changes(REDUCED, "num_rounds=60 reference_rounds=700"),

@@ -196,8 +196,7 @@ def _draw(study: Study, results: list[FollowedRounds]) -> None:
 
 DEFAULT = with_changes(AveragingDecaySettings(), "num_examples=80 num_clients=8 local_steps=1,5,20 num_rounds=400")
 PAPER = with_changes(
-    DEFAULT,
-    "num_examples=200 num_clients=20 widths=256,1024,4096 local_steps=1,5,20,50 num_rounds=1000 ntk_time=2000",
+    DEFAULT, "num_examples=200 num_clients=20 widths=256,1024,4096 local_steps=1,5,20,50 num_rounds=1000 ntk_time=2000"
 )
 SCALES = dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER))
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)
