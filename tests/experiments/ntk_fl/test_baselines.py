@@ -17,7 +17,7 @@ from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Bench, Config, Record, play
 from fedtangent._src.experiments.lab.runner import Study, with_changes
-from fedtangent._src.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
+from fedtangent._src.experiments.lab.trials import Trial, _distorted, one_hot, projected, with_global_set
 from fedtangent._src.experiments.ntk_fl import baselines as report
 from fedtangent._src.experiments.ntk_fl import table1
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, LABELS, BaselineSettings, _divide, _methods
@@ -211,14 +211,14 @@ def test_each_client_distorts_in_its_own_way() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(6, 64))
     owner = np.array([0, 0, 1, 1, 2, 2])
-    found = distorted(x, owner, 3, 7)
+    found = _distorted(x, owner, 3, 7)
     for i in range(3):
         a, b = (np.sort(v[owner == i].reshape(2, -1)) for v in (x, found))
         slope, intercept = np.polyfit(a.ravel(), b.ravel(), 1)  # pixels are moved, and one line for both images
         np.testing.assert_allclose(b, slope * a + intercept, atol=1e-12)
         assert 0.5 <= slope <= 1.5 and -0.2 <= intercept <= 0.2
-    np.testing.assert_array_equal(found, distorted(x, owner, 3, 7))
-    assert not np.allclose(distorted(x, owner, 3, 8), found)
+    np.testing.assert_array_equal(found, _distorted(x, owner, 3, 7))
+    assert not np.allclose(_distorted(x, owner, 3, 8), found)
 
 
 def curve(test: list[float], up: int = 100) -> Record:

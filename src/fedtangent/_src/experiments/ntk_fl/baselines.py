@@ -127,7 +127,7 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSetti
     # Training and validation examples come from the training set, test examples from the test set. All pixels are
     # standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
     # (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
-    # that each of them distorts in its own way (``"shifted"``: ``trials.distorted``).
+    # that each of them distorts in its own way (``"shifted"``: ``trials.distorted_by``).
     loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
