@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.deep_linear import curves, fig2, fig4, problems, report
+from fedtangent._src.experiments.deep_linear import curves, fig2, fig4, problems
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.fig4 import Pair
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
@@ -149,7 +149,7 @@ def test_rounds_to_a_level_are_told_between_rounds():
     own = curve(0, 0, Setting(10, 5), 0.3)
     assert curves.rounds_to(own.excess, 0.2) == pytest.approx(math.log(5) / 0.3)
     assert curves.rounds_to(own.excess, 1e-9) == math.inf
-    assert report._row(own, 1e-9)["rounds"] is None
+    assert curves._row(own, 1e-9)["rounds"] is None
 
 
 def test_the_bound_is_that_of_the_theorem():
@@ -198,11 +198,11 @@ def test_claims_and_pairs_of_figure_4():
 def test_the_verdict_can_fail_and_so_can_its_control():
     right = [curve(0, 0, Setting(10, 5), 0.2, 0.21), curve(0, 0, Setting(20, 5), 0.1, 0.105)]
     slow, fast = np.exp(-0.03 * np.arange(31)), np.exp(5.0 * np.arange(4))
-    assert curves.verdict(right, [Wrong(slow, fast)] * 2, "").passed
+    assert curves._verdict(right, [Wrong(slow, fast)] * 2, "").passed
     off = [right[0]._replace(flow=right[1].flow * 0.5), right[1]]
-    assert curves.verdict(off, [Wrong(slow, fast)] * 2, "").holds is False
-    assert curves.verdict(right, [Wrong(right[0].excess, fast)] * 2, "").control_fails is False
-    assert curves.verdict(right, [Wrong(None, right[0].excess[:3])] * 2, "").control_fails is False
+    assert curves._verdict(off, [Wrong(slow, fast)] * 2, "").holds is False
+    assert curves._verdict(right, [Wrong(right[0].excess, fast)] * 2, "").control_fails is False
+    assert curves._verdict(right, [Wrong(None, right[0].excess[:3])] * 2, "").control_fails is False
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtangent._src.experiments import lab
-from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear import curves
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, rounds_to
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 from fedtangent._src.experiments.lab.trials import scheme_name
@@ -37,7 +37,7 @@ def run(study: Study) -> lab.Outcome:
     """Trains with every N on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
-    return report.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
+    return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
 
 
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:

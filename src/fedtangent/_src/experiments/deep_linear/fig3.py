@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedtangent._src.experiments import lab
-from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear import curves
 from fedtangent._src.experiments.deep_linear.curves import CurveSettings, Setting
 from fedtangent._src.experiments.deep_linear.fig2 import by_power
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
@@ -32,7 +32,7 @@ def run(study: Study) -> lab.Outcome:
     """Trains with every K on every seed, with clients of every kind."""
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
-    return report.outcome(study, title, lambda curves: by_power(curves, settings.level, "K", -1.0))
+    return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "K", -1.0))
 
 
 SCALES = curves.figure_scales(StepsSettings(), "num_clients=10", "num_clients=20")

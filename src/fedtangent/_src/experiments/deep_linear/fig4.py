@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent._src.experiments import lab
-from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments.deep_linear import curves
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 from fedtangent._src.experiments.lab.trials import scheme_name
@@ -84,7 +84,7 @@ class Pair(NamedTuple):
 def run(study: Study) -> lab.Outcome:
     """Trains every pair on every seed, with clients of every kind."""
     of_curves = partial(_pairs, settings=study.settings)
-    outcome = report.outcome(
+    outcome = curves.outcome(
         study,
         "Fig. 4: equal K/N",
         lambda curves: claims(of_curves(curves)),
