@@ -161,8 +161,6 @@ def _draw(study: Study, series: list[Series]) -> None:
 
 
 SMALL = EnsembleSizeSettings()
-
-
 DEFAULT = with_changes(SMALL, "num_rounds=200 schedules=40 widths=64,256 network_rounds=100 network_runs=40")
 PAPER = with_changes(
     SMALL, "num_models=1,2,4,8,16,32 num_rounds=1000 schedules=100 widths=128,512 network_rounds=400 network_runs=100"

@@ -217,8 +217,6 @@ def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
 
 
 CHECK = partial(sine.check, gap=False)
-
-
 DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)
 SCALES = {"sine": by_scale(PosteriorSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=CHECK, exact=True),)

@@ -266,8 +266,6 @@ def _draw(study: Study, nearest: dict[str, Fit], by_budget: dict[str, Pairs]) ->
 
 
 SMALL = BiasVarianceSettings()
-
-
 PAPER = with_changes(
     SMALL,
     "local_steps=1,10,100,1000 rounds=5,8,10,12,15,20,25,35,50,100,200 ages=1,2,3,5,10",

@@ -31,7 +31,14 @@ LINES = {  # of each part: a line's label, and its entry of a row
     "b": {"G to C": "g_c", "G to G-Closed (eq. 6)": "g_closed", "C to C-Closed (eq. 7)": "c_closed"},
     "c": {"global model, G": "error_g", "centralised, C": "error_c"},
 }
-
+TITLES = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
+COLUMNS = {
+    "b": "d: {dimension} | G to C: {g_c:.3g} | G to G-Closed: {g_closed:.2g} | C to C-Closed: {c_closed:.2g} | "
+    "G-Closed to C-Closed: {closed_closed:.3g} | limit to C-Closed: {limit_closed:.2g} | |C| / d: {size:.3g} | "
+    "contraction: {contraction:.5f} | left of C's way: {contraction_c:.2g} | of a local residual: {unfinished:.2g}",
+    "c": "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
+    "left of C's way: {contraction_c:.2g}",
+}
 REMARKS = (
     READING,
     "below as many dimensions as examples no model fits all: where Local-GD ends (limit) is then no least-squares "
@@ -68,13 +75,8 @@ def check(study: Study) -> None:
     check_descent(study, max(d))
 
 
-def run(part: str, study: Study) -> lab.Outcome:
-    """Trains in every dimension on every seed.
-
-    Args:
-        part: Part of the figure, "b" or "c".
-        study: The study.
-    """
+def _run(part: str, study: Study) -> lab.Outcome:
+    """Trains in every dimension on every seed, for part "b" or "c" of the figure."""
     settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
@@ -85,11 +87,11 @@ def run(part: str, study: Study) -> lab.Outcome:
             rows.append(row)
             values, split = {name: row[key] for name, key in LINES[part].items()}, "train" if part == "b" else "test"
             study.keep(lab.metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
-    mean_rows = lab.means(rows, "dimension")
+    mean_rows, verdict = lab.means(rows, "dimension"), exact_verdict(runs, settings)
     _draw(study, part, mean_rows)
-    judge, verdict = _claims_b if part == "b" else _claims_c, exact_verdict(runs, settings)
+    judge = _claims_b if part == "b" else _claims_c
     claims = judge(rows, settings.num_nodes * settings.examples_per_node)
-    sheet = _sheet(part, mean_rows, len(study.seeds))
+    sheet = lab.table(f"{TITLES[part]}, means of {len(study.seeds)} seeds", mean_rows, COLUMNS[part])
     return lab.Outcome((sheet,), rows, claims, {}, REMARKS, lab.disagreeing([verdict]), (verdict,))
 
 
@@ -113,20 +115,6 @@ def _row(seed: int, one: RegressionRun) -> lab.Row:
         "contraction_c": float(np.abs(one.centralised.kept[one.centralised.known]).max()),
         "unfinished": one.finite.unfinished,
     }
-
-
-def _sheet(part: str, mean_rows: list[lab.Row], seeds: int) -> lab.Sheet:
-    titles = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
-    columns = "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
-    if part == "b":
-        columns = (
-            "d: {dimension} | G to C: {g_c:.3g} | G to G-Closed: {g_closed:.2g} | C to C-Closed: {c_closed:.2g} | "
-        )
-        columns += "G-Closed to C-Closed: {closed_closed:.3g} | limit to C-Closed: {limit_closed:.2g} | "
-        columns += "|C| / d: {size:.3g} | contraction: {contraction:.5f} | "
-    columns += "left of C's way: {contraction_c:.2g}"
-    columns += " | of a local residual: {unfinished:.2g}" if part == "b" else ""
-    return lab.table(f"{titles[part]}, means of {seeds} seeds", mean_rows, columns)
 
 
 def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
@@ -176,15 +164,13 @@ def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
 SMOKE = DimensionSettings(4, 5, (10, 20, 60), 200, 60, 1e-3, 10_000)
 DEFAULT = DimensionSettings(dimensions=(100, 300, 500, 750, 1000, 2000))
 SCALES = {"gaussian": by_scale(SMOKE, DEFAULT, DimensionSettings())}
-
-
 SUMMARIES = {
     "fig1b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
     "fig1c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
+        __name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
     for part in SUMMARIES.items()
 )

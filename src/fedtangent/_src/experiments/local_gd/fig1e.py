@@ -60,13 +60,8 @@ def check(study: Study) -> None:
         )
 
 
-def run(part: str, study: Study) -> lab.Outcome:
-    """Trains in every dimension on every seed.
-
-    Args:
-        part: Part of the figure, "e", "f" or "g".
-        study: The study.
-    """
+def _run(part: str, study: Study) -> lab.Outcome:
+    """Trains in every dimension on every seed, for part "e", "f" or "g" of the figure."""
     settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
@@ -201,8 +196,6 @@ SMOKE = HalfspacesByDimension(4, 1e-4, 40, 30, 0.05, 2000, 5, (20, 40, 80), 0.5,
 SCALES = {
     "halfspaces": by_scale(SMOKE, HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000)), HalfspacesByDimension())
 }
-
-
 SUMMARIES = {
     "fig1e": "Local-GD, fig. 1(e): classification, distance of directions to the centralised model by d",
     "fig1f": "Local-GD, fig. 1(f): classification, distance of directions to the support vector machine by d",
@@ -210,7 +203,7 @@ SUMMARIES = {
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
+        __name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
     for part in SUMMARIES.items()
 )

@@ -107,13 +107,8 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
     return tick
 
 
-def run(panel: str, study: Study) -> lab.Outcome:
-    """Trains Local-GD, the centralised model twice, and a single node on every seed.
-
-    Args:
-        panel: Panel of the figure, "h" or "i".
-        study: The study.
-    """
+def _run(panel: str, study: Study) -> lab.Outcome:
+    """Trains Local-GD, the centralised model twice, and a single node on every seed, for panel "h" or "i"."""
     results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -238,8 +233,6 @@ def _draw(study: Study, results: list[Layers], panel: str) -> None:
 
 PAPER = LastLayerSettings()
 SMALL = with_changes(PAPER, "num_features=256 local_steps=30 num_rounds=12")
-
-
 IMAGES = by_scale(
     with_changes(SMALL, "num_train=2000 num_test=1000"),
     with_changes(PAPER, "num_train=10000 num_test=2000 num_features=512"),
@@ -256,6 +249,6 @@ QUANTITIES = {
 }
 SUMMARIES = {name: f"Local-GD, {quantity} by round, on fixed features" for name, quantity in QUANTITIES.items()}
 ENTRIES = tuple(
-    experiment(__name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, least_seeds=2, part=part)
+    experiment(__name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, least_seeds=2, part=part)
     for part in SUMMARIES.items()
 )

@@ -93,12 +93,9 @@ def check(study: Study) -> None:
         raise ValueError(
             f"narrow: got {settings.narrow}, must be above held, {settings.held}, and below the {examples} examples"
         )
-    if (
-        settings.clients_per_round >= settings.num_nodes
-    ):  # all nodes stay at the centralised model, 0 away from it, where L = 1
-        raise ValueError(
-            f"clients_per_round: got {settings.clients_per_round}, must be below num_nodes, {settings.num_nodes}"
-        )
+    asked, nodes = settings.clients_per_round, settings.num_nodes
+    if asked >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
+        raise ValueError(f"clients_per_round: got {asked}, must be below num_nodes, {nodes}")
     for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
             run = _closed_form(_nodes(settings, seed, dimension), settings, 1)
