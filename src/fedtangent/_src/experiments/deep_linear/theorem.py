@@ -31,6 +31,8 @@ TERMS = {  # of eq. (17)
     "third": "clients have drifted (25)",
     "fourth": "products of changes (26)",
 }
+TERMS_TITLE = "eq. (17), norms over the residual's in units of eta K lambda_min / N: worst over the proof's share"
+TERMS_COLUMNS = "term: {term}: {what} | share: {share:.3f} | worst / share: {ratio:.3g} | control: {wrong:.3g}"
 # What the proof allows each term, in units of eta K lambda_min / N times the residual.
 SHARES = {"second": 0.109 / 0.8**4, "third": 1 / 5, "fourth": 1 / 10}
 REMARKS = (
@@ -140,7 +142,7 @@ def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[Followe
         lab.assumption_sheet(theorems, f"assumptions at width {settings.widths[-1]}, first seed's"),
         _rounds_sheet(looked_at[0]),
         _hypotheses_sheet(looked_at),
-        _terms_sheet(terms),
+        lab.table(TERMS_TITLE, terms, TERMS_COLUMNS),
         lab.table(title, _error_rows(settings, networks, rates), columns),
         _modes_sheet(looked_at[0]),
     )
@@ -225,12 +227,6 @@ def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
     columns = "hypothesis: {name} | what: {statement} | measured: {measured:.4g} | "
     columns += "required: {relation} {required:.4g} | holds: {held} of {looks}"
     return lab.table("hypotheses of the proof along the runs, where nearest to failing", rows, columns)
-
-
-def _terms_sheet(terms: list[lab.Row]) -> lab.Sheet:
-    title = "eq. (17), norms over the residual's in units of eta K lambda_min / N: worst over the proof's share"
-    columns = "term: {term}: {what} | share: {share:.3f} | worst / share: {ratio:.3g} | control: {wrong:.3g}"
-    return lab.table(title, terms, columns)
 
 
 def _modes_sheet(f: FollowedNetwork) -> lab.Sheet:

@@ -33,7 +33,6 @@ from fedtangent._src.federated.algorithms.distil import FEDBE
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import client_view
 from fedtangent._src.measures import uncertainty
-from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, FederatedData, Model, PyTree, Schedule
 
@@ -219,9 +218,10 @@ def _build(
 ) -> Algorithm:
     """Builds the entrant's algorithm; ``options`` are arguments of its recipe only, and ``rate`` may be traced."""
     decayed = ft.optimizers.staircase_decay(rate, settings.decay, DECAY_EVERY)
+    optimizer = ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), decayed)
     is_plain = settings.optimizer == "sgd" and not settings.weight_decay
     arguments: dict[str, Any] = {
-        **({"client_learning_rate": decayed} if is_plain else {"client_optimizer": _descents(settings, decayed)}),
+        **({"client_learning_rate": decayed} if is_plain else {"client_optimizer": optimizer}),
         "work": ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size),
         "loss": "cross_entropy",
         **options,
@@ -287,11 +287,6 @@ def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entran
         return ft.schedules.random_walk(ft.graphs.ring(num_clients), k)
     is_random = entrant.method == "random_sampling"
     return (ft.schedules.random_models if is_random else ft.schedules.per_client_permutations)(num_clients, k)
-
-
-def _descents(settings: ClassifierSettings, rate: Rate) -> Optimizer:
-    """Returns the clients' optimiser of every round."""
-    return ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), rate)
 
 
 def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:

@@ -25,7 +25,7 @@ def run(study: Study) -> lab.Outcome:
     bench, seed = table8.bench_of(study), study.seeds[0]
     loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None
-    x = loaded.x_train
+    x, owners = loaded.x_train, np.asarray([] if loaded.user_test is None else loaded.user_test)
     grid = np.linspace(x[:, 0].min(), x[:, 0].max(), 120)
     harness.plan(bench, repetitions=0)
     for name, tuned in harness.tune_all(bench).items():
@@ -33,7 +33,7 @@ def run(study: Study) -> lab.Outcome:
         algorithm = method.build(0, tuned.config.rate)
         state = ft.simulate(algorithm, method.data, num_rounds=study.settings.num_rounds, seed=seed).state
         for user in np.unique(loaded.user_train)[:SHOWN]:
-            of_user, tested = np.flatnonzero(loaded.user_train == user), _tested(loaded, int(user))
+            of_user, tested = np.flatnonzero(loaded.user_train == user), np.flatnonzero(owners == user)
             inputs = np.repeat(x[of_user[:1]], len(grid), axis=0)
             inputs[:, 0] = grid
             curve, predicted = (
@@ -50,11 +50,6 @@ def run(study: Study) -> lab.Outcome:
         curves_by_user(users, ("input", "output"), title, study.figures.path(f"{name}"))
     columns = "method: {method} | client: {client} | test MSE: {mse:.2e}"
     return lab.Outcome((lab.table(f"Fig. 8 on {study.dataset}: error by client, seed {seed}", rows, columns),), rows)
-
-
-def _tested(loaded: ft.data.Dataset, user: int) -> np.ndarray:
-    """Returns the rows of a user's test examples; none if the data set does not name the users of test examples."""
-    return np.flatnonzero(np.asarray([] if loaded.user_test is None else loaded.user_test) == user)
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=table8.check),)

@@ -124,13 +124,6 @@ def _problem(
     return draw(num_clients=settings.num_clients, points_per_client=settings.points_per_client)
 
 
-def _best_fits(curves: Iterable[ScanCurve]) -> list[Fit]:
-    """Selects the nearest choice for each budget and each reading of the bias."""
-    fits = [_fit(curve, reading) for curve in curves for reading in READINGS]
-    places = itertools.product(BUDGETS, READINGS)
-    return [_nearest(f for f in fits if (f.budget, f.reading) == place) for place in places]
-
-
 def _nearest(fits: Iterable[Fit]) -> Fit:
     return min(fits, key=lambda f: f.distance)
 
@@ -159,7 +152,8 @@ def run(study: Study) -> lab.Outcome:
     settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[lab.Row]()
     for seed in study.each_seed():
         scanned += _curves(settings, seed)
-    fits = _best_fits(scanned)
+    tried = lab.grouped([_fit(curve, reading) for curve in scanned for reading in READINGS], "budget", "reading")
+    fits = [_nearest(tried[place]) for place in itertools.product(BUDGETS, READINGS)]
     nearest = {b: _nearest(f for f in fits if f.budget == b) for b in BUDGETS}
     for budget, choice in nearest.items():
         problem, pairs = _problem(settings, choice.data_seed, choice.local_steps, choice.sigma), Pairs()

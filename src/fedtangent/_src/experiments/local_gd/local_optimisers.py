@@ -11,7 +11,6 @@ which Adam's steps do not die out; in classification Adam's epsilon is next to 0
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.types import Algorithm, Array
+from fedtangent._src.types import Algorithm
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9
@@ -110,7 +109,7 @@ def _algorithm(settings: OptimiserSettings, name: str, task: str) -> Algorithm:
     rate = (settings.adam_rate if is_regression else settings.adam_margin_rate) if is_adam else plain
     rate = rate * (1 - MOMENTUM) if name == "momentum" else rate
     make = partial(optax.adam, eps=EPSILON) if is_adam and not is_regression else OPTIMISERS[name]
-    of_round = _falling(rate) if is_regression else rate
+    of_round = (lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)) if is_regression else rate
     return ft.fed_avg(
         ft.models.linear(settings.dimension, dtype=jnp.float64),
         ft.schedules.all_clients(1 if name == POOLED else settings.num_nodes),
@@ -128,11 +127,6 @@ def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, nam
     data = (problem.pooled if name == POOLED else problem).federated()
     path = ft.params_by_round(_algorithm(settings, name, task), data, num_rounds=settings.num_rounds, seed=seed)
     return np.asarray(path["weights"][:, 0, :, 0])
-
-
-def _falling(rate: float) -> Callable[[Array], Array]:
-    """Returns the function from a round to its rate, which falls as 1 / (1 + k / 10)."""
-    return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
 def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:

@@ -176,11 +176,6 @@ def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
     }
 
 
-def _momentum(momentum: float, rate: float | Array) -> optax.GradientTransformation:
-    """Builds SGD with momentum for FedNova, which with plain SGD and equal numbers of local steps would be FedAvg."""
-    return optax.chain(optax.trace(momentum), ft.optimizers.sgd(rate))
-
-
 def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
     """Builds a method of local training, or centralised training; the number of steps is a hyper-parameter."""
     model, is_central = _network(settings, trial), name == "centralised"
@@ -192,8 +187,9 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
         data, options["shared"] = trials.with_global_set(trial._replace(data=data), settings.shared, trial.data.y)
 
     def build(steps: Steps, rate: float | Array) -> Algorithm:
-        if name == "fed_nova":
-            rates: dict[str, Any] = {"client_optimizer": _momentum(settings.momentum, _single(rate))}
+        if name == "fed_nova":  # with plain SGD and equal numbers of local steps it would be FedAvg
+            momentum = optax.chain(optax.trace(settings.momentum), ft.optimizers.sgd(_single(rate)))
+            rates: dict[str, Any] = {"client_optimizer": momentum}
         else:
             rates = {"learning_rate" if is_central else "client_learning_rate": _single(rate)}
         recipe, work = getattr(ft, RECIPES.get(name, name)), ft.Work(steps=steps, batch_size=settings.batch_size)
