@@ -259,8 +259,8 @@ def _trained(
         return {"model": np.array(_product(model, sizes[0], params))}
 
     data = ft.data.federated_data(examples.x, examples.y, clients, dtype=jnp.dtype(settings.dtype))
-    options = {"evaluation": ft.Evaluation(1, look), "devices": ft.Devices(mapping)}
-    run = ft.simulate(algorithm, data, num_rounds=settings.num_rounds, seed=seed, **options)
+    rounds, evaluation, devices = settings.num_rounds, ft.Evaluation(1, look), ft.Devices(mapping)
+    run = ft.simulate(algorithm, data, num_rounds=rounds, seed=seed, evaluation=evaluation, devices=devices)
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 

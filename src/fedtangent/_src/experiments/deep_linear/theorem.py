@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from operator import methodcaller
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[Followe
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
-    rates = {n: lab.log_slopes(networks, "width", lambda f, n=n: f.error(n), "seed", "draw") for n in FLOWS}
+    rates = {n: lab.log_slopes(networks, "width", methodcaller("error", n), "seed", "draw") for n in FLOWS}
     terms, theorems = _worst_terms(looked_at, wrong), [f.theorem for f in looked_at]
     columns = " | ".join(["flow: {flow}", *(f"m = {w}: {{w{w}:.3g}}" for w in settings.widths), "slope: {slope:.2f}"])
     title = "largest distance of residuals from the network's, over the start's"

@@ -204,8 +204,11 @@ def _ends(
 def _conclude(study: Study, results: list[Trained]) -> lab.Outcome:
     """Builds the table of distances by width with their slopes, the figure and the verdicts."""
     rows, entries, widths = list[lab.Row](), list[lab.Row](), study.settings.widths
-    far = [name for name in DISTANCES if name != "last_own"]
-    rates = {n: lab.log_slopes(results, "width", lambda t, n=n: t.distances[n], "seed") for n in far}
+
+    def slope(name: str) -> lab.MeanInterval:
+        return lab.log_slopes(results, "width", lambda t: t.distances[name], "seed")
+
+    rates = {name: slope(name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
         rate = rates.get(name)
         by_width = {f"w{w}": lab.interval(t.distances[name] for t in results if t.width == w).mean for w in widths}
