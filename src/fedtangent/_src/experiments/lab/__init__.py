@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.intervals import half_width
 from fedtangent._src.output.files import Metric
@@ -153,16 +154,6 @@ def means(rows: Iterable[Row], *keys: str) -> list[Row]:
         | {**dict(zip(keys, values, strict=True)), "runs": len(group)}
         for values, group in grouped(rows, *keys).items()
     ]
-
-
-def log_slope(x: ArrayLike, y: ArrayLike) -> float:
-    """Computes the slope of ``ln y`` against ``ln x``, by least squares.
-
-    Args:
-        x: Positive numbers, [n].
-        y: Positive numbers, [n].
-    """
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys: str) -> MeanInterval:
