@@ -134,9 +134,8 @@ def check(study: Study) -> None:
     """Loads the first seed's data and builds the algorithm; raises ``ValueError``."""
     settings, images = study.settings, _load(study, study.seeds[0])
     if settings.num_rounds % 4:
-        raise ValueError(
-            f"num_rounds: got {settings.num_rounds}, must be a multiple of 4, for three rounds of one model"
-        )
+        rounds = settings.num_rounds
+        raise ValueError(f"num_rounds: got {rounds}, must be a multiple of 4, for three rounds of one model")
     _ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
 
 

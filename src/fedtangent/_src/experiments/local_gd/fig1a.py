@@ -120,12 +120,10 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless a node has fewer examples than dimensions, as eq. (6) needs, and descent works."""
-    settings = study.settings
-    if settings.dimension <= settings.examples_per_node:
-        raise ValueError(
-            f"dimension: got {settings.dimension}, must be above examples_per_node, {settings.examples_per_node}"
-        )
-    check_descent(study, settings.dimension)
+    dimension, examples = study.settings.dimension, study.settings.examples_per_node
+    if dimension <= examples:
+        raise ValueError(f"dimension: got {dimension}, must be above examples_per_node, {examples}")
+    check_descent(study, dimension)
 
 
 def check_descent(study: Study, dimension: int) -> None:
@@ -135,15 +133,13 @@ def check_descent(study: Study, dimension: int) -> None:
         study: The study.
         dimension: Dimension d of the inputs.
     """
-    settings = study.settings
+    settings, rate = study.settings, study.settings.learning_rate
     for seed in study.seeds:
         problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
         for p in (problem, problem.pooled):
             if not (unfinished := _one_step(p, settings).unfinished) < 1:
                 fault, must = ("diverges", "less") if unfinished > 1 else ("does not move", "more")
-                raise ValueError(
-                    f"learning_rate: got {settings.learning_rate:g}, at which descent {fault}, must be {must}"
-                )
+                raise ValueError(f"learning_rate: got {rate:g}, at which descent {fault}, must be {must}")
 
 
 def run(study: Study) -> lab.Outcome:

@@ -69,9 +69,8 @@ def check(study: Study) -> None:
     if min(d) <= settings.examples_per_node:
         raise ValueError(f"dimensions: got {min(d)}, must be above examples_per_node, {settings.examples_per_node}")
     if total not in d or not min(d) < total < max(d):
-        raise ValueError(
-            f"dimensions: got {','.join(map(str, d))}, must have {total}, the examples, and some around it"
-        )
+        values = ",".join(map(str, d))
+        raise ValueError(f"dimensions: got {values}, must have {total}, the examples, and some around it")
     check_descent(study, max(d))
 
 

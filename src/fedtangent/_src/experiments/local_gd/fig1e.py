@@ -53,11 +53,9 @@ class HalfspacesByDimension(ExponentialSettings):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, where perhaps no model fits all labels."""
     settings = study.settings
-    total = settings.num_nodes * settings.examples_per_node
-    if min(settings.dimensions) < total:
-        raise ValueError(
-            f"dimensions: got {min(settings.dimensions)}, must be at least {total}, the examples of all nodes"
-        )
+    total, least = settings.num_nodes * settings.examples_per_node, min(settings.dimensions)
+    if least < total:
+        raise ValueError(f"dimensions: got {least}, must be at least {total}, the examples of all nodes")
 
 
 def _run(part: str, study: Study) -> lab.Outcome:

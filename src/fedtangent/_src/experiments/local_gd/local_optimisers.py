@@ -75,17 +75,14 @@ class Ended(NamedTuple):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, which the theorem excludes, or a divergent rate."""
     settings = study.settings
-    if settings.dimension <= settings.num_nodes * settings.held:
-        raise ValueError(
-            f"dimension: got {settings.dimension}, must be more than the {settings.num_nodes * settings.held} examples"
-        )
+    examples, rate = settings.num_nodes * settings.held, settings.rate
+    if settings.dimension <= examples:
+        raise ValueError(f"dimension: got {settings.dimension}, must be more than the {examples} examples")
     for seed in study.seeds:
         x, y, nodes, *_ = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
-        form = theory.local_regression(x, y, nodes, learning_rate=settings.rate, local_steps=settings.local_steps)
+        form = theory.local_regression(x, y, nodes, learning_rate=rate, local_steps=settings.local_steps)
         if form.unfinished > 1:
-            raise ValueError(
-                f"rate: got {settings.rate}, at which local work diverges for seed {seed}, must be smaller"
-            )
+            raise ValueError(f"rate: got {rate}, at which local work diverges for seed {seed}, must be smaller")
 
 
 def run(study: Study) -> lab.Outcome:

@@ -89,20 +89,16 @@ def check(study: Study) -> None:
     examples = settings.num_nodes * settings.held
     if not settings.wide > examples:
         raise ValueError(f"wide: got {settings.wide}, must be more than the {examples} examples")
-    if not settings.held < settings.narrow < examples:
-        raise ValueError(
-            f"narrow: got {settings.narrow}, must be above held, {settings.held}, and below the {examples} examples"
-        )
+    held, narrow, rate = settings.held, settings.narrow, settings.learning_rate
+    if not held < narrow < examples:
+        raise ValueError(f"narrow: got {narrow}, must be above held, {held}, and below the {examples} examples")
     asked, nodes = settings.clients_per_round, settings.num_nodes
     if asked >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
         raise ValueError(f"clients_per_round: got {asked}, must be below num_nodes, {nodes}")
     for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
-            run = _closed_form(_nodes(settings, seed, dimension), settings, 1)
-            if run.unfinished > 1:
-                raise ValueError(
-                    f"learning_rate: got {settings.learning_rate}, at which local work diverges, must be smaller"
-                )
+            if _closed_form(_nodes(settings, seed, dimension), settings, 1).unfinished > 1:
+                raise ValueError(f"learning_rate: got {rate}, at which local work diverges, must be smaller")
 
 
 def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:

@@ -229,10 +229,9 @@ def _single(rate: float | Array) -> float | Array:
 def check(study: Study, **changes: object) -> None:
     """Builds every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
     settings = dataclasses.replace(study.settings, **changes)
-    if settings.clients_per_round > settings.num_clients:
-        raise ValueError(
-            f"clients_per_round: got {settings.clients_per_round}, must be at most {settings.num_clients}, all clients"
-        )
+    cohort, clients = settings.clients_per_round, settings.num_clients
+    if cohort > clients:
+        raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients}, all clients")
     if settings.window > min(settings.num_rounds, settings.reference_rounds):
         raise ValueError(f"window: got {settings.window}, must be at most num_rounds and reference_rounds")
     if settings.tuning_seed in study.seeds:
@@ -322,10 +321,8 @@ def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.S
                 claims.append(lead.claim_above(above, "by {:+.4f}"))
         rows.append(row)
         entries.append({"label": LABELS[name], "accuracy": mean_and_error(values), "lead": lead})
-    title = (
-        f"test accuracy, mean of rounds {settings.num_rounds - settings.window + 1} to {settings.num_rounds}, +- its "
-        "standard error over"
-    )
+    first, last = settings.num_rounds - settings.window + 1, settings.num_rounds
+    title = f"test accuracy, mean of rounds {first} to {last}, +- its standard error over"
     columns = f"method: {{label}} | accuracy: {{accuracy}} | {label} minus it, 95 % interval: {{lead:+.4f}}"
     return lab.table(f"{title} {len(accuracy[method])} seeds", entries, columns), rows, claims
 

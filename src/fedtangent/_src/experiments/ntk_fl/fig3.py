@@ -50,13 +50,10 @@ def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab
         entries.append({**rows[-1], "label": LABELS[plain], "interval": loss})
     more = lab.interval(losses["fed_avg"] - losses["ntk_fl"])
     rows.append({"method": "fed_avg minus ntk_fl", **more.row("loss"), "loses": more.above()})
-    title = (
-        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds: all, and reduced to "
-        f"beta {settings.beta:g}, "
-    )
+    title = f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds: all, and reduced to"
     columns = "method: {label} | all: {accuracy:.4f} | reduced: {accuracy_reduced:.4f} | "
     columns += "loss, 95 % interval: {interval:+.4f} | it loses: {loses}"
-    sheet = lab.table(f"{title}d1' {settings.projected}", entries, columns)
+    sheet = lab.table(f"{title} beta {settings.beta:g}, d1' {settings.projected}", entries, columns)
     return sheet, rows, more.claim_above("FedAvg loses more than NTK-FL", "by {:+.4f}")
 
 

@@ -62,22 +62,16 @@ def run(study: Study) -> lab.Outcome:
         for alpha, of in ends.items()
     ]
     gains = {m: ends[settings.alphas[-1]][m] - ends[settings.alphas[0]][m] for m in settings.methods}
-    title = (
-        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds, +- its standard error, "
-        "against alpha"
-    )
+    title = f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds, +- its standard error"
     cells = tuple(
         (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{lab.interval(gains[m]):+.4f}")
         for m in settings.methods
     )
-    sheet = lab.Sheet(
-        title, ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval"), cells
-    )
+    columns = ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval")
+    sheet = lab.Sheet(f"{title}, against alpha", columns, cells)
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in settings.methods}
-    title = (
-        f"{study.dataset}, round {settings.num_rounds}, {settings.num_clients} clients, {settings.clients_per_round} "
-        "a round"
-    )
+    clients = f"{settings.num_clients} clients, {settings.clients_per_round} a round"
+    title = f"{study.dataset}, round {settings.num_rounds}, {clients}"
     path = study.figures.path("accuracy_by_alpha")
     curves({"test accuracy": lines}, settings.alphas, title, path, across="Dirichlet alpha")
     by_alpha = {f"alpha {alpha:g}: ": of for alpha, of in runs.items()}

@@ -254,13 +254,11 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 def check(study: Study) -> None:
     """Loads the first seed's images, and checks the attack's options and the network's activation."""
-    settings = study.settings
-    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[settings.network]
-    if settings.activation not in allowed:
-        raise ValueError(
-            f"activation: got {settings.activation!r}, allowed for {settings.network} are {', '.join(allowed)}"
-        )
-    assert settings.attack
+    network, activation = study.settings.network, study.settings.activation
+    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[network]
+    if activation not in allowed:
+        raise ValueError(f"activation: got {activation!r}, allowed for {network} are {', '.join(allowed)}")
+    assert study.settings.attack
     _load(study, study.seeds[0])
 
 

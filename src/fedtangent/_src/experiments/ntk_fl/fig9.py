@@ -71,11 +71,9 @@ class WeightGap(NamedTuple):
 
 def check(study: Study) -> None:
     """Draws the first seed's cohort; raises ``ValueError`` for a cohort of more clients than there are."""
-    settings = study.settings
-    if settings.num_clients > settings.total_clients:
-        raise ValueError(
-            f"num_clients: got {settings.num_clients}, must be at most total_clients, {settings.total_clients}"
-        )
+    cohort, total = study.settings.num_clients, study.settings.total_clients
+    if cohort > total:
+        raise ValueError(f"num_clients: got {cohort}, must be at most total_clients, {total}")
     _cohort(study, study.seeds[0])
 
 

@@ -65,11 +65,9 @@ def run(study: Study) -> lab.Outcome:
     harness.plan(bench, rounds=rounds)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned, rounds)
-    title = (
-        f"rounds and uplink to an accuracy of {settings.target:g} on {study.dataset}, mean over {len(study.seeds)} "
-        "seeds"
-    )
-    sheet, reached = baselines.to_the_level(runs, [settings.target] * len(study.seeds), title, PUBLISHED)
+    target, seeds = settings.target, len(study.seeds)
+    title = f"rounds and uplink to an accuracy of {target:g} on {study.dataset}, mean over {seeds} seeds"
+    sheet, reached = baselines.to_the_level(runs, [target] * seeds, title, PUBLISHED)
     rows = [
         {"method": m, "rounds": r.mean_rounds, "uplink_mib": r.mean_mib, "by_seed": r, "published": PUBLISHED.get(m)}
         for m, r in reached.items()

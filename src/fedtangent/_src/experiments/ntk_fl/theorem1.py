@@ -174,10 +174,8 @@ def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRou
         entries.append({**entry, "least": first.lambda_min[k], **counts})
     columns = "round: {k} | t(k): {time} | measured factor: {factor:.3g} | bound: {bound:.3g} | "
     columns += "lambda_min(H): {least:.3g} | worst ratio: {worst:.3g} | holds: {holding} of {runs}"
-    title = (
-        f"rounds of NTK-FL, n = {settings.widths[-1]}, step {settings.step_factors[-1]:g}, t(k) by the training loss "
-        "(11a)"
-    )
+    width, step = settings.widths[-1], settings.step_factors[-1]
+    title = f"rounds of NTK-FL, n = {width}, step {step:g}, t(k) by the training loss (11a)"
     return lab.table(title, entries, columns)
 
 

@@ -170,11 +170,9 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
     columns = ": n = {width}, step {step_factor:g}, tau = {local_steps} | factor a round: {factor_a_round:.6f} | "
     columns += "worst: {worst:.3g} | late decay: {late_decay_over_bound:.2f} | FedAvg's end: {end:.2g} | "
     columns += "NTK-FL, 1 round: {ntk_fl_one_round:.2g} | rounds to that: {needed} | Remark 2: {ratio_of_rates:.0f}"
-    title = (
-        f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of "
-        "FedAvg, N = "
-    )
-    return lab.table(f"{title}{settings.num_examples}, M = {settings.num_clients}", entries, columns)
+    title = f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of"
+    title += f" FedAvg, N = {settings.num_examples}, M = {settings.num_clients}"
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
@@ -187,10 +185,8 @@ def _draw(study: Study, results: list[FollowedRounds]) -> None:
         wrong = {"control: lambda_max for lambda": bound(rounds, c.lambda_max) / start}
         title = f"tau = {c.local_steps} local steps"
         panels.append(BoundedPanel(title, rounds, measured, {"Theorem 2": bound(rounds) / start}, wrong))
-    title = (
-        f"Theorem 2 of NTK-FL on {study.dataset}, width {settings.widths[-1]}, {settings.step_factors[-1]:g} of the "
-        "largest step"
-    )
+    width, step = settings.widths[-1], settings.step_factors[-1]
+    title = f"Theorem 2 of NTK-FL on {study.dataset}, width {width}, {step:g} of the largest step"
     bounded(panels, title, ("round", "squared residual / initial"), None, study.figures.path("theorem2"))
 
 
