@@ -145,9 +145,9 @@ def means(rows: Iterable[Row], *keys: str) -> list[Row]:
     """
 
     def mean(values: list[Any]) -> Any:
-        if None in values or isinstance(values[0], str):
-            return values[0] if isinstance(values[0], str) else None
-        return float(np.mean(values))
+        if isinstance(values[0], str):
+            return values[0]
+        return None if None in values else float(np.mean(values))
 
     return [
         {name: mean([row[name] for row in group]) for name in group[0]}
