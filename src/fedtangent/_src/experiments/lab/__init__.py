@@ -144,7 +144,7 @@ def means(rows: Iterable[Row], *keys: str) -> list[Row]:
         *keys: The entries that tell the groups.
     """
 
-    def mean(values: list[Any]) -> Any:
+    def mean(values: list[Any]) -> float | str | None:
         if isinstance(values[0], str):
             return values[0]
         return None if None in values else float(np.mean(values))

@@ -89,12 +89,12 @@ def check(study: Study) -> None:
     examples = settings.num_nodes * settings.held
     if not settings.wide > examples:
         raise ValueError(f"wide: got {settings.wide}, must be more than the {examples} examples")
-    held, narrow, rate = settings.held, settings.narrow, settings.learning_rate
-    if not held < narrow < examples:
-        raise ValueError(f"narrow: got {narrow}, must be above held, {held}, and below the {examples} examples")
-    asked, nodes = settings.clients_per_round, settings.num_nodes
-    if asked >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
-        raise ValueError(f"clients_per_round: got {asked}, must be below num_nodes, {nodes}")
+    size, narrow, rate = settings.held, settings.narrow, settings.learning_rate
+    if not size < narrow < examples:
+        raise ValueError(f"narrow: got {narrow}, must be above held, {size}, and below the {examples} examples")
+    cohort, nodes = settings.clients_per_round, settings.num_nodes
+    if cohort >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
+        raise ValueError(f"clients_per_round: got {cohort}, must be below num_nodes, {nodes}")
     for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
             if _closed_form(_nodes(settings, seed, dimension), settings, 1).unfinished > 1:
