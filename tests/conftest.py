@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
 import hashlib
 import os
 import platform
+import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +42,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     name = f"jax-{version('jax')}-python-{platform.python_version()}-{told}"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache / "fedtangent" / "tests" / name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
+if "FEDTANGENT_CACHE" not in os.environ:  # no kernel of an earlier run; the workers of this run share it
+    os.environ["FEDTANGENT_CACHE"] = tempfile.mkdtemp(prefix="fedtangent-cache-")
+    atexit.register(shutil.rmtree, os.environ["FEDTANGENT_CACHE"], ignore_errors=True)
 
 import hypothesis
 import jax

@@ -17,8 +17,11 @@ from scipy.special import softmax
 from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent._src.kernels.kept import kept_blocks
 from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
+from fedtangent._src.models.kernels import AnalyticKernel
 from fedtangent._src.progress import progress_of, ticks
+from fedtangent._src.storage import cache_directory
 from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
 
@@ -232,13 +235,20 @@ class Setting:
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points.
+        """Computes the blocks of ``kernel`` at the training and test points; those of images are kept on disk.
 
         Args:
             progress: Whether to show progress.
         """
-        with progress_of(1, f"{self.name}: kernel", "tile", shown=progress) as bar:
-            return kernel_blocks(self.kernel, self.problem.x_train, self.problem.x_test, tick=ticks(bar))
+        kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
+
+        def compute() -> KernelBlocks:
+            with progress_of(1, f"{self.name}: kernel", "tile", shown=progress) as bar:
+                return kernel_blocks(kernel, x_train, x_test, tick=ticks(bar))
+
+        if not isinstance(kernel, AnalyticKernel):
+            return compute()
+        return kept_blocks(kernel, x_train, x_test, cache_directory() / "kernels", compute)
 
 
 def in_float64(plain: Model) -> Model:
