@@ -73,8 +73,8 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
         folder: Folder with original files.
         seed: Seed of data that are drawn.
         num_train: Number of training examples; 0 for all.
-        directions: As for ``_problem_of``.
-        centred: As for ``_problem_of``.
+        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
+        centred: Whether 1 / C is subtracted from the one-hot targets.
     """
     options = {"num_train": num_train} if num_train else {}
     return _problem_of(data.load(dataset, folder, seed, **options), directions, centred)
