@@ -3,12 +3,14 @@
 A small problem with the draws and the ratios of widths of a comparison, whose networks are drawn anew for every seed.
 For every verdict: how often the theory is rejected or left undecided, and how often the control is caught; of the right
 theory, and of some that are wrong by a little: rates 5 % off, one client missing, covariances 10 % off. The exact
-verdicts on the theory's laws, in which nothing is drawn, are taken once. Of n seeds without a rejection the chance of
-one is below 3 / n (95 %). A right theory should hold with its control caught; a wrong one should be rejected where it
+verdicts on the theory's laws, in which nothing is drawn, are taken once. With ``--rung 2`` the theory is the kernel's
+features, for FedAvg with clipped updates, which has no closed form. Of n seeds without a rejection the chance of one is
+below 3 / n (95 %). A right theory should hold with its control caught; a wrong one should be rejected where it
 is off by what the verdict ``notices`` or more, and may hold where it is off by less than the margin: such mistakes are
 for the exact verdicts to find.
 
     python benchmarks/verdicts.py --seeds 100 --output results/bench
+    python benchmarks/verdicts.py --seeds 100 --rung 2
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import argparse
 import collections
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +32,15 @@ import fedtangent
 from fedtangent._src.comparison.all_verdicts import sampled_verdicts, without_clients, wrong_flows
 from fedtangent._src.comparison.cases import ensemble, standard_case
 from fedtangent._src.comparison.linear_models import law_verdicts
-from fedtangent._src.comparison.predicted import Predicted, predict
-from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
+from fedtangent._src.comparison.on_features import feature_outputs, feature_verdicts, scaled
+from fedtangent._src.comparison.predicted import Predicted, predict, starts_of
+from fedtangent._src.comparison.rotations import feature_paths
+from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting, step_size
 from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import schedule
+from fedtangent._src.kernels.features import kernel_features
 from fedtangent._src.models import mlp
 from fedtangent._src.output.tables import TextTable, console
 from fedtangent._src.types import Array, Cohort, Key, PyTree, Schedule
@@ -117,31 +123,65 @@ def evolved(setting: Setting, width: int) -> Simulated:
     return ntk_fl(setting, width, "averaged", setting.size.draws, progress=True)
 
 
+def in_closed_form(seeds: int, draws: int) -> Iterator[tuple[str, Verdict]]:
+    """Yields every theory's name with a verdict of one seed, for the closed form (rung 3)."""
+    setting = problem(seeds * draws)
+    right = predict(setting, cohorts(setting))
+    every = [of_all_draws(setting, partial(trained_networks, width=w, progress=True)) for w in setting.size.widths]
+    moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.size.widths]
+    for name, theory in theories(right).items():
+        wrong = wrong_flows(theory)
+        for seed in tqdm(range(seeds), name):
+            seen, went = (tuple(of_seed(s, seed, draws) for s in all_of) for all_of in (every, moved))
+            own = dataclasses.replace(theory, setting=dataclasses.replace(setting, seed=seed))
+            for verdict in sampled_verdicts(own, seen, went, wrong) + (law_verdicts(theory) if seed == 0 else []):
+                yield name, verdict
+
+
+def on_features(seeds: int, draws: int) -> Iterator[tuple[str, Verdict]]:
+    """Yields every theory's name with a verdict of one seed, for the features of the kernel (rung 2)."""
+    base = problem(seeds * draws)
+    model, clipped = base.algorithm.model, fedtangent.Averaging(channel=fedtangent.channels.clip(0.3))
+    rate, work = step_size(base.problem, model), fedtangent.Work(steps=5, batch_size=None)
+    plan = fedtangent.schedules.uniform_sampling(CLIENTS, 3)
+    algorithm = fedtangent.fed_avg(model, plan, rate, work=work, averaging=clipped)
+    setting = dataclasses.replace(base, algorithm=algorithm, rule="updates are clipped", ntk_fl=None)
+    every = [trained_networks(setting, width, True) for width in setting.size.widths]
+    setting = dataclasses.replace(setting, size=setting.size._replace(draws=draws))
+    right = kernel_features(setting.blocks(), base.problem.y_train.shape[1])
+    paths = feature_paths(algorithm, base.problem.y_train, base.problem.partition, setting.size.rounds)
+    of_theories = {
+        "right": (right, None),
+        "rate 5 % off": (right, 0.95),
+        "kernel 10 % off": (scaled(right, 0.9), None),
+    }
+    for name, (features, factor) in of_theories.items():
+        for seed in tqdm(range(seeds), name):
+            networks = tuple(of_seed(of_width, seed, draws) for of_width in every)
+            predicted = [feature_outputs(paths, features, setting, starts_of(n), factor) for n in networks]
+            for verdict in feature_verdicts(setting, paths, right, networks, predicted):
+                yield name, verdict
+
+
+RUNGS = {2: on_features, 3: in_closed_form}
+
+
 def main() -> None:
     """Run all seeds, print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--draws", type=int, default=48, help="of the K models, at every width (default: %(default)s)")
+    parser.add_argument("--rung", type=int, choices=RUNGS, default=3, help="of theory: 2, features; 3, closed form")
     parser.add_argument("--output", type=Path, default=Path("results/bench"))
     arguments = parser.parse_args()
     fedtangent.enable_x64()
     said: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     with jax.default_matmul_precision("highest"):
-        setting = problem(arguments.seeds * arguments.draws)
-        right = predict(setting, cohorts(setting))
-        every = [of_all_draws(setting, partial(trained_networks, width=w, progress=True)) for w in setting.size.widths]
-        moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.size.widths]
-        for name, theory in theories(right).items():
-            wrong = wrong_flows(theory)
-            for seed in tqdm(range(arguments.seeds), name):
-                seen, went = (tuple(of_seed(s, seed, arguments.draws) for s in all_of) for all_of in (every, moved))
-                own = dataclasses.replace(theory, setting=dataclasses.replace(setting, seed=seed))
-                verdicts = sampled_verdicts(own, seen, went, wrong) + (law_verdicts(theory) if seed == 0 else [])
-                for verdict in verdicts:
-                    counts = said[name, verdict.statement.split(", t = ")[0]]  # the times are chosen by the networks
-                    counts["of"] += 1
-                    counts[f"holds {verdict.holds}"] += 1
-                    counts[f"control {verdict.control_fails}"] += 1
+        for name, verdict in RUNGS[arguments.rung](arguments.seeds, arguments.draws):
+            counts = said[name, verdict.statement.split(", t = ")[0]]  # the times are chosen by the networks
+            counts["of"] += 1
+            counts[f"holds {verdict.holds}"] += 1
+            counts[f"control {verdict.control_fails}"] += 1
     rows = [
         {
             "theory": theory,
@@ -158,7 +198,7 @@ def main() -> None:
     ]
     arguments.output.mkdir(parents=True, exist_ok=True)
     written = {"seeds": arguments.seeds, "draws": arguments.draws, "rows": rows}
-    (arguments.output / "verdicts.json").write_text(json.dumps(written, indent=1))
+    (arguments.output / f"verdicts_{arguments.rung}.json").write_text(json.dumps(written, indent=1))
     title = f"{arguments.seeds} seeds"
     console().print(TextTable(title, tuple(rows[0]), [[str(value) for value in row.values()] for row in rows]))
 

@@ -1,4 +1,4 @@
-"""Measures of runs: accuracy and uncertainty, paired intervals, privacy, kernels, losses between models."""
+"""Measures of runs: accuracy and uncertainty, paired intervals, privacy, kernels, losses between two models."""
 
 from fedtangent._src.comparison.forecast import ranked, rounds_to_target
 from fedtangent._src.comparison.ledger import residual_ledger

@@ -1,4 +1,4 @@
-"""Models as pure functions, with the analytic kernel of exactly that network where there is one."""
+"""Models as pure functions, each with its analytic kernel where it has one."""
 
 from fedtangent._src.kernels.features import kernel_features
 from fedtangent._src.models.convolutional import cnn, max_pool

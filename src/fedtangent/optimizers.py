@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimisers beside those of optax."""
+"""Learning-rate schedules and optimisers that optax does not have."""
 
 from fedtangent._src.optimizers import at_rate, sgd, staircase_decay
 

@@ -1,4 +1,4 @@
-"""Partitions: which client holds which example, and how unlike the clients are."""
+"""Partitions: which client has which example, and how different the clients are."""
 
 from fedtangent._src.data.partition import (
     by_user,

@@ -1,4 +1,4 @@
-"""The parts from which an algorithm of the user is composed: local training, aggregate, server, predictions."""
+"""Parts from which users compose algorithms: local training, aggregate, server, predictions."""
 
 from fedtangent._src.federated.aggregate import stack, weighted_mean
 from fedtangent._src.federated.algorithms.common import AveragingParts, train_and_average, trained

@@ -1,4 +1,4 @@
-"""The laws of the engine, checked for an algorithm of the user."""
+"""The laws of the engine, as checks that users run on their algorithms."""
 
 from fedtangent._src.testing import Law, check_laws
 

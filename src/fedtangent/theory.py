@@ -2,7 +2,7 @@
 
 Nothing here imports the simulation, so that theory and simulation cannot share a mistake. A shape that does not fit, a
 number that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before
-any work starts.
+any work starts; the docstrings list further errors only.
 
 Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 

@@ -203,7 +203,7 @@ def test_nothing_of_a_run_is_lost_to_another_of_its_folder(run: Callable, folder
         ended = run("train", *SMALL, *seeds, "--resume")
         assert ended.code == 2 and "must have those of the run in results/train: 5:7" in ended.err
     both = run("train", *SMALL, "--seeds", "5:7", "--resume", "--overwrite")
-    assert both.code == 2 and "overwrite: got it beside --resume" in both.err
+    assert both.code == 2 and "overwrite: got it with --resume" in both.err
     assert (out / "metrics.csv").read_bytes() == before
     assert run("train", *SMALL, "--seeds", "5:8", "--resume").code == 0
     for name in ("output", "data_dir"):

@@ -33,7 +33,7 @@ def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, f
         "largest stable",
         "guaranteed stable below",
         "accuracy 1 is never reached in 3 rounds",
-        "Theorem 2's limit has",
+        "in the limit of many rounds it is",
     ):
         assert said in ended.out, said
     out = folder / "out"

@@ -232,7 +232,7 @@ def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str
     [
         ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam'"),
         ({"parameterization": "standard"}, "must be in the ntk parameterization"),
-        ({"channel": "qsgd:4"}, "its channel changes what clients send"),
+        ({"channel": "qsgd:4"}, "its channel changes the updates"),
     ],
 )
 def test_where_there_is_no_limit_it_is_said_why(options: dict[str, Any], message: str) -> None:

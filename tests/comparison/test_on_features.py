@@ -48,7 +48,7 @@ def test_networks_approach_the_features_with_their_width() -> None:
     assert isinstance(result, OnFeatures) and result.rotations.is_exact
     narrow, _, wide = ends(result)
     assert 0 < wide < 0.5 * narrow and wide < 0.12, ends(result)
-    assert "its channel changes what clients send" in repr(result) and "<table" in result._repr_html_()
+    assert "its channel changes the updates" in repr(result) and "<table" in result._repr_html_()
     predicted, simulated = result.history.predicted.curves(), result.history.curves()
     assert predicted.keys() == simulated.keys()
     assert len(result.verdicts) == 2 and not any(verdict.passed is False for verdict in result.verdicts)
@@ -94,7 +94,7 @@ def test_without_test_examples_and_where_features_do_not_do() -> None:
     result = ft.compare(distilled, case["data"], clients, num_rounds=2, **options)
     assert isinstance(result, FromStart) and "nor can it be run on the kernel's features: x: got inputs" in repr(result)
     kept = ft.lg_fed_avg(case["model"], case["schedule"], **WORK)
-    with pytest.raises(ValueError, match=r"got 'lg_fed_avg', which theory does not follow: .*must be one of global"):
+    with pytest.raises(ValueError, match=r"got 'lg_fed_avg', which theory does not follow: .*it has no global models"):
         ft.compare(kept, case["data"], clients, num_rounds=2, **options)
 
 

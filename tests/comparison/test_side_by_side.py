@@ -98,7 +98,7 @@ def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> Non
 def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_result: Comparison) -> None:
     for result in (linear_result, network_result):
         assert named(result, "variance of initial functions = prior's")[0].holds is not False  # few: undecided
-        (apart,) = named(result, "networks start independently of each other: of other draws, models")
+        (apart,) = named(result, "initial functions of different draws, models")
         assert apart.holds is not False, apart
         assert all(v.subject == result.setting.name for v in result.verdicts)
         (models,) = named(result, "law of each of 2 models = flow's, round")
@@ -108,7 +108,7 @@ def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_resul
         assert ensemble.control == "ensemble of 1"
     (linearised,) = named(network_result, "linearised network of width 64 = flow of its kernel")
     assert linearised.passed
-    named(network_result, "each network to the flow")
+    named(network_result, "error of each network to the flow")
     named(network_result, "NTK-FL, averaged kernel: mean")
     named(network_result, "NTK-FL, averaged kernel: variance")
     for what in ("mean", "variance"):

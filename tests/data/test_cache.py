@@ -61,7 +61,7 @@ def test_damage_is_reported_with_the_way_out(folder, damage, file, message):
     with pytest.raises(ValueError, match=message) as caught:
         cache.read(folder)
     assert str(folder / file) in str(caught.value)
-    assert f"remove the folder {folder} and it is made again" in str(caught.value)
+    assert f"remove the folder {folder}; the next load writes it again" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -129,5 +129,5 @@ def test_a_listed_file_that_is_no_array_is_an_error(folder, content):
         ValueError, match=r"x\.npy cannot be read: the file (is no array|holds Python objects)"
     ) as caught:
         cache.read(folder)
-    assert f"remove the folder {folder} and it is made again" in str(caught.value)
+    assert f"remove the folder {folder}; the next load writes it again" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -239,11 +239,11 @@ def changed(array: np.ndarray, at: Any, value: float) -> np.ndarray:
 ALL = {"x_train": X, "y_train": LABELS, "x_test": X_TEST, "y_test": LABELS_TEST}
 KINDS = "must be whole numbers or strings [n], the class labels, or floating numbers [n] or [n, C]"
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"x_train": changed(X, (7, 1), np.nan)}, "x_train: got nan in row 7 (1 of 12 rows such), must be finite"),
-    ({"x_test": changed(X_TEST, 2, -np.inf)}, "x_test: got -inf in row 2 (1 of 4 rows such), must be finite"),
+    ({"x_train": changed(X, (7, 1), np.nan)}, "x_train: got nan in row 7 (1 of 12 rows not finite), must be finite"),
+    ({"x_test": changed(X_TEST, 2, -np.inf)}, "x_test: got -inf in row 2 (1 of 4 rows not finite), must be finite"),
     (
         {"y_train": changed(NUMBERS, (11, 1), np.nan), "y_test": NUMBERS_TEST},
-        "y_train: got nan in row 11 (1 of 12 rows such), must be finite",
+        "y_train: got nan in row 11 (1 of 12 rows not finite), must be finite",
     ),
     ({"x_test": X_TEST * 1e300}, "x_test: got values beyond the range of float32, must be rescaled"),
     ({"x_test": X_TEST[:, :4]}, "x_test: got 4 columns, must be 5 as x_train has"),

@@ -69,10 +69,10 @@ def put(array, at, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": put(X, (4, 1), np.nan)}, r"x: got nan in row 4 \(1 of 6 rows such\), must be finite"),
-        ({"x": put(X, (0, 0), -np.inf)}, r"x: got -inf in row 0 \(1 of 6 rows such\), must be finite"),
-        ({"y": put(X, (5, 0), np.nan)}, r"y: got nan in row 5 \(1 of 6 rows such\), must be finite"),
-        ({"y": put(X, (3, 0), np.inf)}, r"y: got inf in row 3 \(1 of 6 rows such\), must be finite"),
+        ({"x": put(X, (4, 1), np.nan)}, r"x: got nan in row 4 \(1 of 6 rows not finite\), must be finite"),
+        ({"x": put(X, (0, 0), -np.inf)}, r"x: got -inf in row 0 \(1 of 6 rows not finite\), must be finite"),
+        ({"y": put(X, (5, 0), np.nan)}, r"y: got nan in row 5 \(1 of 6 rows not finite\), must be finite"),
+        ({"y": put(X, (3, 0), np.inf)}, r"y: got inf in row 3 \(1 of 6 rows not finite\), must be finite"),
         (
             {"x": put(X, (0, 0), 1e300), "dtype": "float32"},
             "x: got values beyond the range of float32, must be rescaled, or dtype float64",
@@ -86,7 +86,7 @@ def put(array, at, value):
         ({"x": X[:0], "y": Y[:0]}, "at least one example"),
         ({"x": np.float64(3)}, "at least one example"),
         ({"x": X[:5]}, r"x and y: got x \(5, 2\), y \(6,\), must be equally many"),
-        ({"y": np.int32(3)}, r"x and y: got x \(6, 2\), y \(\), must be equally many examples"),
+        ({"y": np.int32(3)}, r"x and y: got x \(6, 2\), y \(\), must be the same number of examples"),
         ({"y": X[:, 0]}, r"use y\[:, None\] for one output"),
         ({"y": Y[:, None]}, r"y: got .*, must be \[n, C\] floating"),
         ({"y": X[:, :0]}, r"y: got .*, must be \[n, C\] floating"),

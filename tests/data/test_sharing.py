@@ -58,7 +58,7 @@ def test_a_fraction_is_a_random_part_of_its_own_for_each_client() -> None:
 
 def test_a_set_can_be_nobodys_own() -> None:
     assert lists(sharing.without(CLIENTS, [3, 1, 99])) == [[5], [], [0, 8], [7]]
-    with pytest.raises(ValueError, match="examples: got 1 examples, all 1 of client 3 among them, must leave it one"):
+    with pytest.raises(ValueError, match="examples: got 1 examples, among them all 1 of client 3, must leave it one"):
         sharing.without(CLIENTS, [7])
 
 
@@ -90,7 +90,7 @@ def test_bad_arguments(arguments: tuple[Any, ...], named: str) -> None:
     [
         (LABELS, 0, "size: got 0, must be a whole number from 1 to 100"),
         (LABELS, 101, "size: got 101, must be a whole number from 1 to 100"),
-        (LABELS, 70, r"size: got 70 examples, must be fewer: 2[34] of them are of a class that has 20"),
+        (LABELS, 70, r"size: got 70 examples, must be fewer: a class of 20 would give 2[34]"),
         (LABELS / 2, 3, r"labels: got shape \(100,\), dtype float64, must be whole numbers \[n\], n >= 1"),
     ],
 )

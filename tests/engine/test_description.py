@@ -158,7 +158,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "dp_fed_avg", "delta": 1.0}, "delta: got 1.0"),
     ({"algorithm": "dp_fed_avg", "clip_norm": 0.0}, "clip_norm: got 0.0"),
     ({"algorithm": "data_sharing", "shared_fraction": 1.5}, "shared_fraction: got 1.5"),
-    ({"error_feedback": True}, "error_feedback: a lossless channel owes nothing"),
+    ({"error_feedback": True}, "error_feedback: got True with a lossless channel"),
     ({"channel": "top_k"}, "channel: got 'top_k'"),
     ({"channel": "zip:3"}, "channel: got 'zip:3', allowed are "),
     ({"channel": "qsgd:99"}, "channel: got 'qsgd:99': bits"),

@@ -197,7 +197,7 @@ def test_no_client_moves_the_sum_by_more_than_the_bound_also_through_a_channel()
         ({"noise_multiplier": -1.0}, "noise_multiplier: got -1.0, must be at least 0 and finite"),
         ({"noise_multiplier": math.nan}, "noise_multiplier: got nan"),
         ({"expected_clients": 0}, "expected_clients: got 0, must be above 0 and finite"),
-        ({"weighting": "examples"}, "weighting: got 'examples', but dp_fed_avg bounds each client alike"),
+        ({"weighting": "examples"}, "weighting: got 'examples', must be 'uniform'"),
         ({"client_learning_rate": 0.0}, "client_learning_rate"),
         ({"server_learning_rate": -1.0}, "server_learning_rate"),
         ({"loss": "hinge"}, "loss"),

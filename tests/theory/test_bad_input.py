@@ -108,7 +108,7 @@ BAD = {
     "weight as text": (lambda g: cohort(weight=SLOTS.astype(str)), r"cohorts\.weight: got .*, must be a real number"),
     "no examples": (
         lambda g: {"partition": Partition(np.arange(24), np.array([0, 12, 12, 24]))},
-        r"cohorts\.client: got 1 in round 0, slot 1, must be one that holds examples",
+        r"cohorts\.client: got 1 in round 0, slot 1, must be a client with examples",
     ),
     "rate": (
         lambda g: rule(g, learning_rate=-1.0),

@@ -76,7 +76,7 @@ def test_bad_input_is_refused(weights, x, message):
 
 
 def test_a_spectrum_of_no_inputs_is_refused():
-    with pytest.raises(ValueError, match="x: got zeros alone"):
+    with pytest.raises(ValueError, match="x: got zeros only"):
         gram.spectrum([np.ones((2, 3))], np.zeros((4, 3)))
 
 

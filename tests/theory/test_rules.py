@@ -513,7 +513,7 @@ def test_odd_questions_are_refused_in_one_line(maker):
     run, rule = made(maker, "permutations", "weight decay")
     flow = run.flow(**rule)
     f0, f0_test = np.zeros((2, 24, 2)), np.zeros((2, 5, 2))
-    with pytest.raises(ValueError, match="along_train: got one of it and along_test"):
+    with pytest.raises(ValueError, match="along_train: got one of along_train and along_test"):
         flow.predict(f0, f0_test, 1, along_train=f0)
     with pytest.raises(ValueError, match="along_train: got one, must be None without weight_decay"):
         run.flow().predict_train(f0, 1, along_train=f0)

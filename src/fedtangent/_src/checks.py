@@ -37,8 +37,7 @@ def number(
     compare yet and is returned unchanged.
 
     Args:
-        name: Name of the argument, for the error message.
-        value: The value that the user passed.
+        name, value: Name of the argument, for the error message, and the value that the user passed.
         above: Lower bound that the number must exceed.
         at_least: Lower bound that the number may equal.
         below: Upper bound that the number must stay under.
@@ -74,8 +73,7 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
     """Returns ``value`` as an ``int`` if it is a whole number (no bool) from ``least`` to ``most``.
 
     Args:
-        name: Name of the argument, for the error message.
-        value: The value that the user passed.
+        name, value: Name of the argument, for the error message, and the value that the user passed.
         least: Smallest number allowed.
         most: Largest number allowed; None for ``MAX_INDEX``, the largest number that 32 bits hold.
 
@@ -93,7 +91,7 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
 
 
 def seed(value: object, name: str = "seed") -> int:
-    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a seed, a whole number from 0 to 2^32 - 1.
+    """Returns ``value`` as an ``int``; raises ``ValueError`` unless it is a whole number from 0 to 2^32 - 1.
 
     Args:
         value: The value that the user passed.
@@ -103,11 +101,10 @@ def seed(value: object, name: str = "seed") -> int:
 
 
 def instance(name: str, value: object, of: type) -> None:
-    """Raises ``ValueError`` if ``value`` is not an instance of the type ``of``.
+    """Raises ``ValueError`` if ``value`` is not an instance of a type.
 
     Args:
-        name: Name of the argument, for the error message.
-        value: The value that the user passed.
+        name, value: Name of the argument, for the error message, and the value that the user passed.
         of: The type.
     """
     if not isinstance(value, of):
@@ -119,8 +116,7 @@ def flag(name: str, value: object) -> bool:
     """Returns ``value`` as a ``bool``; raises ``ValueError`` if it is neither True nor False.
 
     Args:
-        name: Name of the argument, for the error message.
-        value: The value that the user passed.
+        name, value: Name of the argument, for the error message, and the value that the user passed.
     """
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: got {value!r}, must be True or False")
@@ -159,8 +155,7 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """Returns ``value`` if it is one of the ``allowed`` names.
 
     Args:
-        name: Name of the argument, for the error message.
-        value: The value that the user passed.
+        name, value: Name of the argument, for the error message, and the value that the user passed.
         allowed: The allowed names.
 
     Raises:
@@ -215,8 +210,7 @@ def finite(name: str, array: np.ndarray) -> None:
     """Raises ``ValueError`` if an array holds NaN or infinity; the message names the first such entry.
 
     Args:
-        name: Name of the argument, for the error message.
-        array: Numbers of any shape.
+        name, array: Name of the argument, for the error message, and numbers of any shape.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.sum(array)
@@ -232,8 +226,7 @@ def square(name: str, matrix: object) -> np.ndarray:
     """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square.
 
     Args:
-        name: Name of the argument, for the error message.
-        matrix: The matrix [n, n].
+        name, matrix: Name of the argument, for the error message, and the matrix [n, n].
     """
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
@@ -245,8 +238,7 @@ def symmetric(name: str, matrix: object) -> np.ndarray:
     """Returns ``matrix`` as float64 [n, n] if it is square, not empty, finite, and symmetric up to rounding.
 
     Args:
-        name: Name of the argument, for the error message.
-        matrix: The matrix [n, n].
+        name, matrix: Name of the argument, for the error message, and the matrix [n, n].
 
     Raises:
         ValueError: The matrix lacks one of these properties.

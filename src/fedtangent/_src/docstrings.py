@@ -1,4 +1,4 @@
-"""Docstrings of functions that share arguments: their texts are written once, and ``help`` shows them all."""
+"""Docstrings of functions that share arguments: each shared text is written once and inserted into every docstring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 def completed(function: Callable[P, object], arguments: Mapping[str, str], results: str = "", errors: str = "") -> str:
-    """Returns a function's docstring with the arguments, the result and the errors that it leaves out.
+    """Returns the docstring of a function with the texts that it leaves out because several functions share them.
 
     Args:
         function: The function; its docstring may have the sections ``Args``, ``Returns``, ``Raises`` and ``Example``.

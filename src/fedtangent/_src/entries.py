@@ -65,7 +65,7 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
         default: Value of the option if the user sets none.
         may_differ: Whether a resumed run may have another value than the run that it continues.
         used_with: Name of another option; while that has its default value, this option has no effect.
-        most: Largest number allowed; None for the largest of its type (``check_limits``).
+        most: Largest number allowed; None: the largest that the package handles, ``MAX_INDEX`` or ``MAX_NUMBER``.
     """
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
 
@@ -97,14 +97,15 @@ class Builder(Protocol):
         """Returns the object.
 
         Args:
-            arguments: Arguments of the function: of an entry's ``build``, its options and the arguments of its kind.
-            options: Further arguments of the function, by name.
+            arguments: Arguments in order. The ``build`` of an entry gets the entry's options, then arguments that
+                depend on the kind, such as the model and the schedule of an algorithm.
+            options: Arguments by name.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A choice among others of its kind, such as one algorithm; some kinds extend it by further fields."""
+    """A choice among others of its kind, such as one algorithm; kinds with more fields extend it."""
 
     name: str
     """Name of the choice on the command line and in Python."""
@@ -198,20 +199,20 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function once, so that equal options are equal objects."""
+    """Builds the entry of a user's function once: a second class of options would make equal options unequal."""
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
 
 def own_options(noun: str, name: str, function: Builder, skipped: Sequence[str], bases: tuple[type, ...]) -> Any:
     """Returns the options of a user's function: a dataclass with the fields of ``bases`` and the function's parameters.
 
-    The first two parameters are no options: every function of this kind gets them as arguments.
+    The first two parameters, such as the model and the schedule of an algorithm, are no options.
 
     Args:
         noun: Kind of the function, such as "algorithm", for error messages.
         name: Name of the function, for error messages.
         function: The user's function.
-        skipped: Parameters that the package fills in, which are no options either.
+        skipped: Names of further parameters that are no options, because the package fills them in.
         bases: Dataclasses of the options that every function of this kind has.
 
     Raises:
@@ -423,11 +424,11 @@ def _number(text: str) -> float:
 
 
 def given_options(entry: Entry, values: Mapping[str, object]) -> Any:
-    """Returns the options of an entry; options without a value keep their defaults.
+    """Builds the options of an entry; options without a value keep their defaults.
 
     Args:
         entry: The entry.
-        values: Values by name.
+        values: Values by the options' names.
 
     Raises:
         ValueError: A name that is no option of ``entry``, or a number that is too large.

@@ -1,4 +1,4 @@
-"""Memory of a device, and the memory that a traced program needs, by liveness analysis of its intermediate arrays."""
+"""The memory of a device, and an estimate of the memory that a traced program needs, by the lifetimes of its arrays."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ FUSED = frozenset(
 
 
 def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
-    """Returns the most bytes of intermediate arrays of ``jaxpr`` alive at once, without its inputs and constants.
+    """Estimates the most bytes that the intermediate arrays of ``jaxpr`` take at once, without its inputs and
+    constants.
 
-    An elementwise result with one consumer counts nothing, because it is fused into the consumer.
+    An elementwise result with one consumer takes no bytes, because it is fused into the consumer.
 
     Args:
         jaxpr: The traced program.
-        loop: Whether ``jaxpr`` is the body of a loop, whose results count nothing because they overwrite the loop's
+        loop: Whether ``jaxpr`` is the body of a loop; its results then take no bytes, as they overwrite the loop's
             buffers.
     """
     users = collections.defaultdict[core.Var, list[int]](list)
@@ -112,19 +113,8 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Computes until which equation the operands of each equation have to be kept.
-
-    It is the equation itself or, for an elementwise one with consumers, the last equation until which any of them keeps
-    the operands it reads: compilers may compute an elementwise result anew wherever it is used.
-
-    Args:
-        jaxpr: The traced program, of n equations.
-        users: The numbers of the equations that use each variable; n stands for the results of ``jaxpr``.
-
-    Returns:
-        The number of the last equation, for each of the n equations and for n itself.
-    """
-    until = list(range(len(jaxpr.eqns) + 1))
+    """Returns, for each equation and for the program's end, the last equation until which its operands must be kept."""
+    until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):
         used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]
         if _is_elementwise(jaxpr.eqns[i]) and used:
@@ -133,7 +123,7 @@ def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[i
 
 
 def _work_bytes(equation: core.JaxprEqn) -> int:
-    """Returns the work space of an operation: products rearrange stacked matrices, LAPACK needs work arrays."""
+    """Returns the bytes of an operation's work space: products rearrange stacked matrices, LAPACK needs work arrays."""
     if equation.primitive.name == "dot_general":
         operands = (*equation.invars, *equation.outvars)
         return sum(_bytes(v) for v in operands if len(getattr(v.aval, "shape", ())) > 2)

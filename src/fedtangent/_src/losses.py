@@ -1,7 +1,7 @@
-"""Losses over a masked batch: the mean, or the sum, over the real examples only, so that padding never counts.
+"""Losses of a batch: the mean, or the sum, over the real examples in the mask, so that padding does not count.
 
-A loss called ``<name>_sum`` is the sum over examples where ``<name>`` is their mean. ``targets_of`` says what kind of
-targets each loss takes: numbers, classes or signs.
+A loss called ``<name>_sum`` is the sum over examples of which ``<name>`` is the mean. ``targets_of`` says whether a
+loss takes numbers, classes or signs as targets.
 """
 
 from __future__ import annotations
@@ -43,15 +43,12 @@ def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) ->
 def squared_error(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, summed over outputs (FE-2024, eq. 9).
+    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, a scalar (FE-2024, eq. 9).
 
     Args:
         outputs: Outputs of the network [B, C].
         targets: Numbers [B, C].
         mask: Whether a row is a real example, [B] bool.
-
-    Returns:
-        The loss, a scalar [].
 
     Raises:
         ValueError: The shapes of outputs and targets differ.
@@ -63,15 +60,12 @@ def squared_error(
 def cross_entropy(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B *C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes the mean softmax cross entropy over the real examples.
+    """Computes the mean softmax cross entropy over the real examples, a scalar.
 
     Args:
         outputs: Logits [B, C].
         targets: Integer labels [B], or probabilities of the classes [B, C], floating. Runs take integer labels.
         mask: Whether a row is a real example, [B] bool.
-
-    Returns:
-        The loss, a scalar [].
 
     Raises:
         ValueError: Floating targets of another shape than the outputs.
@@ -86,19 +80,17 @@ def cross_entropy(
 def exponential(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples (Local-GD paper, eq. 12, as a mean).
+    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples, a scalar (Local-GD paper, eq. 12, as a
+    mean).
 
-    C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Where a margin y f
-    is below ``LEAST_MARGIN`` the loss continues as its tangent line at ``LEAST_MARGIN``. So in float32 the gradient is
-    finite for every finite output, and the value is finite for outputs up to 1e12.
+    C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Below the margin ``y
+    f = LEAST_MARGIN`` the loss is the tangent line at that margin. So in float32 the gradient is finite for every
+    finite output, and the value is finite for outputs up to 1e12.
 
     Args:
         outputs: Outputs of the network [B, C].
         targets: -1 and 1 [B, C], in a floating dtype.
         mask: Whether a row is a real example, [B] bool.
-
-    Returns:
-        The loss, a scalar [].
 
     Raises:
         ValueError: The shapes of outputs and targets differ.
@@ -113,15 +105,12 @@ def exponential(
 def logistic(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, without overflow.
+    """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, a scalar, without overflow.
 
     Args:
         outputs: Outputs of the network [B, C].
         targets: -1 and 1 [B, C], in a floating dtype.
         mask: Whether a row is a real example, [B] bool.
-
-    Returns:
-        The loss, a scalar [].
 
     Raises:
         ValueError: The shapes of outputs and targets differ.
@@ -145,7 +134,7 @@ def _check_shape(targets: Num[AnyArray, "..."], outputs: Float[AnyArray, "..."])
         raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 
 
-_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and what it compares outputs with
+_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and the kind of its targets
     "squared_error": (squared_error, "numbers"),
     "cross_entropy": (cross_entropy, "classes"),
     "exponential": (exponential, "signs"),
@@ -156,9 +145,7 @@ LOSSES |= {name + SUM: summed(loss) for name, loss in LOSSES.items()}
 
 
 def get_loss(name: str | Loss) -> Loss:
-    """Returns the loss function called ``name``; a function, the user's own loss, is returned unchanged.
-
-    A loss takes ``outputs`` [B, C], ``targets`` [B, ...] and ``mask`` [B], and returns a scalar.
+    """Returns the loss function called ``name``; a user's own loss function is returned unchanged.
 
     Raises:
         ValueError: An unknown name; the message lists the allowed names.
@@ -182,7 +169,7 @@ def mean_form(name: str | Loss) -> str | Loss:
 
 
 def targets_of(name: str | Loss) -> str:
-    """Returns the kind of a loss's targets: "numbers", "classes", "signs", or "own" for a user's function.
+    """Returns the kind of targets that a loss takes: "numbers", "classes", "signs", or "own" for a user's function.
 
     Numbers are [n, C]; classes are labels [n] or probabilities [n, C]; signs are -1 and 1 [n, C].
 
@@ -221,11 +208,11 @@ def check_targets(name: str | Loss, values: AnyArray, argument: str = "targets")
 
 
 def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] | np.ndarray = ()) -> str:
-    """Returns how a run has diverged, ``NOT_FINITE`` or another text; "" for a run that has not diverged.
+    """Returns a phrase that says how a run has diverged, such as ``NOT_FINITE``; "" if it has not.
 
     Args:
         numbers: The last metrics or outputs of the run.
-        losses: Training losses, from the first to the last evaluation.
+        losses: Training losses at the evaluations, from the first to the last.
     """
     if not all(np.isfinite(number).all() for number in numbers):
         return NOT_FINITE

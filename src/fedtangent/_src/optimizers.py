@@ -1,7 +1,7 @@
-"""Learning rates and optimisers: schedules of the round, optax transformations, and the test whether one is linear.
+"""Learning rates and optimisers: schedules of the round, optax transformations, and tests of linearity.
 
-An optimiser is linear in its gradients if T steps with gradients g_1 .. g_T move it by ``-rate sum_t a_t g_t``, with
-numbers a_t that do not depend on the gradients (Wang et al., 2020, eq. 4 and 5: SGD, momentum).
+An optimiser is linear if T steps with gradients g_1 .. g_T move the parameters by ``-rate sum_t a_t g_t``, with numbers
+a_t that do not depend on the gradients, as SGD and momentum do (Wang et al., 2020, eq. 4 and 5).
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
 
 
 def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
-    """Returns the rate in round ``round_``, a scalar; ``rate`` is a number or a schedule.
+    """Returns the learning rate in a round, a scalar.
 
     Args:
-        rate: A number or a learning-rate schedule.
-        round_: Number of finished rounds.
+        rate: A number or a schedule of the round.
+        round_: Number of the round, from 0.
     """
     return in_round(rate, round_) if callable(rate) else rate
 
@@ -101,7 +101,7 @@ def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
 def in_round(schedule: Callable[[Array], Value], round_: ArrayLike) -> Value:
     """Returns the value of a schedule in a round.
 
-    With 64-bit types the round is int64, so that optax computes a rate in float64: in float32 its last digit would
+    With 64-bit types the round is int64, so that optax computes in float64. In float32 the last digit of a rate would
     depend on how the schedule is compiled, and training and theory would use different rates.
 
     Args:
@@ -172,7 +172,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
-    """Returns how far the optimiser moves one number downhill in each step, [T], for these gradients [T]."""
+    """Returns how far the optimiser moves one number downhill in each step, [T], for its gradients [T]."""
     start = jnp.asarray(0.75, gradients.dtype)
 
     def step(carry: PyTree, gradient: Array) -> tuple[PyTree, Array]:
@@ -184,7 +184,7 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns rate times a_1 .. a_T: how far a number moves if the gradient is 1 in step t and 0 in all others."""
+    """Returns ``rate a_1 .. rate a_T``: how far a number moves if the gradient is 1 in step t and 0 in all others."""
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 
 
@@ -205,13 +205,12 @@ def _differ(actual: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def check_linear(name: str, optimizer: Optimizer) -> None:
-    """Raises ``ValueError`` unless an optimiser moves by ``-sum_t a_t g_t`` for its gradients g_1 .. g_T.
+    """Raises ``ValueError`` unless an optimiser moves parameters by ``-sum_t a_t g_t`` for gradients g_1 .. g_T.
 
     The optimiser runs on random gradients, on multiples of them and on the sum of two sequences of gradients. Its
     movement must scale and add up likewise, and all parameters must share the same a_t, none of them negative.
-    ``optax.adam`` and clipping fail, and so does weight decay, which pulls parameters to 0 and not to the start. A
-    function from the round to an optimiser is tried in round 0. An optimiser with a traced rate has no numbers to
-    compare, and passes.
+    ``optax.adam`` and clipping fail; so does weight decay, which pulls parameters to 0 and not to the start. A function
+    from the round to an optimiser is tried in round 0. An optimiser with a traced rate passes untested.
 
     Args:
         name: Name of the argument, for the error message.
@@ -241,12 +240,12 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
 
 
 def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
-    """Returns how far an optimiser's first step goes along a gradient of 1: a number, or one for each round [R].
+    """Returns how far an optimiser's first step goes for a gradient of 1: for ``optax.sgd(0.1, momentum=0.9)``, 0.1.
 
-    For ``optax.sgd(0.1, momentum=0.9)`` it is 0.1. Theory uses it as the learning rate of a linear optimiser.
+    Theory uses this length as the learning rate of a linear optimiser.
 
     Args:
-        optimizer: An optax optimiser (one number is returned), or a function from the round to one ([R] is returned).
+        optimizer: An optax optimiser (returns one number), or a function from the round to one (returns [R]).
         num_rounds: Rounds R.
 
     Raises:
@@ -270,8 +269,7 @@ def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
 def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
     """Finds the rate, momentum and Nesterov flag with which gradient descent with momentum equals an optimiser.
 
-    The three numbers are read off the optimiser's answer to a gradient of 1 in the first round, and checked by its
-    answer to gradients of 1 in 20,000 rounds.
+    They are computed from the optimiser's steps on a gradient of 1, and checked on 20,000 rounds of such gradients.
 
     Args:
         name: Name of the argument, for the error message.
@@ -308,17 +306,14 @@ def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
 def unit_response(
     optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: DTypeLike
 ) -> Array:
-    """Returns how far an optimiser moves one number downhill when every gradient is 1.
+    """Returns how far an optimiser moves one number downhill, a scalar, when every gradient is 1.
 
     Args:
         optimizer: An optax optimiser that is linear in the gradients.
         prox: Strength mu of a proximal pull to the start; 0 for none.
         steps: Number of steps, a traced whole number [].
-        most: The most steps, for a loop of fixed length that reverse mode can differentiate; None for any number.
+        most: Upper bound of the steps, for a loop that reverse mode can differentiate; None: a loop that it cannot.
         dtype: Floating type of the number.
-
-    Returns:
-        The distance, a scalar [].
     """
     start = jnp.zeros((), dtype)
 

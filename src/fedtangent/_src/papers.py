@@ -15,7 +15,7 @@ PAPERS: dict[str, str] = {entry.partition("{")[2].partition(",")[0]: entry for e
 def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
     """Returns the papers of an algorithm: keys of ``PAPERS``, or BibTeX.
 
-    For an algorithm around another one, such as ``fed_prox_ensemble``, the papers of the outer algorithm come first.
+    If the algorithm wraps another one, as ``fed_prox_ensemble`` does, its own papers come first.
 
     Args:
         algorithm: An ``Algorithm``, or the name of one.

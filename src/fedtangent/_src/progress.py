@@ -16,7 +16,7 @@ SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the f
 
 
 class Bar(tqdm):
-    """A progress bar whose estimate of the time left ignores the first update, during which programs compile."""
+    """A progress bar whose estimate of the remaining time ignores the first update, during which programs compile."""
 
     is_timed = False  # whether the first update has happened
 
@@ -70,7 +70,7 @@ def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown
         total: Number of units of work.
         task: Name of the work, shown before the bar.
         unit: Name of a unit.
-        done: Units that are done already.
+        done: Number of units that are done already.
         shown: Whether to show the bar; None: only if no other bar exists, and once the work has taken some seconds.
     """
     is_hidden = len(Bar._instances) > 0 if shown is None else not shown
@@ -83,7 +83,7 @@ def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown
 
 
 def ticks(bar: tqdm) -> Callable[[int, int], None]:
-    """Returns a function of the numbers of finished and of all units, which moves a bar; at 0 the bar starts anew."""
+    """Returns a function ``(done, total) -> None`` that moves a progress bar; with ``done`` 0 the bar starts again."""
 
     def tick(done: int, total: int) -> None:
         if done == 0:
@@ -95,7 +95,7 @@ def ticks(bar: tqdm) -> Callable[[int, int], None]:
 
 
 def headline(metrics: Mapping[str, object]) -> str:
-    """Returns one metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if it was measured.
+    """Returns the accuracy, or else the first number, of an evaluation as text, such as ``test accuracy 0.9312``.
 
     The text is empty if no metric is a number.
     """

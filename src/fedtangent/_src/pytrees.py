@@ -93,11 +93,11 @@ def by_path(tree: PyTree) -> dict[str, PyTree]:
 
 
 def each_model(name: str, params: PyTree, like: PyTree) -> PyTree:
-    """Returns copies of parameters with the structure and shapes of ``like``, leaves [K, ...].
+    """Returns parameters of K models, leaves [K, ...], with the structure and shapes of ``like``.
 
     Args:
         name: Name of the argument, for the error message.
-        params: Parameters of one model, used for all K models; or of every model, with a leading axis K in each leaf.
+        params: Parameters of one model, which are copied K times; or of K models, with a leading axis K in each leaf.
         like: Arrays or shapes of the parameters of K models.
 
     Raises:

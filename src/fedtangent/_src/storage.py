@@ -1,4 +1,4 @@
-"""Writing of files so that a kill leaves the old file or the new one; digests; and the user's cache folder."""
+"""Files that a kill leaves either old or complete, digests, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ PART = ".part"  # end of the name of a file or folder that is being written
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Yields the path of a new file or folder, which is moved to ``path`` when the context ends without an error.
+    """Yields a temporary path; the file or folder written there is moved to ``path`` when the context ends without an
+    error.
 
-    Readers, and a kill at any moment, find the old file or the complete new one.
+    Readers find the old file or the complete new one, even if the process is killed.
 
     Args:
         path: Final path of the file or folder.
@@ -44,7 +45,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes, durable: bool = False) -> None:
-    """Writes ``content`` to ``path``: readers, and a kill, find the old file or the complete new one.
+    """Writes ``content`` to ``path`` so that readers find the old file or the complete new one, even after a kill.
 
     Args:
         path: Path of the file.
@@ -65,7 +66,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(*parts: bytes | str | np.ndarray) -> str:
-    """Computes the SHA-256, in hexadecimal, of texts, bytes and the numbers of arrays, one after another."""
+    """Computes the SHA-256, in hexadecimal, of the concatenated texts, bytes and numbers of arrays."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -96,7 +97,7 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder."""
+    """Returns the folder of all caches: ``directory``, or else $FEDTANGENT_CACHE, or else the user's cache folder."""
     if directory is not None:
         return expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):

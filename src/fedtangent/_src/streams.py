@@ -25,13 +25,13 @@ from fedtangent._src.types import Array, Key
 
 _APART = 2**31
 
-# Into a round's key, beside client ids.
-SERVER = _APART  # what servers draw
-EMPTY = _APART + 1  # what servers draw for models that no client's message reached
-# Into a server's key of one round, beside what the server draws itself.
+# Folded into a round's key, apart from client ids.
+SERVER = _APART  # random numbers of servers
+EMPTY = _APART + 1  # random numbers of servers for models that no client's message reached
+# Folded into a server's key of a round, apart from the server's other random numbers.
 SHUFFLER = _APART + 2
 MASKS = _APART + 3
-# Into a schedule's key, beside rounds.
+# Folded into a schedule's key, apart from rounds.
 DROPOUT = _APART
 STRAGGLERS = _APART + 1
 # Into a client's key for its update, beside epochs.
@@ -58,11 +58,11 @@ def keys(seed: int | Key) -> Keys:
 
 
 def apart(key: Key, stream: int) -> Key:
-    """Returns the key of one of the streams named above, such as ``SERVER``.
+    """Returns the key of a stream of random numbers that is independent of all others.
 
     Args:
         key: A typed key.
-        stream: Number of the stream.
+        stream: One of this module's constants, such as ``SERVER``.
     """
     return jax.random.fold_in(key, jnp.uint32(stream))
 

@@ -53,9 +53,9 @@ class Law(NamedTuple):
 
     Attributes:
         name: Name of the law.
-        holds: Whether it does; None where it was not checked.
+        holds: Whether the algorithm keeps the law; None if this was not checked.
         measured: The largest relative difference, or another number that should be at most ``allowed``.
-        allowed: The largest number with which the law holds.
+        allowed: The largest ``measured`` with which the law holds.
         why: Reason why the law was not checked.
     """
 
@@ -69,22 +69,22 @@ class Law(NamedTuple):
 def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None = None, **options: Any) -> list[Law]:
     """Checks that an algorithm keeps the laws that runs rely on, on seven small clients, in float64.
 
-    Names of the laws: "mapping", "order", "evaluation", "resume", "absence", "traces", "model", "rate 0" and "theory".
-    The first three say that neither the mapping of clients onto devices, nor the order of a round's clients, nor how
-    often a run is evaluated changes the result; "resume" that a stopped run goes on bit for bit; "absence" that a
-    client of weight 0 is as absent, even if its data are not finite; "traces" that nothing is traced anew for more
-    rounds; "model" that the algorithm made again by ``algorithm.on`` is the same; "rate 0" that a run at
-    ``client_learning_rate`` 0 changes no model; "theory" that linearised networks follow the algorithm's rule, and no
-    rule that is 5 % off.
+    The names of the laws, and when each holds:
+
+    - "mapping", "order", "evaluation": the mapping of clients onto devices, the order of a round's clients, and how
+      often a run is evaluated do not change the result;
+    - "resume": a stopped run continues with the same bits;
+    - "absence": a client of weight 0 does not change the result, even if its data are not finite;
+    - "traces": more rounds compile nothing again;
+    - "model": ``algorithm.on`` builds the same algorithm again;
+    - "rate 0": a run at ``client_learning_rate`` 0 changes no model;
+    - "theory": linearised networks follow the algorithm's rule, and do not follow a rule that is 5 % off.
 
     Args:
         recipe: The function ``(model, schedule, ..)`` that builds the algorithm.
         arguments: Its further arguments, in order.
         exempt: Laws that the algorithm need not keep, with the reason.
         options: Its further arguments, by name.
-
-    Returns:
-        The laws, with what was measured.
 
     Raises:
         AssertionError: A law is broken, or training moves no model; the message names every broken law.
@@ -125,7 +125,7 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
 
 class _Case(NamedTuple):
-    """A recipe with its arguments, and a run of it with which the laws compare other runs."""
+    """A recipe with its arguments, and one run of it, with which the laws compare other runs."""
 
     recipe: Recipe
     arguments: tuple[Any, ...]
@@ -163,7 +163,7 @@ def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, A
 
 
 def _numbers(state: PyTree) -> list[np.ndarray]:
-    """Returns the numbers that training changes: the state without its schedule and its keys."""
+    """Returns the arrays that training changes: the state without its schedule and its keys."""
     parts = (state.server, state.client, state.channel)
     leaves = [leaf for leaf in jax.tree.leaves(parts) if jnp.issubdtype(leaf.dtype, jnp.number)]
     return [np.asarray(leaf, np.float64) for leaf in leaves]
@@ -211,7 +211,7 @@ def _resume(case: _Case) -> Law:
 
 
 def _absence(case: _Case) -> Law:
-    """Compares runs in which client 4 always has weight 0: with its data, and with NaN in their place."""
+    """Compares two runs in which client 4 always has weight 0: one with its data, one with NaN in their place."""
     schedule = case.algorithm.schedule
 
     def sample(key: Key, state: PyTree, round_: Array) -> tuple[Cohort, PyTree]:
@@ -234,7 +234,7 @@ def _traces(case: _Case) -> Law:
 
     algorithm = case.build(case.model._replace(apply=apply))
     case.run(algorithm)
-    case.run(algorithm, 2)  # what is left to trace: the shapes of a message, for the bytes
+    case.run(algorithm, 2)  # traces the shapes of a message, for the bytes
     before = len(calls)
     case.run(algorithm, 3)
     few = len(calls) - before

@@ -1,4 +1,4 @@
-"""Results of short timing measurements, kept in memory and in a small file, so that a machine makes each once.
+"""Results of short timing measurements, kept in memory and in a small file, so that each machine measures once.
 
 The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the user's). It can be removed at any time.
 """
@@ -21,7 +21,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, object]:
-    """Returns the part of a stored key that identifies the machine: platform, devices, cores, versions of JAX."""
+    """Returns the description of the machine in a stored key: platform, devices, cores, versions of JAX."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,
@@ -34,7 +34,7 @@ def machine() -> dict[str, object]:
 
 
 def stored() -> dict[str, object]:
-    """Reads every stored answer by its key (JSON text of question and machine); {} if the file is unreadable."""
+    """Reads all stored results by key (the JSON text of question and machine); {} if the file is unreadable."""
     path, content = cache_directory() / FILE, None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes()) if path.is_file() else None
@@ -46,8 +46,8 @@ def cached(
 ) -> dict[str, float]:
     """Returns the answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
 
-    A stored answer of another form is measured again. If the cache folder cannot be written, the answer stays in
-    memory.
+    A stored answer with other names than ``names`` is measured again. If the cache folder cannot be written, the answer
+    stays in memory.
 
     Args:
         question: Description of the measurement, as valid JSON.

@@ -144,7 +144,7 @@ class Slots(NamedTuple):
         client: Client of each slot.
         model: Model of each slot.
         weight: Relative weight in the model's average; 0 marks an empty slot.
-        place: Rank among the filled slots of the model, in the cohort's own order.
+        place: Rank, from 0, among the filled slots of the same model, in the order of the cohort.
         size: Number of examples of the client, 0 for an empty slot.
         block: Inputs and targets of the clients if the engine fetched them for the whole round, else None.
     """
@@ -159,7 +159,7 @@ class Slots(NamedTuple):
 
 @runtime_checkable
 class Kernel(Protocol):
-    """A function that computes a network's prior covariance and tangent kernel, exactly or at infinite width."""
+    """A function that computes the prior covariance and the tangent kernel of a network, usually at infinite width."""
 
     def __call__(
         self,
@@ -172,8 +172,8 @@ class Kernel(Protocol):
         Args:
             x1: Inputs [n1, ...].
             x2: Inputs [n2, ...]; None for ``x1``.
-            get: "nngp" for the covariance of the outputs at initialisation, or "ntk" for the tangent kernel; then that
-                block is returned. With a tuple of names, a record with a field for each name is returned.
+            get: "nngp", the covariance of the outputs at initialisation, or "ntk", the tangent kernel: that block is
+                returned. With a tuple of these names, a record with a field for each is returned.
         """
 
 
@@ -227,12 +227,10 @@ class Model(NamedTuple):
         output_size: Number of outputs C.
         structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
             have a method ``descend``. None if the layout is unknown.
-        at_width: Builds the same network with hidden layers of another width, at least 1; None if the kernel does not
-            depend on a width.
+        at_width: Builds the same network with hidden layers of another width, at least 1; None if it has no such width.
         is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
         loss: Name of the loss that the network is usually trained with if targets are classes.
-        reads_tokens: Whether an example consists of whole numbers that stand for symbols (True) or of real numbers
-            (False); None if unknown.
+        reads_tokens: Whether inputs are tokens (whole numbers) and not real numbers; None if unknown.
     """
 
     name: str
@@ -423,8 +421,7 @@ class Schedule(NamedTuple):
 class Aggregate(NamedTuple):
     """A reduction of the slots' messages to one value per model, such as their weighted mean.
 
-    It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never holds
-    more than one message.
+    It is a fold over batches of B messages, so that an engine which trains one client at a time holds one message.
 
     Attributes:
         init: Makes an empty accumulator from the shapes of one message and the number of models K.
@@ -527,13 +524,10 @@ class MapClients(Protocol):
 
 
 class Engine(NamedTuple):
-    """The way in which the simulator maps a round's clients onto devices.
-
-    It is static and hashable, so that it can be an argument of compiled programs.
-    """
+    """The way in which the simulator maps a round's clients onto devices; a static argument of compiled programs."""
 
     map_clients: MapClients
-    max_client_size: int
+    max_client_size: int  # examples of the largest client
     mesh: Mesh | None = None  # devices that hold data and state; None: the default device
 
 
@@ -743,7 +737,7 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 
 
 class Gaussian(NamedTuple):
-    """A Gaussian process at m points, whose outputs are independent and share the covariance."""
+    """Normal distributions of the C outputs at m points; the outputs are independent and share the covariance."""
 
     mean: Float[AnyArray, "m C"]
     cov: Float[AnyArray, "m m"]

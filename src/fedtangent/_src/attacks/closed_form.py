@@ -1,4 +1,4 @@
-"""Closed forms: the input read off a dense first layer, the order of shuffled weights, projected inputs taken back."""
+"""Attacks in closed form: inputs from a dense first layer, the order of shuffled weights, inverse projections."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
 
     The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i d[h]``
     and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h db[h]^2`` over
-    the hidden units (and outputs) where both entries were sent. A pixel is exact if one such pair was sent, at any
-    sparsity, and with any activation. The gradient of a batch gives a mixture of its inputs. (Phong et al., 2018;
-    Geiping et al., 2020, proposition 3.1.)
+    the hidden units (and outputs) for which both entries were sent. A pixel is exact if one such pair was sent. The
+    gradient of a batch gives a mixture of its inputs. (Phong et al., 2018; Geiping et al., 2020, proposition 3.1.)
 
     Args:
         model: Dense network with biases in its first layer.
@@ -65,9 +64,8 @@ def _read(scale: float, fill: float, params: PyTree, messages: Observed) -> Floa
 def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C P"]) -> Int[np.ndarray, "P"]:
     """Recovers the order [P] of ``shuffle_weights`` from Jacobians that are known in both orders.
 
-    Columns are sorted by their numbers and matched, so the numbers must be exactly equal. Weights whose columns are
-    equal in all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in
-    any order.
+    Columns are sorted by their numbers, which must be exactly equal, and matched. Weights whose columns are equal in
+    all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in any order.
 
     Args:
         known: Jacobians [m, C, P] of examples as a colluding client computes them.
@@ -92,8 +90,8 @@ def back_project(
 ) -> Float[Array, "n input_size"]:
     """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
 
-    With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent. With any other matrix
-    it looks like noise; a server that does not know the seed can do no better.
+    With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent; with any other matrix
+    it looks like noise.
 
     Args:
         z: Projected inputs [n, size].

@@ -28,22 +28,26 @@ PATIENCE = 5  # steps of L-BFGS without a lower value before it stops
 
 @dataclass(frozen=True)
 class Attack:
-    """Settings of the attacker's search.
+    """Settings of the attacker's search; raises ``ValueError`` for unknown names and numbers out of range.
 
-    ``compare`` says which entries of a sparsified message have to match. ``"all"`` includes the zeros, as in Zhu et al.
-    (2019) and the attacks that build on them. ``"kept"`` compares only entries that were sent, for an attacker who
-    knows that the others are not zero. Pixels start as N(0, init_scale^2), as do the logits of unknown labels.
-
-    Raises ``ValueError`` for unknown names, numbers that are not positive, and counts below 1.
+    Attributes:
+        optimizer: "lbfgs" or "adam".
+        num_steps: Largest number of steps.
+        learning_rate: Step size of adam.
+        num_restarts: Number of starts; the result with the smallest mismatch counts.
+        compare: Which entries of a sparsified message have to match: "all", with the zeros, as in Zhu et al. (2019), or
+            "kept", only entries that were sent.
+        init_scale: Standard deviation of the pixels, and of the logits of unknown labels, at the start.
+        tolerance: Relative squared mismatch at which the search ends.
     """
 
     optimizer: str = "lbfgs"
     num_steps: int = 300
-    learning_rate: float = 0.1  # of adam
-    num_restarts: int = 1  # the one with the smallest mismatch counts
+    learning_rate: float = 0.1
+    num_restarts: int = 1
     compare: str = "all"
     init_scale: float = 1.0
-    tolerance: float = 1e-10  # relative squared mismatch at which the search ends
+    tolerance: float = 1e-10
 
     def __post_init__(self) -> None:
         choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -56,10 +60,13 @@ class Attack:
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch behind a gradient: the mean ``loss`` over ``size`` examples, with ``labels`` if the attacker knows them.
+    """The batch behind a gradient of the mean ``loss``; raises ``ValueError`` for an unknown loss and a size below 1.
 
-    ``labels`` are [m, size, C], probabilities (cross entropy) or targets (squared error), of m messages. Raises
-    ``ValueError`` for an unknown loss and a size below 1.
+    Attributes:
+        size: Number of examples B.
+        loss: Name of a loss.
+        labels: Labels [m, B, C] of m messages if the attacker knows them: probabilities (cross entropy) or targets
+            (squared error).
     """
 
     size: int = 1
@@ -76,10 +83,10 @@ class Leak(NamedTuple):
 
     x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
     labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
-    mismatch: Float[Array, "m"]  # squared distance of what was compared, relative to the squared norm of what was seen
+    mismatch: Float[Array, "m"]  # squared distance of the compared entries, relative to the message's squared norm
     history: Float[Array, "m num_steps+1"]  # lowest mismatch so far
     steps: Int32[Array, "m"]
-    finite: Bool[Array, "m"]  # False where every restart met only values that are not finite
+    finite: Bool[Array, "m"]  # False if no restart found a finite value
 
 
 class Minimum(NamedTuple):
@@ -102,9 +109,9 @@ def from_jacobians(
 ) -> Leak:
     """Reconstructs inputs [m, ...] of ``shape`` from Jacobians: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
 
-    The labels of NTK-FL are sent in the open, and are not needed. The Jacobians of a ReLU network are piecewise linear
-    in the input: the objective is smooth only inside a cell of constant activations, and its gradient says nothing of
-    the cells beyond. Smooth activations (Zhu et al. use the sigmoid) have no such walls.
+    Labels, which NTK-FL sends in the open, are not needed. The Jacobians of a ReLU network are piecewise linear in the
+    input: the gradient of the objective knows only the cell of constant activations around the input. Smooth
+    activations (Zhu et al. use the sigmoid) have no such walls.
 
     Args:
         model: The clients' network.
@@ -148,7 +155,7 @@ def from_gradients(
     Args:
         model: The clients' network.
         params: Parameters at which the gradients were taken.
-        seen: Gradients [m, P] as of ``observation.gradient``, each of its own batch of B examples.
+        seen: Gradients [m, P] as of ``observation.gradient``, each of a separate batch of B examples.
         shape: Shape of an input.
         key: Key of the starts.
         attack: Settings of the search.
@@ -190,7 +197,7 @@ def _weight(messages: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """Returns the settings on which the compiled search depends: attacks that differ in others share one program."""
+    """Returns the settings on which the compiled search depends: attacks with equal ones share one program."""
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
@@ -198,10 +205,7 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """Searches from each start in turn; starts are ordered message by message.
-
-    The messages are gradients of ``loss``; they are Jacobians if there is no loss.
-    """
+    """Searches from each start in turn, message by message, for gradients of ``loss``, or for Jacobians without one."""
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])
 
@@ -237,7 +241,7 @@ def _best_of(minima: Minimum, messages: int) -> Leak:
 
 
 def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
-    """Returns the known labels; without them the guess, in the form that the loss takes."""
+    """Returns the known labels, or else the guess in the form that the loss takes."""
     if labels is not None:
         return labels
     assert guess is not None
@@ -278,7 +282,7 @@ def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, att
             value, slope = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
         else:
             value, slope = jax.value_and_grad(objective)(point)
-        better = value < best  # false for what is not a number
+        better = value < best  # False for NaN
         lowest = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, lowest)
         best, idle = jnp.where(better, value, best), jnp.where(better, 0, idle + 1)
         return (point, value, slope), state, (lowest, best), history.at[step + 1].set(best), step + 1, idle

@@ -1,4 +1,4 @@
-"""The network that deep leakage was shown on, and how much of an image came back."""
+"""The network of the deep-leakage paper, and the structural similarity of images."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ def lenet(
         output_size: Number of outputs.
         activation: "sigmoid" or "relu".
         dtype: Type of the parameters.
-
-    Returns:
-        The model; its ``apply`` takes ``x`` [n, ...] of ``input_shape`` and returns [n, output_size].
 
     Raises:
         ValueError: A size is impossible, or a name is unknown.
@@ -86,14 +83,14 @@ def ssim(
 ) -> Float64[np.ndarray, "n"]:
     """Computes the structural similarity of each image to its original, [n] float64; 1 for equal images.
 
-    (Wang, Bovik, Sheikh and Simoncelli, 2004.)
+    Source: Wang, Bovik, Sheikh and Simoncelli, 2004.
 
     Args:
-        images: [n, H, W] or [n, H, W, channels]; values beyond the originals' range are for the caller to clip.
+        images: [n, H, W] or [n, H, W, channels]; clip values beyond the originals' range before.
         originals: As ``images``.
         data_range: Difference between white and black.
-        window: Odd side of the sliding window. By default it is 7, as in scikit-image, and at most half of the image (3
-            for 8 x 8), because the mean goes over windows inside the image.
+        window: Odd side of the sliding window. By default 7, as in scikit-image, and at most half of the image (3 for 8
+            x 8), because the mean is over windows inside the image.
 
     Raises:
         ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.

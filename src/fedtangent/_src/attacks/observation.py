@@ -25,8 +25,8 @@ class Observed(NamedTuple):
 def jacobians(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Observed:
     """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
 
-    Parameters are in the order of ``jax.flatten_util.ravel_pytree``. A client of NTK-FL sends this message (Yue et al.,
-    2022, section 4.1); for training there is no need to materialise it.
+    A client of NTK-FL sends this message (Yue et al., 2022, section 4.1). Parameters are in the order of
+    ``jax.flatten_util.ravel_pytree``.
 
     Args:
         model: The clients' network.
@@ -86,8 +86,8 @@ def sparsify(seen: Observed, sparsity: float) -> Observed:
     """Returns the messages with the share ``sparsity`` of their entries, the smallest in magnitude, set to zero.
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
-    CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, with all that equal the least of them in magnitude. If
-    fewer entries are nonzero, nothing is lost and all count as kept.
+    CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, and ties with the smallest of them. If fewer entries
+    are nonzero, all count as kept.
 
     Args:
         seen: The messages.
@@ -108,13 +108,12 @@ def _sparsified(sparsity: float, messages: Observed) -> Observed:
 
 
 def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
-    """Permutes the examples: row ``i`` of the result is row ``order[i]``, for ``order`` [m].
+    """Permutes the examples: row ``i`` of the result is row ``order[i]``.
 
-    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update ``sum_j
-    J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and of
-    ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: each row is
-    reconstructed as before, and only its owner is hidden; the derivatives by the last layer's biases reveal the order
-    of the outputs.
+    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update
+    ``sum_j J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and
+    of ``Y``), or the outputs ``j`` with the columns of ``f`` and ``Y``. Neither hides an image, only its owner: each
+    row is reconstructed as before, and the derivatives by the last layer's biases reveal the order of the outputs.
 
     Args:
         seen: Messages of m examples.
@@ -124,12 +123,12 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
 
 
 def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
-    """Permutes the weights alike for all examples and outputs: column ``p`` of the result is ``order[p]``, [P].
+    """Permutes the weights alike for all examples and outputs: column ``p`` of the result is column ``order[p]``.
 
     The paper's claim that "considering the high dimensionality of the neural network weight" the attack becomes
-    infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but the update is
-    permuted, and must be put back by someone who knows the order. It hides the places of an image's pixels, until a
-    client reveals examples to the server: ``order_from_known``.
+    infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but someone who knows
+    the order must undo the permutation of the update. It hides the places of an image's pixels, until a client reveals
+    examples to the server: ``order_from_known``.
 
     Args:
         seen: Messages of P weights.

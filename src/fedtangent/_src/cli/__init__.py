@@ -1,1 +1,1 @@
-"""What the command line does, one file per command: ``prepare`` checks everything, ``run`` does the work."""
+"""The command line, one file per command: ``prepare`` checks the options, ``run_job`` does the work."""

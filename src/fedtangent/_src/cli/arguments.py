@@ -1,6 +1,7 @@
-"""Flat options: a command's groups of options as one parser and one page of help, and what every command has.
+"""Command-line options: a command's groups of options as one parser and one page of help.
 
-A group is a frozen dataclass whose fields' docstrings are their help. An option that several groups have is one option.
+A group is a frozen dataclass whose fields' docstrings are their help texts. Options of one name in several groups are
+one option.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class OutputOptions:
     """Options of the output folder, of every command that has an ``output``."""
 
     output: Path | None = option(None, may_differ=True)
-    """Folder of what the run writes (default: below results/)."""
+    """Folder for the run's files (default: below results/)."""
     overwrite: bool = option(False, may_differ=True)
-    """Replace the run that OUTPUT holds."""
+    """Replace the run in OUTPUT."""
     config: Path | None = option(None, may_differ=True)
-    """Repeat the run of this config.json; options given beside it win."""
+    """Repeat the run of this config.json; options on the line replace its values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,35 +68,26 @@ class MachineOptions:
     checkpoint_every: int | None = option(None, may_differ=True)
     """Rounds between checkpoints, 0: none (default: ten seconds or more)."""
     host_devices: int = option(0, may_differ=True)
-    """Without an accelerator: cores that work side by side (0: all)."""
+    """Without an accelerator: number of cores in use (0: all)."""
     distributed: bool = option(False, may_differ=True)
-    """One of several processes of a run, over a shared output folder; Slurm and Open MPI tell them the rest."""
+    """Run as one of several processes with a shared output folder; Slurm and Open MPI need no further option."""
     coordinator: str | None = option(None, may_differ=True, used_with="distributed")
     """Process 0, host:port (default: $JAX_COORDINATOR_ADDRESS)."""
     num_processes: int | None = option(None, may_differ=True, used_with="distributed")
-    """How many (default: $JAX_NUM_PROCESSES)."""
+    """Number of processes (default: $JAX_NUM_PROCESSES)."""
     process_id: int | None = option(None, may_differ=True, used_with="distributed")
-    """Which one, from 0 (default: $JAX_PROCESS_ID)."""
+    """Number of this process, from 0 (default: $JAX_PROCESS_ID)."""
 
 
 class Option(NamedTuple):
-    """An option of a command.
+    """An option of a command."""
 
-    Attributes:
-        name: Name in Python, with underscores.
-        type: Type of the value, as in an annotation.
-        default: Default value; ``dataclasses.MISSING`` for an option that must be given.
-        help: Help text.
-        group: Title of the option's group.
-        positional: Whether the value is written without the option's name.
-    """
-
-    name: str
-    type: Any
-    default: object
+    name: str  # name in Python, with underscores
+    type: Any  # of the value, as in an annotation
+    default: object  # ``dataclasses.MISSING`` for an option that must be given
     help: str
-    group: str
-    positional: bool = False
+    group: str  # title of the option's group
+    positional: bool = False  # whether the value is written without the option's name
 
     @property
     def shown(self) -> str:
@@ -111,7 +103,7 @@ class Option(NamedTuple):
 
 
 def options_of(groups: Mapping[str, object]) -> dict[str, Option]:
-    """Collects the options of ``groups`` by name; of options with equal names, the first group's.
+    """Collects the options of ``groups`` by name; for a name in several groups, the first group's option.
 
     A group is a dataclass, or an instance of one, whose values are then the defaults.
     """
@@ -177,14 +169,11 @@ def words(values: Mapping[str, object], options: Mapping[str, Option]) -> list[s
 
 
 def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> Values:
-    """Returns the value of every option.
+    """Returns the value of every option; raises ``ValueError`` for words that are not values of these options.
 
     Args:
         arguments: Words of a command line.
         options: Options by name.
-
-    Raises:
-        ValueError: Words that are no values of these options.
     """
     fields: list[tuple[str, object, object]] = []
     positional: Any = tyro.conf.Positional
@@ -227,8 +216,6 @@ def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
 
 def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Option]) -> str:
     """Builds a page of help: description, then each group's options with their values, one line each if it fits.
-
-    The page is as wide as the terminal, or as ``$COLUMNS`` says.
 
     Args:
         usage: Line of usage.

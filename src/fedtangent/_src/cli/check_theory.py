@@ -25,9 +25,9 @@ class CheckTheoryOptions:
     """
 
     scale: str = "default"
-    """How large: default (minutes) or paper (wider networks, more of them)."""
+    """Size: default (minutes) or paper (more and wider networks)."""
     only: tuple[str, ...] = ()
-    """Run these checks alone (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
+    """Run only these checks (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")

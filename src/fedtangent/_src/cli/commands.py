@@ -66,33 +66,20 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A command line before its values are parsed.
+    """A command line before its values are parsed."""
 
-    Attributes:
-        words: Words after each option, by the option's name; "" has the words before the first option.
-        config: Options of the config.json that the line repeats.
-        chosen: The choices of both, such as the algorithm's name, on which the other options depend.
-    """
-
-    words: dict[str, list[str]]
-    config: Values
-    chosen: dict[str, str]
+    words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
+    config: Values  # options of the config.json that the line repeats
+    chosen: dict[str, str]  # the choices of both, such as the algorithm's name, on which the other options depend
 
 
 class ParsedLine(NamedTuple):
-    """A parsed command line.
-
-    Attributes:
-        command: The command.
-        arguments: Arguments of the command's ``prepare``.
-        values: Values of every option, by name.
-        identity: Values of the options that tell one run from another.
-    """
+    """A parsed command line."""
 
     command: Command
-    arguments: dict[str, Any]
-    values: Values
-    identity: Values
+    arguments: dict[str, Any]  # arguments of the command's ``prepare``
+    values: Values  # values of every option, by name
+    identity: Values  # values of the options that tell one run from another
 
 
 def names() -> list[str]:
@@ -102,14 +89,11 @@ def names() -> list[str]:
 
 
 def find(name: str, *arguments: str) -> Command:
-    """Returns the command called ``name``.
+    """Returns the command called ``name``; raises ``ValueError`` for an unknown name.
 
     Args:
         name: Name of the command.
         *arguments: Words of the command line, which decide between the two forms of a command.
-
-    Raises:
-        ValueError: An unknown name.
     """
     place = f"{cli.__name__}.{name.replace('-', '_')}"
     exists = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
@@ -130,7 +114,7 @@ def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
 
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a command by title: choices, options of the chosen entries, and its own.
+    """Returns the option groups of a command by title: choices, options of the chosen entries, and the command's own.
 
     Args:
         command: The command.
@@ -184,14 +168,11 @@ def _listed(value: object) -> list[str]:
 
 
 def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
-    """Parses the arguments of a command.
+    """Parses the arguments of a command; raises ``ValueError`` with a message of one line for a bad argument.
 
     Args:
         command: The command.
         arguments: Words after the command's name.
-
-    Raises:
-        ValueError: A bad argument; the message is one line.
     """
     line = begun(command, arguments)
     algorithms = line.words.get("algorithm") or _listed(line.config.get("algorithm", description.Choices.algorithm))
@@ -207,7 +188,7 @@ def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
 
 
 def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
-    """Returns the words of the options with several values, each for a run of its own, by name."""
+    """Returns the words of the options with several values, one run for each value, by name."""
     varied: dict[str, list[str]] = {}
     repeated = {name: list(map(str, value)) for name, value in line.config.items() if isinstance(value, list | tuple)}
     for algorithm in algorithms:
@@ -224,11 +205,7 @@ def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
 def _read_several(
     command: Command, offered: Mapping[str, Mapping[str, Option]], line: Line, varied: Mapping[str, list[str]]
 ) -> ParsedLine:
-    """Parses a command of several runs: one for each algorithm and combination of values, with the options that it has.
-
-    An option that no algorithm has is an error. Options whose defaults differ between the runs are left out of the
-    values, and so of the config.json that repeats them.
-    """
+    """Parses a command of several runs, one for each algorithm and combination of values of its options."""
     runs: list[ParsedLine] = []
     for algorithm, options in offered.items():
         others = {name for other in offered.values() for name in other} - options.keys()
@@ -279,16 +256,12 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
     if command.prepare is not command.module.prepare:
         plain = _command(command.name, command.module, command.module.prepare)
         if name in flat.options_of(groups_of(plain, {})):
-            allowed = f"allowed is {command.name} with one or the other"
-            return ValueError(f"{name}: got it beside options of a run, {allowed}")
+            return ValueError(f"{name}: got it with options that describe a run, must be left out with them")
     return flat.unknown(name, command.name, options)
 
 
 def _arguments(command: Command, values: Mapping[str, object], groups: Groups) -> dict[str, object]:
-    """Builds the arguments of ``prepare``.
-
-    Groups of a description are instances that hold the chosen entries' defaults.
-    """
+    """Builds the arguments of ``prepare``; groups of a description are instances with the chosen entries' defaults."""
     kinds = [group for group in groups.values() if isinstance(group, type)]
     of_command = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     of_run = {f.name for g in groups.values() if not isinstance(g, type) for f in dataclasses.fields(g)} - of_command

@@ -1,6 +1,7 @@
 """``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side.
-Of the standard cases; or of any run, described by the options of `fedtangent train`: those of a comparison are shown by
-`fedtangent compare --algorithm fed_avg --help`.
+
+It compares the standard cases, or any run that options of `fedtangent train` describe; `fedtangent compare --algorithm
+fed_avg --help` shows the options of the second form.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class CompareOptions:
     case: tuple[str, ...] = DEFAULT_CASES
     """Cases to compare: sine, digits, fashion_mnist (files of --data-dir, or downloaded)."""
     scale: str = "default"
-    """How large: smoke (small, for CI), default (minutes), paper (an accelerator's work)."""
+    """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/compare")
@@ -62,11 +63,11 @@ class ComparisonOptions:
     widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""
     draws: int = DRAWS
-    """Networks of every width (times K), each from a start of its own; five or more."""
+    """Initialisations of the K networks at every width; five or more."""
     hidden_layers: int = 1
     """Hidden layers of an mlp."""
     evaluations: int = EVALUATIONS
-    """How many rounds networks are evaluated at, at most, besides the start."""
+    """Largest number of rounds, besides the start, at which networks are evaluated."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -87,9 +88,6 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
     Args:
         options: Cases, scale and output.
         figures: Format of the figures.
-
-    Raises:
-        ValueError: An invalid option, or data that cannot be read.
     """
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
@@ -103,15 +101,12 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
 
 
 def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
-    """Checks the options of a run, as for ``train``, and loads its data, to compare that run with theory.
+    """Checks the options of a run, as ``train`` does, and loads its data, to compare the run with theory.
 
     Args:
         options: Options of the comparison.
         figures: Format of the figures.
         described: The run.
-
-    Raises:
-        ValueError: An invalid option, or a run that theory has no rule for.
     """
     values = described.values() | asdict(options) | asdict(figures)
     whole("evaluations", options.evaluations)
@@ -128,10 +123,7 @@ def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: D
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
-    """Returns the run with ``hidden_layers`` hidden layers in its mlp; raises ``ValueError`` for a ``width`` option.
-
-    On the command line ``widths`` are the widths to compare, so that an mlp's own option of that name is not reachable.
-    """
+    """Returns the run with ``hidden_layers`` hidden layers in its mlp; raises ``ValueError`` for a ``width`` option."""
     entry, options = described.model
     defaults = type(options)()
     if getattr(options, "width", None) != getattr(defaults, "width", None):

@@ -28,7 +28,7 @@ class DataOptions:
     """Options of the command ``data``."""
 
     action: Annotated[str, tyro.conf.Positional]
-    """prepare: download and prepare what is missing; verify: compare checksums of what is there."""
+    """prepare: download and prepare missing files; verify: compare the checksums of present files."""
     name: Annotated[str, tyro.conf.Positional]
     """The data set (`fedtangent list datasets`)."""
     data_dir: Path | None = option(None)
@@ -54,13 +54,13 @@ def prepare(options: DataOptions) -> DataJob:
     published = choose("datasets", options.name).published
     if published is None:
         allowed = ", ".join(name for name, entry in catalogue("datasets").items() if entry.published is not None)
-        raise ValueError(f"name: got {options.name!r}, of which nothing is downloaded, allowed are {allowed}")
+        raise ValueError(f"name: got {options.name!r}, which is not downloaded, allowed are {allowed}")
     folder("data_dir", options.data_dir)
     stored = StoredOptions(options.cache_dir, options.tfds_dir)
     directory = given_directory(options.data_dir)
     if options.action == "verify" and directory is None and not stored_in(published, stored).exists():
         raise ValueError(
-            f"name: got {options.name!r}, of which {stored_in(published, stored)} has nothing, must be prepared first"
+            f"name: got {options.name!r}, which is not in {stored_in(published, stored)}, must be prepared first"
         )
     return DataJob(options, published, stored, directory)
 

@@ -31,13 +31,13 @@ class ExperimentOptions:
     """
 
     name: Annotated[str, tyro.conf.Positional]
-    """Which experiment, such as fed_ensemble.versus_fed_avg; beside it --help has its data sets and settings."""
+    """Name of the experiment, such as fed_ensemble.versus_fed_avg; with it, --help shows its data sets and settings."""
     scale: str = "default"
-    """smoke (a minute or few on two cores), default (up to an hour) or paper (an accelerator's work)."""
+    """Size: smoke (a few minutes on two cores), default (up to an hour) or paper (needs an accelerator)."""
     dataset: str | None = None
     """One of its data sets (default: the first, which needs no files)."""
     set: tuple[str, ...] = ()
-    """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
+    """Settings that replace the scale's, such as num_rounds=20 learning_rates=0.1,0.3."""
     seeds: str | None = None
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
     seed: int = entries.option(0, most=MAX_SEED)
@@ -73,9 +73,6 @@ def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob
     Args:
         options: The experiment and its settings.
         figures: Format of the figures.
-
-    Raises:
-        ValueError: An invalid option, or data that cannot be read.
     """
     experiment = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)

@@ -1,4 +1,4 @@
-"""``fedtangent list``: what there is to choose from."""
+"""``fedtangent list``: the algorithms, data sets and other names that options accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ListOptions:
     """Options of the command ``list``."""
 
     kind: Annotated[str, tyro.conf.Positional] = "kinds"
-    """What to list, such as algorithms; by default what there are lists of."""
+    """What to list, such as algorithms; by default the names of all lists."""
 
 
 def prepare(options: ListOptions) -> ListOptions:

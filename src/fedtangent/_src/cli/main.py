@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _tell(f"error: cannot write to standard output: {error.strerror}")
         code = 1
     except KeyboardInterrupt:
-        _tell("interrupted; what was finished until then, if anything, is in the output folder")
+        _tell("interrupted; results that were finished are in the output folder")
         code = 130
     try:
         sys.stderr.flush()
@@ -137,15 +137,12 @@ def _folder(line: ParsedLine) -> Path | None:
 
 
 def _prepared(line: ParsedLine) -> object:
-    """Returns the checked job, and with ``--overwrite`` removes another run from its folder.
-
-    Arguments are checked before the folder, whose refusal would hide a mistake in them.
-    """
+    """Returns the checked job, and with ``--overwrite`` removes another run from its folder."""
     from fedtangent._src.output.files import check_free, clear, output_folder
 
     folder, module, overwrite = _folder(line), line.command.module, line.values.get("overwrite", False)
     if line.values.get("resume") and overwrite:
-        raise ValueError("overwrite: got it beside --resume, allowed is one of them")
+        raise ValueError("overwrite: got it with --resume, allowed is one of them")
     refusal: ValueError | None = None
     if folder is not None and not overwrite:
         can_continue = hasattr(module, "continues")

@@ -1,7 +1,7 @@
-"""``fedtangent predict``: theory alone, no network trained: learning curve, best rate, rounds to a target.
+"""``fedtangent predict``: theory without a trained network: learning curve, best rate, rounds to a target.
 
-Of several algorithms, ``--algorithm A B ..``, or several values of an option, ``--mu 0.01 0.1``, one table ranks the
-runs, each at its own best rate.
+With several algorithms, ``--algorithm A B ..``, or several values of an option, ``--mu 0.01 0.1``, one table ranks the
+runs, each at its best rate.
 """
 
 from __future__ import annotations
@@ -76,9 +76,6 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
         options: Options of the forecast and its output.
         figures: Format of the figures.
         described: The runs.
-
-    Raises:
-        ValueError: A bad option, or a run that theory has no rule for.
     """
     check_forecasting(options)
     evaluation = Evaluation(options.evaluate_every)
@@ -270,13 +267,15 @@ def _remark(screen: Console, forecast: Forecast) -> None:
         lines.append("the training loss rises at every rate that was tried")
     if rates is not None and plan.loss != "mse" and rates.stable > MUCH * rates.best:
         by = words(mean_form(plan.examples.loss))
-        lines.append(f"by the {by} loss a run may end well at rates far above the best: stable is no bound to go to")
+        lines.append(f"by the {by} loss a run may end well at rates far above the best: avoid the largest stable rate")
     if rates is not None and rates.at_edge:
         lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
     if plan.forecasting.target is not None:
         reached = forecast.reached(plan.forecasting.target, forecast.best)
         if reached.round is None:
-            at_end = "" if forecast.limit is None else f"; Theorem 2's limit has {forecast.limit[plan.main]:.4g}"
+            at_end = (
+                "" if forecast.limit is None else f"; in the limit of many rounds it is {forecast.limit[plan.main]:.4g}"
+            )
             lines.append(
                 f"{_goal(plan)} is never reached in {plan.setting.size.num_rounds} rounds: the best at rate "
                 f"{forecast.best.rate:.3g} is {reached.nearest:.4g}{at_end}"

@@ -26,9 +26,9 @@ class ReportOptions:
     """Options of the report."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
-    """Folders of runs, or folders that have some below them."""
+    """Folders of runs, or folders with folders of runs below them."""
     output: Path = Path("results/report")
-    """Folder for the page, report.html, which needs nothing else."""
+    """Folder for the page, report.html, which needs no other file."""
 
 
 class ReportJob(NamedTuple):

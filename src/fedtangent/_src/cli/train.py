@@ -47,41 +47,30 @@ class TrainOptions:
     evaluate_every: int = 5
     """Rounds between evaluations."""
     seeds: str | None = option(None, may_differ=True)
-    """Several runs, as 0:10 or 0,3,7; data and clients stay --seed's."""
+    """Seeds of several runs, as 0:10 or 0,3,7; data and clients depend on --seed."""
     diagnostics: str = "none"
-    """none; at evaluations kernel, or laziness: how far from linear."""
+    """Measure at evaluations: none, kernel, or laziness (distance from the linearised network)."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
-    """Training examples (laziness: test ones too)."""
+    """Number of training examples, and for laziness of test examples, of the diagnostics."""
     log: str = option("none", may_differ=True)
-    """none, or tensorboard: every evaluation in OUTPUT/tensorboard, too."""
+    """none, or tensorboard: evaluations also go to OUTPUT/tensorboard."""
     resume: bool = option(False, may_differ=True)
-    """Continue from OUTPUT; --num-rounds may have grown."""
+    """Continue the run in OUTPUT; --num-rounds may be larger."""
     output: Path | None = option(None, may_differ=True)
-    """Folder of what the run writes (default: results/train)."""
+    """Folder for the run's files (default: results/train)."""
 
 
 class TrainJob(NamedTuple):
-    """A checked run, ready to start.
+    """A checked run, ready to start."""
 
-    Attributes:
-        options: Options of evaluations and output.
-        machine: Options of the computation, such as its mapping and checkpoints.
-        built: Data and algorithm.
-        config: Values that a resumed run must share with the run that it continues.
-        mapping: Mapping of clients onto the devices, and the memory plan.
-        checkpoints: Checkpoints of the run of each seed, by seed.
-        diagnostics: Further measure of the run, or None.
-        files: Writer of the run's files.
-    """
-
-    options: TrainOptions
-    machine: MachineOptions
-    built: Built
-    config: Values
-    mapping: Resolved
-    checkpoints: dict[int, Checkpoints]
-    diagnostics: Diagnostics | None
-    files: RunFiles
+    options: TrainOptions  # options of evaluations and output
+    machine: MachineOptions  # options of the computation, such as its mapping and checkpoints
+    built: Built  # data and algorithm
+    config: Values  # values that a resumed run must share with the run that it continues
+    mapping: Resolved  # mapping of clients onto the devices, and the memory plan
+    checkpoints: dict[int, Checkpoints]  # checkpoints of the run of each seed, by seed
+    diagnostics: Diagnostics | None  # further measure of the run, or None
+    files: RunFiles  # writer of the run's files
 
 
 def continues(options: Mapping[str, object]) -> bool:
@@ -99,9 +88,6 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
         machine: Options of the computation.
         figures: Format of the figures.
         described: The run.
-
-    Raises:
-        ValueError: A bad option, a run that does not fit into memory, or a checkpoint that cannot be read.
     """
     assert options.output is not None  # the command line names one
     seeds = _check(options, machine, described)
@@ -187,7 +173,7 @@ def _notices(diagnostics: Diagnostics | None) -> list[str]:
     if not isinstance(diagnostics, LazinessDiagnostics):
         return []
     reason = diagnostics.why_no_limit
-    missing = f", and not beside infinite width: {reason}" if reason else ""
+    missing = f", but not compared with infinite width: {reason}" if reason else ""
     return [f"laziness: the linearised networks are trained as well{missing}"]
 
 

@@ -39,25 +39,15 @@ LOWER = "lower the learning rate"
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Writer of the files of a training run; of several processes, only the first one writes.
-
-    Attributes:
-        folder: Output folder.
-        built: The run.
-        figures: Folder and format of the figures.
-        config: Entries of config.json.
-        notices: Lines printed before the first evaluation.
-        logs: Whether evaluations are written for TensorBoard, too.
-        metrics: Rows of metrics.csv written so far.
-    """
+    """Writer of the files of a training run; of several processes, only the first one writes."""
 
     folder: Path
     built: Built
-    figures: Figures
-    config: dict[str, Values]
-    notices: list[str]
-    logs: bool
-    metrics: list[Metric] = dataclasses.field(default_factory=list)
+    figures: Figures  # folder and format of the figures
+    config: dict[str, Values]  # entries of config.json
+    notices: list[str]  # lines printed before the first evaluation
+    logs: bool  # whether evaluations are written for TensorBoard, too
+    metrics: list[Metric] = dataclasses.field(default_factory=list)  # rows of metrics.csv written so far
 
     @property
     def title(self) -> str:
@@ -275,7 +265,7 @@ def remarks(run: Run) -> list[str]:
     trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
     if len(weight) and trained < weight.shape[1]:
         lines.append(
-            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and count in the average: "
+            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and are part of the average: "
             "use more clients or rounds, or fewer models"
         )
     rejected = int(np.sum(run.history.rounds.get("rejected", 0)))

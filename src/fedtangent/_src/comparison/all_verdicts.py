@@ -1,4 +1,4 @@
-"""All verdicts of one setting."""
+"""All verdicts of one setting: which comparisons apply to it, with which wrong theories as controls."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def sampled_verdicts(
         outcomes += _every_round(theory, networks, wrong)
     if theory.limit is not None and _starts_differ(theory):
         outcomes += _limit(theory, networks, theory.limit)
-    # Of a user's run, NTK-FL is shown and not judged: how near its one kernel for all outputs is to the limiting one
-    # depends on examples and widths, which the standard cases choose so that it is.
+    # Only standard cases have verdicts on NTK-FL: their examples and widths are chosen so that its one kernel for all
+    # outputs is near the limiting one.
     for method in dict.fromkeys(of_width.method for of_width in evolved if theory.setting.is_standard):
         outcomes += _evolution(theory, tuple(of_width for of_width in evolved if of_width.method == method))
     return outcomes
@@ -96,7 +96,7 @@ def sampled_verdicts(
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     """Builds wrong flows, keyed by the mistake in each, as negative controls of sampled verdicts.
 
-    They are so far from the right flow that networks of finite width can tell the two apart.
+    They are so far from the right flow that networks of finite width can tell them apart.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     rate = setting.followed.learning_rate
@@ -137,21 +137,18 @@ def _starts_differ(theory: Predicted) -> bool:
 
 
 def _starts(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]:
-    """Checks that initial functions at the test points have the prior's variance, and are independent of each other.
-
-    The variance is checked in two ways. The first takes the initial functions of the simulated networks along the
-    prior's widest axes, scaled so that every axis counts alike. The second sums squares over the points, where one or
-    two axes hold most of the variance; it needs more samples, and takes further networks that are not trained.
-    """
+    """Checks that initial functions at the test points have the prior's variance, and are independent of each other."""
     setting, prior = theory.setting, np.asarray(theory.blocks.nngp_test)
+    # Along the prior's axes every wide axis counts alike. The sum over points, dominated by one or two axes,
+    # needs more samples, so it takes further networks that are not trained.
     variances, axes = np.linalg.eigh(prior)
     wide = variances > NARROW * variances[-1]
     units = [np.einsum("kemc,ma->keac", n.test[0], axes[:, wide] / np.sqrt(variances[wide])) for n in networks]
     count, widths, name = -(-MORE_STARTS // setting.problem.y_train.shape[1]), [n.width for n in networks], setting.name
     more = [network_functions(setting, width, count, setting.problem.x_test) for width in widths]
     squares = {
-        "mean over its axes": [_averaged(u * u) for u in units],
-        "sum over points": [(np.sum(f**2, axis=1) / np.trace(prior)).ravel() for f in more],
+        "along the prior's axes": [_averaged(u * u) for u in units],
+        "summed over points": [(np.sum(f**2, axis=1) / np.trace(prior)).ravel() for f in more],
     }
     products = {"draws": [_averaged(u[:, 1:] * u[:, :-1]) for u in units]}
     if setting.num_models > 1:
@@ -160,7 +157,7 @@ def _starts(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]
         products["widths"] = [_averaged(units[-1] * units[-2])]
     return [
         verdicts.initial_verdict(name, widths, squares),
-        verdicts.independence_verdict(name, widths, products, squares["mean over its axes"]),
+        verdicts.independence_verdict(name, widths, products, squares["along the prior's axes"]),
     ]
 
 
@@ -217,14 +214,14 @@ def verdicts_from_starts(
     wrong: Mapping[str, Sequence[Float[np.ndarray, "r K E m C"]]],
     source: str,
 ) -> list[Verdict]:
-    """Compares networks with predictions from their own initial functions, for which no law over networks is known.
+    """Compares networks with predictions from their initial functions, for a run whose law over networks is unknown.
 
     Args:
         setting: The run.
         networks: Networks of each width.
         right: Predictions at the test points for each width, at all evaluated rounds but the first.
-        wrong: The same predictions of each wrong theory, by its mistake.
-        source: What predicts, for the text of the verdicts, for example "the flow".
+        wrong: The same predictions of each wrong theory, keyed by its mistake.
+        source: Name of the prediction in the text of the verdicts, for example "the flow".
     """
     num_rounds, unknown = len(right[-1]), np.full(setting.num_models, np.nan)
     away = {name: list((other[-1] - right[-1]).mean(axis=(1, 2))) for name, other in wrong.items()}
@@ -254,10 +251,7 @@ def _followed(
 def _propagated_variance(
     blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]
 ) -> Float[np.ndarray, "K"]:
-    """Computes the variance of ``f0(x) - B f0(X)`` for ``f0 ~ GP(0, K)``, summed over the test points, for each B.
-
-    It is the trace of ``A K A'`` with ``A = [-B, I]`` and the prior K at all points, independent of theory's formula.
-    """
+    """Computes the variance of ``f0(x) - B f0(X)``, summed over points, for each B: trace of ``[-B, I] K [-B, I]'``."""
     prior = joined(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test)
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
     return np.array([np.sum((a @ prior) * a) for a in rows])
@@ -284,14 +278,11 @@ def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) 
 
 
 def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
-    """Returns whether the flow's last round is near the limit: within the share ``REACHED`` of the verdicts' margins.
-
-    The distance of the means is relative to ``scale``, how far training moves the functions.
-    """
+    """Returns whether the flow's last round is near the limit: within ``REACHED`` times the verdicts' margins."""
     last, trace = theory.moments[-1], np.trace(limit.cov)
     if not trace > 0:  # as at the training points: there is no variance to compare
         return False
-    off = np.linalg.norm((last.mean - limit.mean).mean(axis=0)) / scale
+    off = np.linalg.norm((last.mean - limit.mean).mean(axis=0)) / scale  # scale: how far training moves functions
     ratio = np.mean(np.trace(last.cov, axis1=1, axis2=2)) / trace
     return bool(off <= REACHED * verdicts.MEAN_MARGIN and abs(ratio - 1) <= REACHED * verdicts.VARIANCE_MARGIN)
 
@@ -380,16 +371,11 @@ def _fixed_point(theory: Predicted, name: str, plan: Schedule, limit: Gaussian) 
 def _repeated(
     flow: Flow, y_train: Float64[np.ndarray, "n C"]
 ) -> tuple[Float64[np.ndarray, "m C"], Float[AnyArray, "m m"]]:
-    """Computes the law of model 0 after 2^30 repetitions of the flow's rounds.
-
-    One pass over the rounds is an operator ``M``, and two passes are ``M + (I - M Theta) M``, so 30 compositions
-    suffice. No linear system is solved: a step size beyond the stability bound diverges, and a client that never takes
-    part changes the result.
-    """
+    """Computes the law of model 0 after 2^30 repetitions of the flow's rounds, by 30 compositions of ``M``."""
     theta = np.asarray(flow.blocks.ntk_train)
     operator = np.asarray(flow.operator(flow.num_rounds, 0))
     with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(30):
+        for _ in range(30):  # no linear system is solved, so an unstable step still shows
             operator = operator + operator - operator @ theta @ operator
         b = flow.blocks.ntk_test_train @ operator
         return b @ y_train, covariance_terms(flow.blocks, b).total

@@ -1,4 +1,4 @@
-"""The cases of ``fedtangent compare``: each is one or more settings. A new one is a function and its entry here."""
+"""The standard cases of ``fedtangent compare``, one or more settings each; a new case is a function and its entry."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class CaseEntry(Entry):
 def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Setting:
     toy = datasets.load("sine", seed=seed, gap=not model.is_linear, points_per_user=3)
     user = np.asarray(toy.user_train)
-    # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
+    # One, two or three points a client (two on average, as in the paper), so that weights by examples matter.
     rows = np.tile(np.arange(3), len(user) // 3) <= user % 3
     clients = partition.by_user(user[rows])
     problem = Problem(toy.x_train[rows], toy.y_train[rows], toy.x_test[::2], toy.y_test[::2], clients)
     algorithm = ensemble(problem, model, schedule.per_client_permutations(clients.num_clients, NUM_MODELS))
-    # Later, modes of small eigenvalues evolve, which at these widths are far from those of infinite width.
+    # Modes of small eigenvalues evolve later; at these widths they are far from the modes of infinite width.
     return standard_case(name, title, problem, algorithm, size, seed, NTKRuns(times=tuple(range(5, 41, 5))))
 
 
@@ -99,7 +99,7 @@ def standard_case(
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in the parameters."""
+    """Builds the papers' sine toy: 50 clients of 1 to 3 points, and a model linear in 100 radial basis functions."""
     sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
     model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"
@@ -122,7 +122,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
     size, num_train = _size(*IMAGES[scale]), 100 if scale == "paper" else 40
     images = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True, num_train=num_train, num_test=100)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
-    # Per class, so that sizes differ too: weights by examples must matter.
+    # Drawn per class, so that sizes differ and weights by examples matter.
     clients = partition.dirichlet(images.y_train, 10, 1.0, seed, min_client_size=2, dirichlet_method="per_class")
     d, c = x_train.shape[1], images.num_classes
     y_train, y_test = (datasets.classification_targets(y, c, centred=True) for y in (images.y_train, images.y_test))

@@ -163,11 +163,8 @@ def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the widths in rising order, ``(1,)`` for a linear model.
 
     Args:
-        model: Network that is compared.
-        widths: Widths of its hidden layers.
-
-    Raises:
-        ValueError: There are fewer than three different widths, or the model has no analytic kernel.
+        model: Network that is compared; it must have an analytic kernel.
+        widths: Widths of its hidden layers; three or more different ones.
     """
     for width in widths:
         whole("widths", width)

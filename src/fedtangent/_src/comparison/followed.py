@@ -1,4 +1,4 @@
-"""How theory follows a run: the setting of an algorithm and its examples, and the checks that reject other runs."""
+"""How theory follows a run: builds the setting of an algorithm and its examples, and rejects runs without a theory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functio
 
 
 class NotFollowed(ValueError):
-    """A run that a theory does not follow, as found while it was computed."""
+    """Error for a run that a theory does not follow, where only computing it shows that."""
 
 
 def setting_of(
@@ -49,7 +49,7 @@ def setting_of(
         size: Widths, draws and rounds.
         seed: Seed of the schedule and the minibatches.
         most_points: Largest number of test examples; the first ones are used. None: all.
-        own_width: Whether networks have the width of the algorithm's model, whatever the widths of ``size``.
+        own_width: Whether all networks have the width of the algorithm's model instead of the widths of ``size``.
         start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
 
     Raises:
@@ -121,9 +121,6 @@ def rates_of(training: Training, num_rounds: int) -> ArrayLike:
     Args:
         training: Local training of the clients.
         num_rounds: Rounds R.
-
-    Raises:
-        ValueError: The rate is 0 in every round.
     """
     rate = training.learning_rate if training.optimizer is None else first_steps(training.optimizer, num_rounds)
     rates = _each_round(rate, num_rounds) if callable(rate) else rate
@@ -141,7 +138,7 @@ def training_of(algorithm: Algorithm) -> Training:
 
 
 def of_fixed_width(algorithm: Algorithm) -> Algorithm:
-    """Returns the algorithm with a record of a model that has no other width."""
+    """Returns the algorithm with its model marked as having no other width."""
     training = training_of(algorithm)
     fixed = training._replace(model=training.model._replace(at_width=None))
     return algorithm._replace(composition=algorithm.composition._replace(training=fixed))
@@ -198,7 +195,7 @@ def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
 
 
 def has_limit(model: Model) -> bool:
-    """Tells whether a model has an analytic kernel that networks of several widths approach, or that it has exactly."""
+    """Returns whether a model has an analytic kernel, which its networks approach with their width or have exactly."""
     return model.kernel is not None and (model.at_width is not None or model.is_linear)
 
 
@@ -206,10 +203,10 @@ def check_analytic(model: Model) -> None:
     """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
     if model.kernel is None:
         raise ValueError(
-            f"model: got {model.name}, which has no analytic kernel; networks that have one are models.mlp, "
-            "deep_linear, logistic, linear, rbf_linear, of images ntk_cnn, ntk_resnet and ntk_transformer, and those "
-            "of from_stax. Any network is followed from a start of its own, by its empirical kernel there: "
-            "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
+            f"model: got {model.name}, must have an analytic kernel, as models.mlp, deep_linear, logistic, linear, "
+            "rbf_linear, ntk_cnn, ntk_resnet, ntk_transformer and those of from_stax have. Theory follows any network "
+            "from a start, by its empirical kernel there: start=jax.random.key(0) in Python, train --diagnostics "
+            "laziness on the command line"
         )
 
 
@@ -218,7 +215,7 @@ def check_kernels(model: Model, x: np.ndarray) -> None:
 
     Args:
         model: Network with an analytic kernel.
-        x: Some inputs at which kernels are compared.
+        x: Inputs at which kernels are compared, [p, ...].
     """
     narrow, wide = (model, model) if model.at_width is None else (model.at_width(8), model.at_width(16))
     (nngp, theta), (_, widest) = (map(np.asarray, analytic(one, jnp.asarray(x))) for one in (narrow, wide))

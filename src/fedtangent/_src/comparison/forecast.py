@@ -74,7 +74,7 @@ class Forecasting:
     draws: int = 16
     """Initial functions (times K) that are averaged over, and make the band; two or more."""
     rates: bool = True
-    """Off: the learning curve at the rate that is given, and no search for others."""
+    """Search for the largest stable and the best rate; off: only the learning curve at the run's rate."""
     kernel_dir: Path | None = option(None, may_differ=True)
     """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
 
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
 
     @property
     def draws(self) -> int:
-        """The number of initial functions: one if the run has a start."""
+        """The number of initial functions; one for a run with a ``start``."""
         return self.forecasting.draws if self.setting.start is None else 1
 
     @property
@@ -113,7 +113,7 @@ class Plan(NamedTuple):
 
     @property
     def how(self) -> str:
-        """The name of the theory that predicts the run, and why it is no closed form."""
+        """The name of the theory that predicts the run, with the reason if it is no closed form."""
         if self.setting.start is not None:
             return how_at_start(self.setting)
         return "the federated flow" if self.is_flow else how_on_features(self.setting)
@@ -142,7 +142,7 @@ class Plan(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Metrics of the algorithm's prediction along a run, from each of E initial functions, named as in ``simulate``."""
+    """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``."""
 
     rate: float
     rounds: Int[np.ndarray, "r"]
@@ -253,19 +253,15 @@ class Forecast(NamedTuple):
 
 
 def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, rising: bool) -> int | None:
-    """Returns the first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
+    """Returns the first of ``rounds`` at which ``values`` reach ``target``; None if they never do (NaN does not).
 
-    With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
-    never reaches it. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
+    For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
 
     Args:
         rounds: Round numbers, [r].
         values: The metric after each of these rounds, [r].
         target: The value to reach.
-        rising: Whether larger values are better.
-
-    Raises:
-        ValueError: The shapes differ, or the target is not a number.
+        rising: Whether the target is reached from below, as by an accuracy; else from above, as by a loss.
     """
     at, metric = real_array("rounds", rounds), real_array("values", values)
     if at.ndim != 1 or at.shape != metric.shape:
@@ -288,11 +284,11 @@ def predict(
 ) -> Forecast:
     """Predicts a run without training a network: learning curves, stable and best rate, rounds to a target.
 
-    The network is the algorithm's, at infinite width. For more than 8,000 points, initial functions come from randomly
-    initialised networks of the algorithm's width. With a ``start`` the network begins there and is linearised at these
-    weights: any model, of any width. An algorithm without a closed form is run on the features of the kernel, if the
-    kernel determines its runs, which is measured, or else on the network linearised at a start. Predictions are made in
-    float64 (``fedtangent.enable_x64()``).
+    The network is the algorithm's, at infinite width. Its initial functions are drawn from the prior, for more than
+    8,000 points by initialising networks of the algorithm's width. With a ``start`` the network begins there and is
+    linearised at these weights: any model, of any width. An algorithm without a closed form is run on the features of
+    the kernel, if the kernel determines its runs, which is measured, or else on the network linearised at a start.
+    Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
         algorithm: The algorithm.
@@ -344,10 +340,7 @@ def forecasts(
 
 
 def memory_of(plan: Plan) -> KernelPlan:
-    """Computes the memory that the kernels of a plan need.
-
-    Raises ``ValueError`` if there is too little memory and disk, or if the kernel's file was altered.
-    """
+    """Computes the memory that the kernels of a plan need; raises ``ValueError`` if memory and disk have no room."""
     memory = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if memory.folder is not None:
         check_file(plan.setting.kernel, plan.setting.problem.x_train, memory.folder)
@@ -395,7 +388,7 @@ def plan_of(
 
 
 def _check_run(setting: Setting, forecasting: Forecasting) -> None:
-    """Raises ``ValueError`` for a run without a closed form that cannot be computed in another way."""
+    """Raises ``ValueError`` for a run without a closed form that is too large, or whose rates cannot be searched."""
     problem, algorithm = setting.problem, setting.algorithm
     points = len(problem.x_train) + len(problem.x_test)
     if setting.start is None and points > MOST_EXACT:
@@ -459,7 +452,7 @@ def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
 
 
 def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
-    """Builds the initial functions of a plan, and its flows, or what takes their place."""
+    """Builds the initial functions of a plan, and the flow or the training that computes runs from them."""
     setting, problem = plan.setting, plan.setting.problem
     if kernels is not None:
         starts = prior_starts(setting, kernels, plan.draws)
@@ -512,10 +505,7 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 
 
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
-    """Computes runs on the features of the kernel, from the part of the initial functions that features can represent.
-
-    Raises ``NotFollowed`` if the kernel does not determine the runs.
-    """
+    """Computes runs on the kernel's features; raises ``NotFollowed`` if the kernel does not determine them."""
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])
@@ -555,10 +545,7 @@ class _Runs(NamedTuple):
     def measured(
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
-        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r].
-
-        Shapes are the same at every rate, so that nothing is compiled again.
-        """
+        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
         splits, loss = self.plan.splits, self.plan.examples.loss
         factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
         runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
@@ -639,10 +626,7 @@ def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.
 
 
 def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
-    """Computes the test metrics of the mean of K models in the limit of Theorem 2; None if the limit is unknown.
-
-    For a large kernel the metrics are of the mean over initial functions.
-    """
+    """Computes the test metrics of the mean of K models in the limit of Theorem 2; None if the limit is unknown."""
     is_constant = np.ptp(np.ravel(setting.followed.learning_rate)) == 0  # a schedule may end before the limit
     if not flow.kind.is_linear or flow.kind.decays or not is_constant:
         return None

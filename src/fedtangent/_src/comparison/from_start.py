@@ -41,7 +41,7 @@ class FromStart(NamedTuple):
         setting: Data, clients and algorithm.
         simulated: Outputs of the K networks at the evaluated rounds; one entry.
         gaps: Predicted outputs, and their distance to the networks; one entry.
-        how: Name of the prediction: the flow, or the linearised network that was trained, with the reason.
+        how: Name of the prediction: the flow, or the trained linearised network, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
@@ -54,7 +54,7 @@ class FromStart(NamedTuple):
     seconds: float
 
     def __repr__(self) -> str:
-        """Returns one line: the distance between network and linearisation, and whether the flow is the latter."""
+        """Returns one line: distance of network and linearisation, and whether the flow equals the linearisation."""
         lines = list(self.notes)
         for verdict in self.verdicts:
             outcome = {True: "holds", False: "FAILS", None: "is undecided"}[verdict.passed]
@@ -79,7 +79,7 @@ class FromStart(NamedTuple):
 
     @property
     def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Nothing: NTK-FL is compared with closed forms only."""
+        """Empty: NTK-FL is compared with closed forms only."""
         return ()
 
     @property
@@ -141,7 +141,7 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
 
 
 def at_seed(setting: Setting, why: str) -> Setting:
-    """Returns the setting of a run from weights that are drawn with its seed, where theory linearises.
+    """Returns the setting with weights drawn from its seed as the start at which theory linearises.
 
     Args:
         setting: The run, with independent initialisations.
@@ -151,6 +151,9 @@ def at_seed(setting: Setting, why: str) -> Setting:
         NotFollowed: The algorithm has no global models, or the model has no derivatives forwards.
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
+    if algorithm.params is None:
+        why = f"{why}; nor can it be linearised at a start, because it has no global models"
+        raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}")
     try:
         weights = weights_of(algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, None)
     except ValueError as error:
@@ -165,15 +168,11 @@ def weights_of(
     """Returns the float64 parameters [K, ...] that the models begin with.
 
     Args:
-        algorithm: The algorithm.
+        algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate.
         num_clients: Number of clients.
         x: Some inputs.
         seed: Seed of the run.
-        start: A typed key or parameters, as in ``simulate``; None: those that ``simulate`` draws from ``seed``.
-
-    Raises:
-        ValueError: Parameters of other shapes, an algorithm without global models, or a model that cannot be
-            differentiated forwards.
+        start: A typed key or parameters, as in ``simulate``; None: the weights that ``simulate`` draws from ``seed``.
     """
     check_start(algorithm, num_clients, start)
     check_linearisable(algorithm.model, x)
@@ -184,22 +183,14 @@ def weights_of(
 
 
 def how_at_start(setting: Setting) -> str:
-    """Returns the name of the prediction of a run from a start, and why it is no flow.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Returns the name of the prediction of a run with a start, with the reason if it is not the flow."""
     if why := linearised_why(setting):
         return f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
     return "the flow of the tangent kernel at the start"
 
 
 def linearised_why(setting: Setting) -> str:
-    """Returns why the linearised network is trained, for want of a closed form; empty if there is one.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Returns why the linearised network has to be trained: the run has no closed form; empty if it has one."""
     if isinstance(setting.rule, str):
         return setting.rule
     rows = setting.problem.y_train.size
@@ -224,7 +215,7 @@ class LinearisedOutputs(Protocol):
     """A function that trains the linearised networks of a run."""
 
     def __call__(self, rate_factor: float | None = None, /) -> Outputs:
-        """Returns the outputs of the K networks at the evaluated rounds, from their one start each.
+        """Returns the outputs of the K networks at the evaluated rounds, with E = 1 start each.
 
         Args:
             rate_factor: Number by which the clients' learning rate is multiplied; None: the same rate.
@@ -232,11 +223,7 @@ class LinearisedOutputs(Protocol):
 
 
 def linearised_outputs(setting: Setting) -> LinearisedOutputs:
-    """Builds a function that trains the networks of a run, linearised at their start, by the run's algorithm.
-
-    Args:
-        setting: The run, with a start.
-    """
+    """Builds a function that trains the networks of a run, linearised at their start, by the run's algorithm."""
     problem, n = setting.problem, len(setting.problem.x_train)
     x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
     paths = linearised_paths(setting.algorithm, setting.model(1), problem.federated(), x, setting.size.rounds)

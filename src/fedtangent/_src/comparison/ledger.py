@@ -59,7 +59,7 @@ class Observer(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidualLedger:
-    """A measure of a run that fills ``rows``; built by ``residual_ledger``, whose documentation explains it."""
+    """A measure of a run that adds a row per client, model and evaluation to ``rows``; built by ``residual_ledger``."""
 
     federation: bounds.Federation
     observer: Observer
@@ -81,8 +81,8 @@ class ResidualLedger:
             state: Its state.
 
         Returns:
-            The share of rows that "failed", the "worst_ratio" of gap to tolerance, and the means of "gap" and
-            "tolerance".
+            "failed", the share of rows that fail; "worst_ratio", the largest gap over tolerance; and the means of "gap"
+            and "tolerance".
 
         Raises:
             ValueError: The round is beyond ``num_rounds``, or not after the previous evaluation.
@@ -93,7 +93,8 @@ class ResidualLedger:
         if round_ > last:
             raise ValueError(f"state: got round {round_}, must be up to num_rounds, {last}")
         if self.snapshots and round_ <= self.snapshots[-1].round:
-            raise ValueError(f"state: got round {round_}, must be after {self.snapshots[-1].round}: a ledger a run")
+            last = self.snapshots[-1].round
+            raise ValueError(f"state: got round {round_}, must be after {last}: use a new ledger for each run")
         return self._record(snapshot)
 
     def _record(self, snapshot: Snapshot) -> dict[str, float]:
@@ -159,7 +160,7 @@ class ResidualLedger:
         return ledger
 
     def is_of(self, history: History) -> bool:
-        """Checks whether the cohorts recorded in ``history`` are the same, slot for slot, as in the prediction."""
+        """Returns whether the cohorts recorded in ``history`` are the predicted ones, slot for slot."""
         recorded = history.rounds["cohort"]
         filled, assumed = (
             [np.where(np.asarray(of.weight) > 0, leaf, 0)[: len(recorded.client)] for leaf in of]
@@ -188,27 +189,26 @@ def residual_ledger(
     tolerance, and whether the gap is within the tolerance.
 
     The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
-    A network adds the integral of FE-2021 section 9.4: while the kernel is Theta_t, the gap grows by ``(Theta_t -
-    Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
+    For a network it adds the integral of FE-2021 section 9.4: while the kernel is Theta_t, the gap grows by ``(Theta_t
+    - Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
     interval between evaluations the ledger multiplies the kernel's change, measured at the end of the interval, by the
-    coefficients that the flow adds in it. Nothing cancels between clients or intervals, and no client gets less than
-    all clients' root mean square. The flow also says how each contribution evolves. This is first order in the kernel's
-    change, which is O(width^-1/2) at most. The term of second order in the step size (the kernel's change within a
-    round, and the curvature that averaging meets, the paper's v_1) relates to the first as a client's move within a
-    round relates to ``|w - w_0|``, and is added in that proportion. A kernel that changes much and comes back between
-    two evaluations goes unseen: evaluate more often.
+    coefficients that the flow adds in it, and follows the product with the flow. The sizes of these products are added
+    over clients and intervals, without cancellation, and no client's is below the root mean square of all clients.
+    This is first order in the kernel's change, which is O(width^-1/2) at most. A term of second order in the step size
+    (the kernel's change within a round, and the paper's v_1) is added in proportion: it relates to the first as a
+    client's move within a round to ``|w - w_0|``.
 
-    The test of a network is only as sharp as its width allows: a mistake shows once it is larger than the tolerance.
-    Memory: a kernel [n C, n C] (or [n, n] for one output) for each model and evaluation.
+    A kernel that changes and comes back between two evaluations is missed: evaluate more often. A mistake in a
+    network's prediction shows once it is larger than the tolerance. Each evaluation stores a kernel [n C, n C] (or
+    [n, n] for one output) for each model.
 
     Args:
         algorithm: The algorithm of the run, for ``model``.
         model: The network.
         data: Training data with numbers as targets.
         num_rounds: Number of rounds that are predicted; the run has at most as many.
-        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``; the flow knows
-            nothing of the algorithm. The prediction includes the memory of a server or a client; the evolution of a
-            network's tolerance leaves it out.
+        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``. A memory of
+            server or clients enters the prediction, but not the evolution of a network's tolerance.
         seed: Seed or key of the run.
         start: Beginning of the run, as in ``simulate``.
         weighting: How the algorithm weighs clients, ``"examples"`` or ``"uniform"``.

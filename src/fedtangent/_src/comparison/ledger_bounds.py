@@ -49,8 +49,7 @@ class Federation(NamedTuple):
         """Predicts the path of ``model`` from round ``skip`` on.
 
         The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
-        share one compiled program. That program predicts at test points: those with the identity as kernel rows give
-        the coefficients, and the training points give the outputs.
+        share one compiled program.
 
         Args:
             model: Number of the model.
@@ -142,13 +141,13 @@ def _local_moves(
 
 
 class Source(NamedTuple):
-    """The growth of the gap by the kernel's change in one interval between evaluations, at every later round."""
+    """Growth of the gap that the kernel's change in one interval between evaluations causes, at every later round."""
 
     round: int  # the end of the interval
-    later: np.ndarray  # [R + 1 - round, q, D]
+    later: np.ndarray  # the growth as the flow evolves it, [R + 1 - round, q, D]
     sizes: Float64[np.ndarray, "N"]  # root mean square per client without cancellation; at least that over all clients
-    remaining: Float64[np.ndarray, "rounds"]  # share of the whole source that remains
-    local: float  # share that the weights' moves within a round may add
+    remaining: Float64[np.ndarray, "rounds"]  # share of the whole growth that remains at each later round
+    local: float  # share that the weights' moves within a round may add to it
 
 
 def source(
@@ -171,8 +170,8 @@ def source(
     for adds in rows:  # a client that holds nothing has no rows, and adds nothing
         added = np.sum((change[:, adds] @ steps[adds]) ** 2, axis=1)
         sizes += [np.sqrt(np.sum(added[of_client]) / max(len(of_client) * steps.shape[1], 1)) for of_client in rows]
-    # A client's block of the kernel may end the interval near its start though it was not so on the way: none gets less
-    # than all clients' root mean square.
+    # A client's block of the kernel may change and come back within the interval, so no client's size is below the root
+    # mean square of all clients.
     counts = np.array([len(of_client) for of_client in rows])
     sizes = np.maximum(sizes, np.sqrt(np.sum(counts * sizes**2) / np.sum(counts)))
     whole = np.sqrt(np.sum(later**2, axis=(1, 2)))
@@ -204,10 +203,9 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
 def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:
     """Estimates the rounding error of an output after ``steps`` local steps.
 
-    A step evaluates inner products of ``operations`` terms and adds to the weights. Local steps on squared loss and
-    averages do not expand errors of the weights (for a stable step size), so that roundings add up. Each is at most
-    ``unit * largest * weights``, and sums of independent roundings grow as the root of their number (Higham and Mary,
-    2019).
+    Local steps on squared loss (of a stable size) and averages do not expand errors of the weights, so roundings add
+    up. Each is at most ``unit * largest * weights``, and sums of independent roundings grow as the root of their number
+    (Higham and Mary, 2019).
 
     Args:
         unit: Rounding unit of the run's arithmetic.

@@ -1,9 +1,9 @@
 """Exact comparisons: models linear in their weights, trained by the setting's algorithm and schedule.
 
-A network is only near its kernel prediction, so an error of a few percent in either goes unnoticed. Here the same code
-trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at fixed
-weights, and a linear model whose tangent kernel is the setting's analytic one. Each equality has negative controls,
-flows that are slightly wrong (``near_misses``), which must fail.
+A network is only near its kernel prediction, so an error of a few percent in either goes unnoticed. The prediction of
+the models here is exact, so that the smallest mistake shows: the network linearised at fixed weights, and a linear
+model whose tangent kernel is the setting's analytic one. Each equality has negative controls, flows that are slightly
+wrong (``near_misses``), which must fail.
 """
 
 from __future__ import annotations
@@ -152,10 +152,7 @@ def linear_verdict(theory: Predicted, networks: Simulated) -> Verdict:
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
-    """Checks that a linear model with the setting's analytic kernels follows the flow; controls: near misses.
-
-    The model starts as a draw from the prior.
-    """
+    """Checks that a linear model with the setting's analytic kernels follows the flow; controls: near misses."""
     points = some_points(theory.setting.problem)
     small, rows = _of_kernels(theory, points)
     model = _two_feature_maps(rows, small.problem.y_train.shape[1], True)
@@ -316,12 +313,8 @@ def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarr
 
 
 def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
-    """Trains a linear model with the setting's analytic kernels, all outputs in one run.
-
-    The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of the
-    initial covariance at train and test points and learn zero, as a residual does. After training, these q outputs are
-    a factor of the covariance.
-    """
+    """Trains a linear model with the analytic kernels: C outputs for the mean, and q for the covariance."""
+    # The q outputs start as the columns of a factor of the initial covariance and learn 0, as a residual does.
     targets = theory.setting.problem.y_train
     n, outputs = targets.shape
     small, rows = _of_kernels(theory, points)
@@ -336,10 +329,7 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
 
 
 def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
-    """Returns a setting of one draw, and the rows q of its feature maps.
-
-    Its inputs [phi, psi] at the training points and some test points have the analytic kernels as inner products.
-    """
+    """Returns a setting whose inputs [phi, psi] have the analytic kernels as inner products, and phi's width."""
     setting, problem, blocks = theory.setting, theory.setting.problem, theory.blocks
     n = len(problem.x_train)
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
@@ -350,11 +340,7 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
 
 
 def _two_feature_maps(rows: int, outputs: int, from_prior: bool) -> Model:
-    """Builds the model ``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
-
-    With ``from_prior`` W0 is standard normal, so that the model starts as a draw from the prior. Otherwise W0 is
-    [0, I]: the first ``outputs`` outputs start at zero.
-    """
+    """Builds ``phi(x) W + psi(x) W0``: W is trained from 0, W0 stays normal (``from_prior``) or [0, I]."""
     columns = outputs if from_prior else outputs + rows
 
     def init(key: Key) -> PyTree:
@@ -377,13 +363,13 @@ def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
 def _factor(
     train: AnyArray | None, test_train: AnyArray | None, test: AnyArray | None, points: Int[np.ndarray, "p"]
 ) -> Float64[np.ndarray, "q q"]:
-    """Returns ``G``, where ``G G'`` is the kernel of the training points and some test points, [n + m, n + m]."""
+    """Returns ``G``, where ``G G'`` is the kernel of the training points and the test points ``points``."""
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))
 
 
 def some_points(problem: Problem) -> Int[np.ndarray, "p"]:
-    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread."""
+    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread over all."""
     count = len(problem.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

@@ -1,8 +1,8 @@
 """A run without a closed form compared with the same run on the features of its network's analytic kernel (rung 2).
 
-``compare`` comes here for an algorithm without a rule, or with a recipe of the user's own, if the measurement of
-``rotations`` says that the kernel determines its runs. Networks of several widths are compared with the linear model of
-the kernel's features, which is trained by the same algorithm from the same initial functions.
+``compare`` uses it for an algorithm without a rule, such as a user's recipe, if ``rotations`` measures that the kernel
+determines its runs. Networks of several widths are compared with the linear model of the kernel's features, trained by
+the same algorithm from the same initial functions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def noise(self) -> str:
-        """Why single networks are not compared; empty for an algorithm whose runs the kernel determines."""
+        """Why single networks are not compared with the features; empty if the kernel determines every run."""
         if self.rotations.is_exact:
             return ""
         return "the algorithm's random numbers differ between networks and features, which agree in law"
@@ -80,7 +80,7 @@ class OnFeatures(NamedTuple):
 
     @property
     def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Nothing: NTK-FL is compared with closed forms only."""
+        """Empty: NTK-FL is compared with closed forms only."""
         return ()
 
     @property
@@ -133,14 +133,14 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
         networks = tuple(of_widths)
         say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
         predicted = [feature_outputs(paths, features, setting, starts_of(of_width)) for of_width in networks]
-        verdicts = _verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
+        verdicts = feature_verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     pairs = zip(networks, predicted, strict=True)
     gaps = tuple(gap_of(problem, of_width, *outputs) for of_width, outputs in pairs)
     return OnFeatures(setting, networks, gaps, rotations, tuple(verdicts), time.perf_counter() - begun)
 
 
 def how_on_features(setting: Setting) -> str:
-    """Returns the name of the prediction by features of the kernel, and why it is no flow."""
+    """Returns the name of the prediction by the kernel's features, with the reason why it is not the flow."""
     return f"the kernel's features, trained by the same algorithm, since {setting.rule}"
 
 
@@ -156,7 +156,7 @@ def checked_rotations(
         f0: Initial functions of the K models.
 
     Raises:
-        NotFollowed: The kernel does not determine them; the message says by how much they differ.
+        NotFollowed: The kernel does not determine the runs; the message says by how much they differ.
     """
     try:
         rotations = rotation_test(paths, features, f0, setting.seed)
@@ -184,7 +184,7 @@ def feature_outputs(
     return Outputs(runs[..., :n, :], runs[..., n:, :])
 
 
-def _verdicts(
+def feature_verdicts(
     setting: Setting,
     paths: FeaturePaths,
     features: KernelFeatures,
@@ -194,10 +194,17 @@ def _verdicts(
     """Checks that networks approach the prediction with growing width, or that a linear model agrees with it.
 
     Controls: wrong kernels and a missing client.
+
+    Args:
+        setting: The run.
+        paths: Function that trains on features.
+        features: Features of the kernel.
+        networks: Outputs of the networks of each width.
+        predicted: Outputs of the features from the initial functions of the networks of each width.
     """
     problem = setting.problem
     fewer = feature_paths(setting.algorithm, problem.y_train, _without_largest(problem.partition), setting.size.rounds)
-    wrong = {f"kernel x {factor:g}": (paths, _scaled(features, factor)) for factor in WRONG_KERNELS}
+    wrong = {f"kernel x {factor:g}": (paths, scaled(features, factor)) for factor in WRONG_KERNELS}
     wrong["the largest client missing"] = fewer, features
     others = {
         name: [feature_outputs(*mistaken, setting, starts_of(of_width)).test[1:] for of_width in networks]
@@ -221,8 +228,13 @@ def _without_largest(clients: Partition) -> Partition:
     return partition.of([clients.client(i) if i != largest else [] for i in range(clients.num_clients)])
 
 
-def _scaled(features: KernelFeatures, factor: float) -> KernelFeatures:
-    """Returns the features of a multiple of the kernel."""
+def scaled(features: KernelFeatures, factor: float) -> KernelFeatures:
+    """Returns the features of a multiple of the kernel.
+
+    Args:
+        features: Features of the kernel.
+        factor: Number by which the kernel is multiplied.
+    """
     root = np.sqrt(factor)
     return dataclasses.replace(
         features,

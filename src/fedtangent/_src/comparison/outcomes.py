@@ -1,4 +1,4 @@
-"""What all comparisons of networks with a prediction hold: distances, curves, rows, and errors by client."""
+"""Distances, curves, table rows and errors by client, for every comparison of networks with a prediction."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def rows_of(
 
 
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:
-    """Returns each client's final training error (``Problem.left``) at the client's examples: predicted, simulated.
+    """Returns each client's final training error (``Problem.left``), predicted and simulated, by the client's number.
 
     Clients without examples are left out.
 

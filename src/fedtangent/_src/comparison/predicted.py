@@ -70,7 +70,7 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
     blocks, rounds = setting.blocks(progress), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
-        why = f"a law is known of the loss squared_error, not of {words(setting.problem.loss)}"
+        why = f"a law is known for the loss squared_error, not for {words(setting.problem.loss)}"
         # one by one, so that equal starts have equal outputs to the last bit
         outputs = from_starts(flow, prior_starts(setting, blocks, PRIOR_DRAWS), rounds, together=1).test
         sampled = finite_functions(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, m, C]
@@ -131,7 +131,7 @@ def at_once(draws: int, of_one: int) -> int:
 
     Args:
         draws: Number of all initial functions.
-        of_one: Numbers that the outputs of one have, at all rounds; ``AT_ONCE`` of them are computed together.
+        of_one: Number of values in the outputs of one, at all rounds; at most ``AT_ONCE`` values are computed together.
     """
     return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
@@ -156,13 +156,13 @@ def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
     """Returns Theorem 2's limit and an empty text, or None and the reason why there is no limit.
 
     Args:
-        problem: The problem; training points that no client holds are left out.
+        problem: The problem; training points of no client are left out.
         kernels: Its kernels.
     """
     rows = np.unique(problem.partition.indices)  # rows of no client are not learnt
     if len(rows) < len(problem.x_train):
         if isinstance(kernels, LargeKernel):
-            return None, "some training points of a large kernel are held by nobody"
+            return None, "some training points of the large kernel belong to no client"
         kernels = _of_rows(kernels, rows)
     try:
         return gp_limit(kernels, problem.y_train[rows], max_relative_jitter=0.0), ""
@@ -208,10 +208,7 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
-    """Returns mean and covariance over sampled initial functions at every round, for a loss without a closed-form law.
-
-    The covariance is the average over outputs.
-    """
+    """Computes mean and covariance (averaged over outputs) over sampled initial functions at every round."""
     first = sampled[0]
     moved = sampled - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)

@@ -58,10 +58,7 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], start: float,
 
 
 def largest_factor(is_stable: Callable[[float], bool]) -> float:
-    """Finds the largest stable factor, from 1 by doubling or halving, then by bisection.
-
-    Returns inf if every factor tried is stable, 0 if none is.
-    """
+    """Finds the largest stable factor by doubling or halving from 1 and bisection; inf if all are stable, 0 if none."""
     low = high = 1.0
     if is_stable(1.0):
         while is_stable(high := 2 * low):

@@ -150,10 +150,9 @@ def rotation_test(
 ) -> RotationTest:
     """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
 
-    The run is repeated on two random rotations of the features. Where the functions differ by more than rounding, their
-    laws are compared over 128 further seeds, or fewer if these already show a difference: the differences must have
-    mean zero, and the same variance between features and a rotation as between two rotations, which the eigenvectors of
-    the kernel do not set apart.
+    The run is repeated on two random rotations of the features. If the functions differ by more than rounding, their
+    laws are compared over up to 128 further seeds: the differences between features and a rotation must have mean zero,
+    and the same variance as the differences between the two rotations.
 
     Args:
         paths: Function that trains on features.

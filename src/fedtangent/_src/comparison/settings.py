@@ -32,27 +32,16 @@ NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL ch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Problem:
-    """Training and test examples as float64 arrays on the host, the clients that hold them, and the loss.
-
-    Attributes:
-        x_train: Training inputs, [n, d].
-        y_train: Training targets, [n, C].
-        x_test: Test inputs, [m, d].
-        y_test: Test targets, [m, C].
-        partition: Training examples of each client.
-        labels_test: Class labels of the test examples, [m]; None for regression.
-        points: "test"; or "train" for data without test examples, whose training examples take their place.
-        loss: Name of the training loss, or the user's function.
-    """
+    """Training and test examples as float64 arrays on the host, the clients that hold them, and the loss."""
 
     x_train: Num[np.ndarray, "n ..."]
     y_train: Float[np.ndarray, "n C"]
     x_test: Num[np.ndarray, "m ..."]
     y_test: Float[np.ndarray, "m C"]
-    partition: Partition
-    labels_test: Int[np.ndarray, "m"] | None = None
-    points: str = "test"
-    loss: str | Loss = "squared_error"
+    partition: Partition  # training examples of each client
+    labels_test: Int[np.ndarray, "m"] | None = None  # class labels of the test examples, [m]; None for regression
+    points: str = "test"  # "test"; or "train" for data without test examples, whose training examples take their place
+    loss: str | Loss = "squared_error"  # name of the training loss, or the user's function
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
@@ -131,19 +120,12 @@ class Problem:
 
 
 class Scale(NamedTuple):
-    """Size of a comparison: widths, draws and rounds.
-
-    Attributes:
-        widths: Widths of the networks.
-        draws: Number E of independent networks, initial functions or seeds.
-        num_rounds: Rounds R.
-        evaluate_every: Rounds between evaluations; 0: only at the start and at the end.
-    """
+    """Size of a comparison: widths, draws and rounds."""
 
     widths: tuple[int, ...]
-    draws: int
-    num_rounds: int
-    evaluate_every: int = 0
+    draws: int  # number E of independent networks, initial functions or seeds
+    num_rounds: int  # R
+    evaluate_every: int = 0  # rounds between evaluations; 0: only at the start and at the end
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -157,42 +139,25 @@ class Scale(NamedTuple):
 
 
 class NTKRuns(NamedTuple):
-    """Runs of NTK-FL beside a standard case, from the initial functions of its networks.
+    """Runs of NTK-FL beside a standard case, from the initial functions of its networks."""
 
-    Attributes:
-        times: Numbers of gradient steps among which NTK-FL chooses.
-        exact_draws: Draws of NTK-FL with the exact kernel, which costs (n C)^3; only for several outputs.
-    """
-
-    times: tuple[int, ...] = NTK_TIMES
-    exact_draws: int = 0
+    times: tuple[int, ...] = NTK_TIMES  # numbers of gradient steps among which NTK-FL chooses
+    exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3; only for several outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """An algorithm on a problem, for networks of one architecture at several widths.
+    """An algorithm on a problem, for networks of one architecture at several widths."""
 
-    Attributes:
-        name: Name in tables and of files.
-        title: Title of tables and figures.
-        problem: Examples, clients and loss.
-        algorithm: Algorithm that trains the networks.
-        rule: How the closed form follows the algorithm, or the sentence that says why there is none.
-        size: Widths, draws and rounds.
-        seed: Seed of initialisations, schedule and minibatches.
-        ntk_fl: Runs of NTK-FL beside a standard case, which verdicts compare with theory; None for a user's run.
-        start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
-    """
-
-    name: str
-    title: str
-    problem: Problem
-    algorithm: Algorithm
-    rule: Rule | str
+    name: str  # name in tables and of files
+    title: str  # title of tables and figures
+    problem: Problem  # examples, clients and loss
+    algorithm: Algorithm  # trains the networks
+    rule: Rule | str  # how the closed form follows the algorithm, or the sentence that says why there is none
     size: Scale
-    seed: int = 0
-    ntk_fl: NTKRuns | None = None
-    start: PyTree | None = None
+    seed: int = 0  # seed of initialisations, schedule and minibatches
+    ntk_fl: NTKRuns | None = None  # runs of NTK-FL that verdicts compare with theory; None for a user's run
+    start: PyTree | None = None  # parameters [K, ...] at which theory linearises; None: independent starts
 
     @property
     def is_standard(self) -> bool:
@@ -235,11 +200,7 @@ class Setting:
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points; those of images are kept on disk.
-
-        Args:
-            progress: Whether to show progress.
-        """
+        """Computes the blocks of ``kernel`` at the training and test points; kernels of images are kept on disk."""
         kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
 
         def compute() -> KernelBlocks:

@@ -74,7 +74,7 @@ class Comparison(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: how near the flow is to the limit, and NTK-FL's averaged kernel to the whole one."""
+        """Remarks below the table: the flow's distance to the limit, and how good NTK-FL's averaged kernel is."""
         theory, last = self.theory, self.setting.size.num_rounds
         notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
         if theory.limit is not None:
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
                 f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
             ]
             if not any("Theorem 2, round" in v.statement for v in self.verdicts):
-                notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
+                notes.append("the flow is not yet near the limit, so networks are not compared with the limit")
         if self.ntk_fl and self.setting.problem.y_train.shape[1] > 1:
             errors = {m.width: float(m.info["kernel_error"].mean()) for m in self.ntk_fl if "averaged" in m.method}
             by_width = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
@@ -128,7 +128,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
     for name, draws in (("draws", size.draws), ("exact_draws", exact_draws or FEWEST_DRAWS)):
         whole(name, draws, FEWEST_DRAWS)
     if not setting.is_linear and len(set(size.widths)) < FEWEST_WIDTHS:
-        raise ValueError(f"widths: got {size.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
+        raise ValueError(f"widths: got {size.widths}, must be at least {FEWEST_WIDTHS} for the slope against the width")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")
@@ -153,11 +153,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
-    """Simulates NTK-FL from the same initialisations, with the paper's averaged kernel.
-
-    For standard cases of several outputs it also runs with the exact kernel. NTK-FL trains by the squared error, so
-    runs with other losses get no NTK-FL networks.
-    """
+    """Simulates NTK-FL from the same initialisations by the averaged kernel, in standard cases by the exact one too."""
     if setting.problem.loss != "squared_error":
         return ()
     widths, standard = setting.size.widths, setting.ntk_fl

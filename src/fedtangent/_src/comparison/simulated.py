@@ -66,8 +66,7 @@ class Simulated(NamedTuple):
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
     """Returns the key that initialises the K models of one draw, the same for every method and every schedule.
 
-    Every width has a different key: with a common key the weights of a narrow network would be a part of a wider
-    network's weights.
+    Every width has a different key: with one key, a narrow network's weights would be a part of a wider network's.
 
     Args:
         setting: The setting, with the seed.
@@ -80,16 +79,13 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 def network_functions(
     setting: Setting, width: int, count: int, x: Num[np.ndarray, "p ..."]
 ) -> Float[np.ndarray, "count p C"]:
-    """Returns outputs of ``count`` further random networks at the points ``x``, without training.
+    """Computes outputs [count, p, C] of ``count`` further random networks at the points ``x``, without training.
 
     Args:
         setting: The setting.
         width: Width of the networks.
         count: Number of networks.
         x: Inputs, [p, ...].
-
-    Returns:
-        Outputs [count, p, C], computed for a few networks at a time.
     """
     keys = jax.random.split(init_key(setting, setting.size.draws, width), count)  # the key of no draw
     together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
@@ -132,9 +128,8 @@ def trained_networks(
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
     """Simulates one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
 
-    The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. This
-    bound holds for wide networks: the empirical kernel of a narrow network may have a largest eigenvalue several times
-    as large, and such a network may be unstable.
+    The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. A narrow
+    network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step.
 
     Args:
         setting: The setting.

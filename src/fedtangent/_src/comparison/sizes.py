@@ -28,7 +28,7 @@ class KernelPlan(NamedTuple):
     kernel: int  # of all points; for a large kernel only of the training points
     clients: int  # the clients' blocks
     functions: int  # coefficients and functions at the evaluated rounds, of all initial functions
-    work: int
+    work: int  # scratch memory
     limit: int  # bytes of memory
     is_large: bool
     folder: Path | None  # of the kernel's file; None: in memory

@@ -1,10 +1,10 @@
-"""How sampled quantities are judged: estimates at infinite width, their intervals, and three possible answers.
+"""How verdicts judge sampled quantities: estimates at infinite width, their intervals, and three possible answers.
 
 The question. Theory speaks of infinitely wide networks. At width w a network is off by a random O(w^-1/2), and the
-mean and the variance of many networks by O(1/w). So equality at a finite width is false by theory itself, and a test of
-it would reject the right theory once there are enough draws. Every sampled quantity is therefore taken to infinite
-width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of 1/w^2
-remain, ``a`` counts as right within a stated margin, far above those terms and below what a wrong theory does.
+mean and the variance of many networks by O(1/w). So theory itself says that equality at a finite width is false, and
+with enough draws a test of equality would reject the right theory. Every sampled quantity is therefore taken to
+infinite width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of
+1/w^2 remain, ``a`` counts as right within a stated margin, far above those terms and below what a wrong theory does.
 
 The answer. Each estimate has an interval that contains the truth except in a share ``LEVEL`` of the cases. Theory
 *holds* if the whole interval is within the margin, and *disagrees* if none of it is; otherwise the answer is
@@ -19,12 +19,12 @@ far enough the verdict has no control, and is undecided. Lengths fall as the inv
 
 Control variates. A network and the prediction from its own initial function share nearly all of their scatter. So the
 networks' mean is estimated by the mean of the differences plus the predictions' exact expectation, and their variance
-by the difference of the two sample variances plus the predictions' exact variance. It remains to check the sampling
-itself: that initial functions have the law that theory says, and are independent. These are verdicts too, along the
-prior's widest axes and summed over points; a prior that is wrong along a narrow axis alone is not noticed.
+by the difference of the two sample variances plus the predictions' exact variance. Separate verdicts check the sampling
+itself: that initial functions have the law that theory says, along the prior's widest axes and summed over points, and
+are independent. A prior that is wrong only along a narrow axis is not noticed.
 
 Norms. A mean is judged by its norm over all points and outputs, in which noise adds up; the noise's expected square is
-known and subtracted, and what is left scatters by a fraction of it.
+known and subtracted.
 
 Plain float64 NumPy. Samples are [K, E, m, C]: K models (schedules), E independent initialisations, m points, C outputs.
 """
@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> Float[np.ndarray, "W"]:
     """Computes the weights of a least-squares fit ``y_w = a + b / w``: ``a = sum_w c_w y_w``.
 
-    For a single width all weights count alike: the model is then one for which theory is exact at every width.
+    If all widths are equal the fit has no ``b``: theory must then be exact at this width.
 
     Args:
         widths: Widths w, [W].
@@ -109,8 +109,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
 def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[float, float]:
     """Computes bounds of ``|a|`` from the squared norm of one draw of a Gaussian vector with mean ``a``.
 
-    Each bound is wrong in at most ``LEVEL / 2`` of the cases, for any direction of ``a``: the worst case has ``a``
-    along the widest axis, where the square scatters most.
+    Each bound is wrong in at most ``LEVEL / 2`` of the cases: ``a`` is taken along the widest axis, the worst case.
 
     Args:
         square: Squared norm of the draw.
@@ -158,16 +157,13 @@ def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) 
 def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Float[np.ndarray, "K"]) -> Interval:
     """Estimates the variance of networks, extrapolated to infinite width, divided by the variance that a law predicts.
 
-    The ratio is 1 if the law is right. Variances are of one output, summed over points.
+    The ratio is 1 if the law is right. Variances are of one output, summed over points. Only the difference of the
+    sample variances of networks and predictions is estimated; ``exact`` is added to it.
 
     Args:
-        pairs: Networks and the predictions from their initial functions, for each width.
+        pairs: Networks and the predictions from their initial functions, for each width; five draws or more.
         exact: Variance of the predictions, known by construction, [K].
         law: Variance under the law that is tested, [K].
-
-    Returns:
-        A confidence interval of the ratio, for five draws or more. Networks and predictions are centred at their sample
-        means, and only the difference of their sample variances is estimated: ``exact`` is added to it.
     """
     values = []
     for p in pairs:
@@ -214,7 +210,7 @@ def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> 
 def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interval:
     """Returns the estimate that decides whether all are within ``margin`` of ``target``.
 
-    This is an estimate outside the margin, if any is; else the estimate whose interval reaches farthest.
+    It is an estimate outside the margin, if there is one; else the estimate whose interval reaches farthest.
 
     Args:
         estimates: Estimates of one quantity, such as one for each round.
@@ -230,7 +226,7 @@ def mean_difference_in_errors(
 ) -> float:
     """Computes the mean of ``|sample mean - mean|`` over points, in Monte Carlo standard errors.
 
-    It is about 0.80 if sample and law agree.
+    If sample and law agree it is about 0.80, the mean of a standard normal's absolute value.
 
     Args:
         samples: Draws, [draws, m, C].
@@ -252,15 +248,12 @@ class Slope(NamedTuple):
 def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, "..."]]) -> tuple[Interval, float]:
     """Fits the slope of the mean of log(error) against log(width), and the intercept.
 
-    Errors scatter over networks by a factor, much the same at every width, so their logarithms are averaged and each
-    network counts alike; the interval comes from that scatter.
+    Errors scatter over networks by a factor that is much the same at every width, so their logarithms are averaged and
+    each network counts alike; the interval comes from that scatter.
 
     Args:
-        widths: Widths, [W].
-        errors: Errors of the networks at each width.
-
-    Raises:
-        ValueError: There are fewer than 3 widths, or fewer than 2 networks at a width.
+        widths: Widths, [W]; three or more.
+        errors: Errors of the networks at each width; two networks or more.
     """
     if len(widths) < 3:
         raise ValueError(f"widths: got {len(widths)}, must be at least 3 for a slope")
@@ -279,8 +272,7 @@ def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[
     """Returns the slope of ``fitted_slope`` without the intercept.
 
     Args:
-        widths: Widths of the networks.
-        errors: Errors of the networks of each width.
+        widths, errors: As for ``fitted_slope``.
     """
     return fitted_slope(np.asarray(widths), errors)[0]
 

@@ -1,4 +1,4 @@
-"""The rows of the comparison table: the same measurements of every method's predictions."""
+"""The rows of the comparison table: the same measurements for every method."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def scores(
 ) -> tuple[float, float]:
     """Computes the Gaussian NLL per output and the coverage of the 95 % interval, with noise added to the uncertainty.
 
-    The noise variance is the same for every point and output: the mean squared residual not explained by ``variance``,
-    on the even test points. NLL and coverage are measured on the odd ones.
+    The noise variance, one number for all, is the mean squared residual that ``variance`` does not explain at the even
+    test points; NLL and coverage are measured at the odd ones.
 
     Args:
         mean: Predicted mean, [m, C].
@@ -76,10 +76,10 @@ def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float 
 def outputs_row(
     setting: Setting, method: str, members: Float[np.ndarray, "K E m C"], ensembles: Float[np.ndarray, "E m C"]
 ) -> MethodRow:
-    """Builds the row of given final outputs at the test points.
+    """Builds the row of final outputs at the test points.
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
-    networks; a single network has none.
+    networks; a single network has neither.
 
     Args:
         setting: The setting.
@@ -124,7 +124,7 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
 
 
 def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
-    """Builds the row of networks beside a law: differences are to ``reference`` (for NTK-FL only to the limit).
+    """Builds the row of networks beside a law: their distance to ``reference`` (of NTK-FL only to the limit).
 
     Args:
         theory: The predictions.
@@ -207,15 +207,12 @@ def expected_accuracy(problem: Problem, mean: Float[np.ndarray, "m C"], cov: Flo
 def draws_of(
     mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], draws: int = 200
 ) -> Float[np.ndarray, "draws m C"]:
-    """Draws from N(mean, cov) for each output, from a fixed seed.
+    """Draws from N(mean, cov) for each output, from a fixed seed, [draws, m, C].
 
     Args:
         mean: Mean, [m, C].
         cov: Covariance of one output, [m, m].
         draws: Number of draws.
-
-    Returns:
-        Draws, [draws, m, C].
     """
     eigenvalues, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(np.maximum(eigenvalues, 0))

@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     control_measured: str
     control_fails: bool | None  # the control fails, as it must; None: too few draws to tell
     sizes: str = ""  # sizes of the problem
-    notices: str = ""  # the smallest error of a theory that the comparison notices
+    notices: str = ""  # how large an error of the theory must be for the comparison to detect it
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
         subject: str,
         statement: str,
         sizes: str,
-        found: tuple[str, str, bool | np.bool | None],
+        right: tuple[str, str, bool | np.bool | None],
         wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
@@ -64,13 +64,13 @@ class Verdict(NamedTuple):
             subject: The theorem or the setting.
             statement: Name of the comparison.
             sizes: Sizes of the problem, as text.
-            found: Measured value, expected value, and whether they agree.
+            right: Measured value, expected value, and whether they agree.
             wrong: Name of the control, its measured value, and whether it fails.
-            notices: The smallest error of a theory that the comparison notices.
+            notices: How large an error of the theory must be for the comparison to detect it.
         """
-        # NumPy's False is not False itself, as which answers are counted.
-        holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
-        return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
+        # plain bools: answers are compared by ``is False``, which a NumPy False never is
+        holds, fails = (None if answer is None else bool(answer) for answer in (right[2], wrong[2]))
+        return cls(subject, statement, *right[:2], holds, *wrong[:2], fails, sizes, notices)
 
     @property
     def passed(self) -> bool | None:
@@ -122,9 +122,8 @@ def judged(
     """Checks that all estimates are within ``margin`` of ``target``, with a wrong theory as the negative control.
 
     A single estimate outside the margin is enough to disagree; the verdict shows the estimate that decides. The control
-    is the nearest rival that is far enough away: its distance is more than the margin plus the longer of the two
-    intervals, of the estimates and of the rival, so that the rival's interval lies beyond the margin. If no rival is
-    far enough, the verdict is undecided.
+    is the nearest rival whose distance exceeds the margin plus the longer of the two intervals (of the estimates, and
+    of the rival), so that the rival's interval must lie outside the margin. Without one the verdict is undecided.
 
     Args:
         subject: The theorem or the setting.
@@ -139,7 +138,7 @@ def judged(
     allowed = f"<= {margin:g}" if are_sizes else f"{target:g} +- {margin:g}"
     decisive = worst(estimates, target, margin)
     right = str(decisive), allowed, decisive.within(target - margin, target + margin)
-    wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
+    wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough to tell", "-", None
     for rival in sorted(rivals, key=lambda rival: rival.distance):
         if rival.distance < least:
             continue
@@ -151,10 +150,10 @@ def judged(
 
 
 def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
-    """Builds the negative control of a check of the slope of errors against the width: a wrong theory.
+    """Builds a wrong theory as the negative control of a verdict on the slope of errors against the width.
 
     The errors to a wrong theory cannot fall below the distance between the two theories, so their slope is flatter than
-    -1/2, by a known amount: the ``distance`` of the rival.
+    -1/2 by a known amount, the ``distance`` of the rival.
 
     Args:
         name: The mistake in the wrong theory.
@@ -191,7 +190,7 @@ def slope_verdict(
         floors = [_of_run(n, p, q) for n, p, q in zip(networks, right, other, strict=True)]
         missed = [_of_run(n, q, n.test[-len(q) :]) for n, q in zip(networks, other, strict=True)]
         rivals.append(slope_rival(name, widths, errors, missed, floors))
-    statement = "each network to the flow: slope of the error against width"
+    statement = "error of each network to the flow: slope against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
 
 
@@ -205,8 +204,8 @@ def _of_run(
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
     """Checks that an error is at most ``bound``, and the error of every control above ``MARGIN * bound``.
 
-    The verdict names the control with the smallest error; NaN counts as the smallest. Errors are linear in a mistake,
-    so the check notices the share ``bound / error`` of that control's mistake.
+    The verdict names the control with the smallest error (NaN counts as the smallest). Errors are linear in a mistake,
+    so the check detects a mistake of ``bound / error`` times that control's.
 
     Args:
         subject: The theorem or the setting.
@@ -264,7 +263,7 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, S
         for by in (1.2, 1.3, 1.4, 1.6)
         for values in squares.values()
     ]
-    statement = f"variance of initial functions = prior's: {', '.join(squares)}"
+    statement = f"variance of initial functions = prior's: {' and '.join(squares)}"
     return judged(subject, statement, 1.0, INITIAL_MARGIN, estimates, rivals)
 
 
@@ -280,7 +279,7 @@ def independence_verdict(
         squares: Control: if both outputs came from the same network, their products would equal ``squares``.
     """
     estimates = [combined(widths[-len(values) :], values) for values in products.values()]
-    statement = f"networks start independently of each other: of other {', '.join(products)}"
+    statement = f"initial functions of different {', '.join(products)} are independent"
     rival = Rival("the same start", 1.0, partial(combined, widths, squares))
     return judged(subject, statement, 0.0, INITIAL_MARGIN, estimates, [rival])
 

@@ -1,7 +1,7 @@
-"""Published data sets prepared by TensorFlow Datasets as array_record, without TensorFlow.
+"""Published data sets prepared by TensorFlow Datasets as array_record, without importing TensorFlow.
 
-TFDS's own builders import TensorFlow to unpack files and encode images, and shuffle the examples. Here the features are
-plain tensors, and the original order is kept.
+The builders of TFDS import TensorFlow to unpack files and encode images, and shuffle the examples. Here the features
+are plain tensors, and the original order is kept.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
         if sha256(array) != digests.get(name):
             raise ValueError(
                 f"{published.name}: {name} in {builder.data_dir} is not what was read from the published files; "
-                f"remove that folder and it is made again"
+                f"remove that folder; it is prepared again"
             )
     return arrays
 
@@ -170,7 +170,7 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
-    """Removes, after a failure inside the context, the empty folders that TFDS has created."""
+    """Removes the empty folders that TFDS has created if the context ends in a failure."""
     downloads = f"downloads/{published.stem or published.name}"
     names = downloads, "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
     absent = [folder for folder in (*(place / name for name in names), place) if not folder.exists()]
@@ -185,7 +185,7 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences TFDS inside the context: the package's own progress bar says the same in fewer lines."""
+    """Silences TFDS inside the context, because the package shows a progress bar."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

@@ -30,7 +30,8 @@ def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | N
 def read(folder: Path) -> dict[str, np.ndarray] | None:
     """Reads the arrays of a cache folder, by name; None if there is no such folder.
 
-    Raises ``ValueError`` with the file's name and advice if a file is missing or does not have the listed sha256.
+    Raises:
+        ValueError: A file is missing or does not have the listed sha256.
     """
     if not folder.exists():
         return None
@@ -110,4 +111,4 @@ def _advised(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}; remove the folder {path.parent} and it is made again") from error
+        raise ValueError(f"{error}; remove the folder {path.parent}; the next load writes it again") from error

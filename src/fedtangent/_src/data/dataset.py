@@ -1,4 +1,4 @@
-"""The records of a data set and of its entry, and helpers that several files of ``data.sources`` use."""
+"""The records of a data set and of its entry, and functions that several files of ``data.sources`` use."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """A data set: ``build(options, data_dir, seed) -> Dataset``."""
+    """The entry of a data set, with ``build(options, data_dir, seed) -> Dataset``."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
     partition: str = "dirichlet"
-    """Name of its default partition; "by_user" where it has users."""
+    """Name of the default partition; "by_user" for data with users."""
     is_regression: bool = False
     published: Published | None = None
     """The original files, for a data set that is downloaded."""
@@ -77,7 +77,7 @@ class DatasetEntry(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options of images."""
+    """Options of data sets of images."""
 
     num_train: int | None = None
     """Use only this many training examples, the first ones."""
@@ -117,7 +117,9 @@ def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
     if rows.any():
         row = int(np.argmax(rows))
         value = flat[row][~np.isfinite(flat[row])][0]
-        raise ValueError(f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows such), must be finite")
+        raise ValueError(
+            f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows not finite), must be finite"
+        )
 
 
 def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:
@@ -134,12 +136,12 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
 
 
 def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
-    """Returns uint8 inputs as float32 numbers from 0 to 1: divided by 255, the form of images everywhere."""
+    """Returns uint8 pixels divided by 255, as float32."""
     return (x / np.float32(255)).astype(np.float32)
 
 
 def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:
-    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``, and returns them with their kind.
+    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``; returns them and their kind.
 
     Args:
         x: Images, [n, height, width] or [n, height, width, channels].

@@ -24,7 +24,7 @@ TIMEOUT = 30.0
 def fetch(published: Published, role: str, path: Path) -> None:
     """Downloads one file to ``path``, and resumes a download that was interrupted.
 
-    The file appears complete and with the published checksum, or not at all; until then its bytes are in ``path.part``.
+    The bytes are in ``path.part`` until the file is complete and has the published checksum.
 
     Args:
         published: The data set.
@@ -32,7 +32,7 @@ def fetch(published: Published, role: str, path: Path) -> None:
         path: Path to write.
 
     Raises:
-        ValueError: In one line: there is no network, the address is gone, the checksum is wrong, or the disk is full.
+        ValueError: There is no network, the address is gone, the checksum is wrong, or the disk is full.
     """
     file = published.files[role]
     url, part = published.url + file.filename, path.with_name(path.name + ".part")
@@ -110,7 +110,7 @@ def _receive(url: str, part: Path, size: int) -> bool:
         part.unlink()  # longer than the file on the server: start again; the checksum decides
         return _receive(url, part, size)
     with response:
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, whatever was asked for
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, not the range in the request
             begun = 0
         length = response.headers.get("Content-Length")
         total = size if length is None else begun + int(length)

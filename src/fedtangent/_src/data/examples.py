@@ -1,4 +1,4 @@
-"""The examples of a run: the user's data and clients, checked, and brought to the device in the form of the loss."""
+"""The examples of a run: the user's data and clients, checked, and on the device in the form that the loss takes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
     Attributes:
         x: Inputs [n, ...].
-        targets: Numbers with which the squared error, or a loss of margins, compares outputs, [n, C].
+        targets: Targets [n, C] of the squared error, or of a loss of margins.
         labels: Class labels [n] int32; None for regression.
     """
 
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
     @property
     def num_examples(self) -> int:
-        """Number of examples n that a metric of this split is the mean over."""
+        """Number of examples n of this split."""
         return self.x.shape[0]
 
 
@@ -104,18 +104,18 @@ class Examples:
     ) -> tuple[Num[np.ndarray, "n ..."], Float64[np.ndarray, "n C"]]:
         """Returns inputs and targets on the host in float64, as theory takes them.
 
-        The numbers are those that networks are trained on, rounded to float32. Under the cross entropy targets are
+        The numbers are rounded to float32, as networks are trained on them. Under the cross entropy targets are
         probabilities of the classes.
 
         Args:
             split: "train", which are all training examples, or "test".
-            most: Only the first so many examples; None for all.
+            most: Largest number of examples, the first ones; None for all.
 
         Returns:
             Inputs [n, ...] (tokens stay whole numbers) and targets [n, C].
 
         Raises:
-            ValueError: There are no test examples; the loss is a function, for which labels have no known form as
+            ValueError: There are no test examples; the loss is a function, so that labels have no known form as
                 numbers; or a loss of classes where there is a single class.
         """
         checks.choice("split", split, SPLITS)
@@ -148,32 +148,25 @@ def run_examples(
 ) -> Examples:
     """Checks the data and the clients of a run, and moves them to the device in the form that the loss takes.
 
-    Everything is checked before anything goes to the device.
-
     Args:
         data: A ``Dataset``, the name of one, or arrays: (x_train, y_train) or (x_train, y_train, x_test, y_test).
             Inputs are [n, ...]. Whole numbers are tokens if the model reads tokens. Otherwise uint8 are pixels, which
-            are divided by 255, and other whole numbers are converted to float32.
-            Targets are class labels, whole numbers from 0 or strings [n] (numbered in sorted order); or floating
-            numbers to predict, [n] for one output or [n, C].
+            are divided by 255, and other whole numbers are converted to float32. Targets are class labels, whole
+            numbers from 0 or strings [n] (numbered in sorted order); or floating numbers to predict, [n] for one output
+            or [n, C].
         clients: A ``Partition``; a list of arrays, the rows of ``x_train`` that each client holds (or a mapping from
-            the clients' names to them); or the user of each training example, whole numbers or strings [n]. A sequence
-            of sequences lists clients, a sequence of numbers or strings lists users. Clients may overlap and need not
-            hold every example.
-        loss: Name of a loss, which decides the form of the targets of class labels: centred one-hot vectors for the
-            squared error, -1 and 1 for losses of margins, labels for the cross entropy. A loss that is a function takes
-            them as labels.
+            the clients' names to them); or the user of each training example, whole numbers or strings [n]. Clients may
+            overlap and need not hold every example.
+        loss: Name of a loss, which decides the form of class labels: centred one-hot vectors for the squared error, -1
+            and 1 for losses of margins, labels for the cross entropy and for a loss that is a function.
         model: The network, to be checked against the data; it may have more outputs than arrays have classes.
         data_dir: Folder with original files, for a data set's name.
         seed: Seed of the random part of loading a data set by its name.
 
-    Returns:
-        The examples on the device and on the host, and their division among clients.
-
     Raises:
-        ValueError: In one line that names the argument: arrays do not fit together, values are NaN or infinite, the
-            loss does not take these labels or numbers, a client repeats an example or holds none, or the model does not
-            fit the data.
+        ValueError: Arrays do not fit together, values are NaN or infinite, the loss does not take these labels or
+            numbers, a client repeats an example or holds none, or the model does not fit the data; before anything goes
+            to the device.
 
     Warns:
         UserWarning: Class numbers without a training example.
@@ -441,14 +434,14 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Loss, clients: Partition) -> Examples:
-    """Moves the checked data to the device."""
+    """Returns the checked data on the device."""
     takes_labels, num_classes = callable(loss) or losses.targets_of(loss) == "classes", dataset.num_classes
     targets, labels = _targets_of(loss, dataset.y_train, num_classes)
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
     data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
     train = _split_of(dataset, "train", loss, MOST_MEASURED)
     if len(x) <= MOST_MEASURED:
-        train = train._replace(x=x)  # held once
+        train = train._replace(x=x)  # held by one client only
     test = _split_of(dataset, "test", loss) if len(dataset.x_test) else None
     return Examples(dataset, classes, loss, clients, data, train, test)
 

@@ -23,15 +23,13 @@ def federated_data(
 ) -> FederatedData:
     """Checks examples and partition, and moves them to the device.
 
-    Labels, indices and offsets become int32.
-
     Args:
         x: Inputs [n, ...], real numbers.
-        y: Targets: [n, C] floating for regression, or [n] integer class labels.
+        y: Targets: [n, C] floating for regression, or [n] integer class labels, which become int32.
         partition: Rows of ``x`` that each client holds: a ``Partition``, or lists of rows as for ``partition.of``;
             clients may overlap (``partition.validate(exact=True)`` forbids it).
         dtype: Type of ``x`` on the device, and of ``y`` if that is floating: float32, float64 or, for inputs that are
-            symbols, int32 (``y`` is then float32). By default int32 for signed whole numbers, float64 if ``x`` is
+            tokens, int32 (``y`` is then float32). By default int32 for signed whole numbers, float64 if ``x`` is
             float64 and JAX has ``jax_enable_x64`` on, float32 otherwise.
         num_classes: Number that integer labels must lie below; None for no limit.
 
@@ -50,7 +48,7 @@ def federated_data(
     dtype = _device_dtype(dtype, x)
     _check_inputs(x, dtype)
     if len(x) != (len(y) if y.ndim else -1):
-        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be equally many examples")
+        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be the same number of examples")
     _check_targets(y, num_classes, dtype)
     clients = partitions.of(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32

@@ -1,4 +1,4 @@
-"""Reading files that fedtangent did not write: their content, or a ``ValueError`` in one line that names the file.
+"""Readers of files that fedtangent did not write; a bad file raises a ``ValueError`` in one line that names it.
 
 Nothing in a file is executed, no pickle is read, and a pipe is refused instead of waited for.
 """
@@ -59,8 +59,7 @@ def content(name: str, path: Path) -> bytes:
     """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     with reading(name, path), _opened(path) as file:
         return file.read()
@@ -70,8 +69,7 @@ def json_of(name: str, path: Path) -> Any:
     """Reads the content of a JSON file; raises ``ValueError``.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     raw = content(name, path)
     with reading(name, path):
@@ -82,8 +80,7 @@ def headers(name: str, path: Path) -> dict[str, Header]:
     """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
     """
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
@@ -93,17 +90,17 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an ``.npz`` file, in this machine's byte order.
 
     Args:
-        name: Name of the file, for the error message.
-        path: Path of the file.
+        name, path: Name of the file, for the error message, and its path.
 
-    Raises ``ValueError`` for other kinds of files, damaged or encrypted files, and content other than plain arrays.
+    Raises:
+        ValueError: Another kind of file, a damaged or encrypted one, or content other than plain arrays.
     """
     with reading(name, path), _opened(path) as file:
         return unpacked(file)
 
 
 def unpacked(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
-    """Reads the arrays of an open ``.npz`` file; call it within ``reading``: bad files raise various exceptions."""
+    """Reads the arrays of an open ``.npz`` file; call it inside ``reading``: bad files raise various exceptions."""
     with zipfile.ZipFile(file) as packed:
         content = {}
         for key, member in _members(packed).items():
@@ -144,10 +141,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, name: str) -> Header:
-    """Reads the header of an array from the first bytes of its file of ``size`` bytes; raises ``ValueError``.
-
-    The size must agree: NumPy would allocate the array that the header states before it notices that the file is short.
-    """
+    """Reads an array's header from the beginning of its file; raises ``ValueError`` if the size is not ``size``."""
     file = io.BytesIO(begin[:MOST_HEADER])
     try:
         version = np.lib.format.read_magic(file)

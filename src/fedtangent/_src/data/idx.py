@@ -33,7 +33,10 @@ def parse(content: bytes) -> Shaped[np.ndarray, "..."]:
     """Parses an unpacked idx file of unsigned bytes into a uint8 array of the shape that its header states.
 
     Format: two zero bytes, 0x08 (unsigned byte), the number of dimensions, each dimension as big-endian uint32, then
-    the values in C order. Raises ``ValueError`` for another type, or a length that does not fit the header.
+    the values in C order.
+
+    Raises:
+        ValueError: Another type, or a length that does not fit the header.
     """
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"not an idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}")

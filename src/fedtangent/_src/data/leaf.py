@@ -117,13 +117,14 @@ def selected(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
-    """Selects the examples of the first ``num_users`` training users (all if None).
-
-    A split without users stays whole. Raises ``ValueError`` if there are fewer users.
+    """Selects the examples of the first ``num_users`` training users; a split without users stays whole.
 
     Args:
         arrays: Arrays of the archive.
         num_users: Number of users; None for all.
+
+    Raises:
+        ValueError: There are fewer users.
     """
     if num_users is None:
         return arrays

@@ -20,8 +20,8 @@ def chosen(name: str) -> DatasetEntry:
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
-    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``: images,
-    vectors or tokens with classes or numbers, according to their shapes and dtypes (``data.own``).
+    A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``, in the
+    forms that ``data.own`` lists.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.

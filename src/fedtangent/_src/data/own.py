@@ -1,4 +1,14 @@
-"""A user's own data: an ``.npz`` file of plain arrays, whose path is given in place of a data set's name."""
+"""A user's own data: an ``.npz`` file of plain arrays, whose path takes the place of a data set's name.
+
+The shapes and dtypes of the arrays decide the kind of data:
+
+- ``x``: images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating or uint8, which is
+  divided by 255; or tokens [n, T], signed whole numbers;
+- ``y``: classes [n], whole numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or
+  floating numbers [n] or [n, C];
+- ``users`` [n], optional: the user of each example, whole numbers or strings;
+- ``x_test``, ``y_test`` and ``users_test``: the test set; without it a share of the examples is drawn at random.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +45,8 @@ class OwnOptions:
 def entry(name: str) -> DatasetEntry:
     """Builds the entry of the data set in the file ``name``; reads only shapes and dtypes of its arrays.
 
-    The file has ``x`` and ``y``, as for ``load``. Raises ``ValueError`` for a file that cannot be read.
+    Raises:
+        ValueError: The file cannot be read.
     """
     path = expanded("dataset", name)
     headers = files.headers("dataset", path)
@@ -70,17 +81,7 @@ def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype) -> str:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the data set in the file; the kind of data follows from dtypes and shapes.
-
-    Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating or uint8,
-    which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
-    numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or numbers [n] or [n, C],
-    floating. ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test``
-    and ``users_test`` are the test set; without them ``test_fraction`` of the examples is drawn at random.
-    ``num_train`` and ``num_test`` keep only the first examples of a split.
-
-    Raises ``ValueError`` for other arrays, numbers that are not finite, test users that do not train, and pickles.
-    """
+    """Loads the file; raises ``ValueError`` for bad arrays or numbers, test users that do not train, and pickles."""
     arrays = archive.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
     if unknown:

@@ -1,7 +1,7 @@
 """Gaussian projection of inputs, by a seed that the clients share and the server does not know (CP-NTK-FL).
 
-Data are projected once, before a run: a client of Yue et al. (ICML 2022, section 4.2) computes on ``Z = X P`` only.
-Whoever uses the model must project its inputs in the same way, so test examples are projected too.
+Data are projected once, before a run, training and test examples alike: a client of Yue et al. (ICML 2022, section 4.2)
+computes on ``Z = X P`` only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ def projection_matrix(
         dimension: Numbers of a projected example, at most ``input_size``.
         seed: A whole number of any size, not negative, or the bytes of one (from a key server). The entries are NumPy's
             Philox stream of this seed, drawn in float64.
-        scale: ``"none"`` leaves the entries N(0, 1), as in the paper, which makes inputs about ``sqrt(dimension)``
-            times as long. ``"coordinates"`` divides by ``sqrt(input_size)``: a projected coordinate has on average the
-            mean square of an original one. So a network whose first layer is scaled by, or drawn for, its number of
-            inputs has activations of the same size as before, and the same step sizes fit. ``"lengths"`` divides by
-            ``sqrt(dimension)``: lengths and inner products are kept on average (Johnson and Lindenstrauss).
+        scale: ``"none"``: entries N(0, 1), as in the paper, which makes inputs about ``sqrt(dimension)`` times as long.
+            ``"coordinates"``: divided by ``sqrt(input_size)``, so that a projected coordinate has on average the mean
+            square of an original one, and the same step sizes fit. ``"lengths"``: divided by ``sqrt(dimension)``, which
+            keeps lengths and inner products on average (Johnson and Lindenstrauss).
         dtype: Type of the result.
 
     Raises:

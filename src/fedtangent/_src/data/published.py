@@ -24,7 +24,7 @@ class PublishedFile(NamedTuple):
     filename: str
     size: int  # bytes
     sha256: str
-    sha256_unpacked: str = ""  # of the content of a .gz file that may also be given unpacked
+    sha256_unpacked: str = ""  # of the content of a .gz file that the user may have unpacked
 
 
 class Published(NamedTuple):
@@ -143,7 +143,7 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 def contents(published: Published, role: str, path: Path) -> bytes:
     """Returns the content of a published file as bytes, after its checksum is verified.
 
-    A gzip file is unpacked if its entry has ``sha256_unpacked``, that is, if the file may also be given unpacked.
+    A gzip file is unpacked if its entry has ``sha256_unpacked``.
 
     Args:
         published: The data set.

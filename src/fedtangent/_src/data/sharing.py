@@ -1,6 +1,6 @@
-"""Partitions with a globally shared set of examples, and with examples of each client held out to test on.
+"""Partitions with a globally shared set of examples, and partitions with test examples held out of each client's.
 
-Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``partition``.
+Randomness comes from ``numpy.random.Generator(PCG64(seed))`` only, as in ``partition``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedtangent._src.types import ArrayLike, Partition
 def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") -> Int[np.ndarray, "_"]:
     """Draws the indices of ``size`` examples uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
-    Classes give equally many, to within one, without replacement; the classes that give one more are drawn.
+    Every class gives the same number, to within one, without replacement; which classes give one more is drawn too.
 
     Args:
         labels: Class labels [n].
@@ -39,9 +39,7 @@ def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") 
     counts = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
     if (counts > pool).any():
         at = int(np.argmax(counts > pool))
-        raise ValueError(
-            f"{name}: got {size} examples, must be fewer: {counts[at]} of them are of a class that has {pool[at]}"
-        )
+        raise ValueError(f"{name}: got {size} examples, must be fewer: a class of {pool[at]} would give {counts[at]}")
     rows = [rng.choice(np.flatnonzero(kind == c), count, replace=False) for c, count in enumerate(counts)]
     return np.sort(np.concatenate(rows)).astype(np.int32)
 
@@ -71,16 +69,16 @@ def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str 
 def with_shared(
     partition: Partition, shared: Sequence[int] | np.ndarray, fraction: float = 1.0, seed: int = 0
 ) -> Partition:
-    """Gives every client that has examples a share of a global set too (Zhao et al., 2018, section 4).
+    """Adds examples of a global set to every client that has examples (Zhao et al., 2018, section 4).
 
     A client that already holds a shared example holds it once, not twice. Zhao et al.'s global set belongs to no
-    client: take it from the clients first (``without``). A client without examples stays empty.
+    client: remove it from the clients first (``without``).
 
     Args:
         partition: The partition to extend.
         shared: Indices of the global set.
-        fraction: Random share of the set for each client (the paper's alpha); 1, as in NTK-FL (section 6), gives all of
-            it.
+        fraction: Random share of the set for each client (the paper's alpha); 1 for all of it, as in NTK-FL (section
+            6).
         seed: Seed of the draw.
 
     Raises:
@@ -115,7 +113,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
     for i, (before, after) in enumerate(zip(clients, parts, strict=True)):
         if len(after) == 0 < len(before):
             raise ValueError(
-                f"{name}: got {count} examples, all {len(before)} of client {i} among them, must leave it one"
+                f"{name}: got {count} examples, among them all {len(before)} of client {i}, must leave it one"
             )
     return assemble(parts)
 
@@ -123,11 +121,9 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
     """Splits each client's examples at random into two partitions, (train, test).
 
-    Each client keeps at least one example to train on.
-
     Args:
         partition: The partition.
-        fraction: Share of each client's examples, in (0, 1), that goes to the test set, rounded.
+        fraction: Share of each client's examples, in (0, 1), that goes to the test set, rounded; one example stays.
         seed: Seed of the draw.
     """
     checks.number("fraction", fraction, above=0, below=1)

@@ -1,8 +1,4 @@
-"""Getting published data: from a folder that the user names, from the cache, or by a download that fills the cache.
-
-Files in the user's folder are read where they are. Without such a folder they are downloaded once, prepared by
-TensorFlow Datasets and kept in the cache (``cache``).
-"""
+"""Published data: read from a folder that the user names, from the cache, or downloaded once into the cache."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ class StoredOptions:
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
     tfds_dir: Path | None = option(None, may_differ=True)
-    """Folder of TensorFlow Datasets, when the data must be downloaded (default: its own)."""
+    """Folder of TensorFlow Datasets, when the data must be downloaded (default: that of TFDS)."""
 
 
 class Found(NamedTuple):
-    """Arrays in the form that ``Published`` describes, and the folder that they were read from."""
+    """Arrays in the form of ``Published``, and the folder that they were read from."""
 
     arrays: Arrays
     read_from: Path

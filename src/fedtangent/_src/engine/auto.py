@@ -35,7 +35,7 @@ def candidates(num_slots: int) -> list[Mapping]:
 
 
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
-    """Returns the ``candidates`` that fit into memory; if none does, the largest chunk that fits, or else ``scan``.
+    """Returns the ``candidates`` that fit into memory; if none fits, the largest chunk that does, or else ``scan``.
 
     Args:
         algorithm: The algorithm.
@@ -88,8 +88,8 @@ def choose(
 ) -> tuple[Mapping, dict[str, float]]:
     """Returns the mapping for a run, and the measured seconds of a round by the name of the mapping.
 
-    Nothing is measured if only one mapping fits, if the run is short, or if there are several processes, whose
-    measurements could differ; the mapping is then the first that fits.
+    Nothing is measured, and the mapping is the first that fits, if only one fits, if the run is short, or if there are
+    several processes, whose measurements could differ.
 
     Args:
         algorithm: The algorithm.

@@ -47,7 +47,7 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns the remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
+        """Returns the line of text that the algorithm adds to the results of a run; empty for most algorithms."""
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -66,7 +66,7 @@ def _cohort_size(options: Any, num_clients: int) -> int:
 def build(described: Description) -> Built:
     """Loads and divides the data and composes the algorithm of a described run.
 
-    It writes no file except the key file of a projection, if that file does not exist yet.
+    Writes no file except the key file of a projection, if it does not exist yet.
 
     Raises:
         ValueError: A bad option; the message begins with its name.
@@ -100,16 +100,13 @@ SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape
 
 
 def small_model(described: Description) -> Model:
-    """Returns the described model for small examples and two classes, which needs no data."""
+    """Returns the described model for small inputs and two classes, without loading data."""
     model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
     return model
 
 
 def preview(described: Description) -> Algorithm:
-    """Returns the described algorithm for a network of two layers and eight clients, so that its rule can be read.
-
-    It needs no data.
-    """
+    """Returns the described algorithm for a small network and eight clients, to read its rule without loading data."""
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
     examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
@@ -146,7 +143,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Returns the partition of training examples, and the partition of each client's test examples or None."""
+    """Splits each client's examples: returns the training partition, and the test partition or None."""
     if run.client_test == 0:
         return clients, None
     training, test = sharing.held_out(clients, run.client_test, run.seed)
@@ -156,10 +153,7 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
-    """Returns the clients' examples without the server's, and the server's examples by field of ``Supplied``.
-
-    Validation examples are returned as indices.
-    """
+    """Returns the clients' examples without the server's, and the server's (validation as indices) for ``Supplied``."""
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
         rows = _drawn(how.options.server_examples, run.seed, clients)
@@ -185,10 +179,7 @@ def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """Returns ``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
-
-    A client's expected completion time is in proportion to its number of examples, in ``sizes`` [N].
-    """
+    """Returns ``schedule`` with the run's dropout and late clients; times are in proportion to ``sizes`` [N]."""
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
     if run.keep_first is None:
@@ -209,7 +200,7 @@ def key_path(run: CommonOptions) -> Path:
 
 
 def seed_digest(run: CommonOptions) -> str | None:
-    """Returns a digest of the projection's secret seed, to compare seeds by; None without a projection."""
+    """Returns a digest that tells secret seeds of projections apart; None without a projection."""
     return None if run.projection is None else open_key_file(key_path(run)).digest
 
 

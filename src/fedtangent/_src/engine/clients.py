@@ -51,10 +51,9 @@ def scan_clients(
 def vmap_clients(
     train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Trains all slots at once as one batched program; every slot takes as long as the largest client of its batch.
+    """Trains all slots as one batched program, in which every slot takes as long as the largest client of its batch.
 
-    On a CPU a batch has as many slots as fit into the caches, because more slots would wait for memory at every local
-    step.
+    On a CPU a batch has as many slots as fit into the caches.
 
     Args:
         train, shared, aggregate, acc, slots: As in ``scan_clients``.
@@ -73,7 +72,7 @@ WORTH = 16
 
 
 def side_by_side(message_bytes: int) -> int:
-    """Returns how many slots with messages of ``message_bytes`` bytes are best trained in lockstep on one device.
+    """Returns how many slots with messages of ``message_bytes`` bytes one device should train as one batch.
 
     An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
     size for each slot (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
@@ -99,7 +98,7 @@ def _lockstep(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, s
 
 
 class Mapping(NamedTuple):
-    """A mapping of clients onto devices, as its parts; ``str`` of it is the mapping's name."""
+    """A mapping of clients onto devices; ``str`` of it is the mapping's name."""
 
     kind: str  # "scan", "vmap" or "chunked"
     width: int | None  # slots at a time on one device; None: all
@@ -112,13 +111,14 @@ class Mapping(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The mapping of work onto the devices, which does not change a result beyond rounding.
+    """The mapping of clients and of runs onto the devices, which does not change a result beyond rounding.
 
     Attributes:
-        mapping: Of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a
-            time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``.
-        runs: Of the runs of a sweep: ``map``, one after another, each as long as it takes; ``vmap``, all at once, every
-            client as long as the largest and the memory of all runs; ``auto`` is map on a CPU, vmap on an accelerator.
+        mapping: Mapping of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n
+            at a time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``.
+        runs: Mapping of the runs of a sweep: ``map`` (one after another), ``vmap`` (all at once, which needs the memory
+            of all runs, and every client takes as long as the largest), or ``auto`` (map on a CPU, vmap on an
+            accelerator).
     """
 
     mapping: str = "auto"
@@ -206,8 +206,7 @@ def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
 def chunked(size: int, batch: MapClients) -> MapClients:
     """Builds the mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
 
-    A chunk takes as long as its largest client, and needs memory for ``size`` clients' parameters, gradients and
-    activations.
+    A chunk takes as long as its largest client, and the memory of ``size`` clients.
 
     Args:
         size: Slots of a chunk.
@@ -230,10 +229,7 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Returns which slots each device trains, [D, ceil(S / D)], as places in the falling order of size.
-
-    Slots are dealt back and forth, so that devices get equal shares of the work. An entry of S or more is no slot.
-    """
+    """Returns which slots each device trains, [D, ceil(S / D)], as ranks by size; S or more is no slot."""
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)
     hands[1::2] = hands[1::2, ::-1]
@@ -244,8 +240,7 @@ def _deal(num_slots: int, devices: int) -> np.ndarray:
 def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
     """Builds the mapping that divides the slots over the devices of ``mesh`` and merges the devices' accumulators.
 
-    Every device holds the data and the models. Each device starts from the result of ``aggregate.init``, which must
-    therefore be neutral.
+    Every device holds the data and the models, and starts from the result of ``aggregate.init``.
 
     Args:
         inner: Mapping of a device's slots.

@@ -1,8 +1,8 @@
 """The description of a run, which ``train``, ``compare`` and ``predict`` share.
 
 ``describe`` turns flat options, as the command line and a config.json have them, into a ``Description``: the choices,
-and the options of each choice. The choices and their options come from ``entries``; only the options that every run has
-are defined here. ``building.build`` builds a run from a description.
+and the options of each choice, which ``entries`` lists. Only the options that every run has are defined here.
+``building.build`` builds a run from a description.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedtangent._src.entries import (
 )
 from fedtangent._src.federated.algorithms.entry import options_of
 
-CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
+CHOICES = {  # choice -> kind of entries
     "algorithm": "algorithms",
     "base": "algorithms",
     "dataset": "datasets",
@@ -41,7 +41,7 @@ DECIDING = (*CHOICES, "loss")  # options that decide which other options there a
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Names of the entries of a run; a choice that the user does not make fits the others."""
+    """Names of the entries of a run; a choice that the user leaves out is filled in to fit the others."""
 
     algorithm: str = "fed_avg"
     """Name (`fedtangent list algorithms`), or package.module:function."""
@@ -50,9 +50,9 @@ class Choices:
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
-    """The network, package.module:function of your own or by name."""
+    """The network, by name, or package.module:function of your own."""
     schedule: str = "uniform"
-    """Who trains what in which round."""
+    """Which client trains which model in which round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +66,19 @@ class CommonOptions:
     data_dir: Path | None = option(None, may_differ=True)
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
     client_test: float = 0.0
-    """Share of a client's examples kept to test what it predicts itself."""
+    """Share of each client's examples that is kept to test its predictions."""
     dropout: float = 0.0
     """Probability that a client gets the model, but sends nothing."""
     keep_first: int | None = None
-    """Close a round after so many answers."""
+    """Close a round after this many clients have answered."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """Lognormal or exponential, mean by a client's examples."""
+    """Distribution of completion times, lognormal or exponential; means are in proportion to a client's examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
     """Standard deviation of the log of a lognormal time."""
     projection: int | None = None
-    """Project inputs to so many numbers, with a seed that clients share."""
+    """Project inputs to this many numbers, with a secret seed that clients share."""
     key_file: Path | None = option(None, may_differ=True, used_with="projection")
-    """Its seed's file (default: $FEDTANGENT_KEY_FILE)."""
+    """File with the secret seed of the projection (default: $FEDTANGENT_KEY_FILE)."""
 
 
 class Chosen(NamedTuple):
@@ -89,7 +89,7 @@ class Chosen(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A run as the user describes it; ``describe`` makes it."""
+    """A run as the user describes it; ``describe`` builds it."""
 
     algorithm: Chosen
     dataset: Chosen
@@ -139,7 +139,7 @@ class Descriptions(NamedTuple):
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice; for choices missing from ``chosen``, an entry that fits the others.
+    """Returns the entry of each choice; a choice missing from ``chosen`` gets an entry that fits the others.
 
     Raises:
         ValueError: An unknown name.
@@ -158,7 +158,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns the default loss and step size for the model and the data; for a given ``loss``, the step size for it."""
+    """Returns the default loss and step size for the model and the data; with a ``loss``, its step size only."""
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)
@@ -170,10 +170,7 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
 
 
 def groups(chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a run by title, with defaults that fit the choices.
-
-    ``chosen`` may also name a loss, on which the default step size depends.
-    """
+    """Returns the option groups of a run by title, with defaults that fit the choices, and the loss if it is chosen."""
     entries = resolve(chosen)
     suits = _suits(entries, chosen.get("loss"))
     choices = Choices(**{name: entry.name for name, entry in entries.items()})

@@ -28,10 +28,10 @@ Metrics = dict[str, Any]  # metrics by name, or by split and name
 
 
 class Measurement(NamedTuple):
-    """The metrics after ``round`` rounds (0 is the initial state).
+    """The metrics after ``round`` rounds (0 is the initial state), and the bytes and seconds so far.
 
-    ``seconds`` is wall time since the run began, compiling, evaluating and saving included; for a resumed run the time
-    between its last checkpoint and its resumption is left out. Two equal runs differ in ``seconds`` only.
+    ``seconds`` is wall time since the run began, with compiling, evaluating and saving; for a resumed run, without the
+    time between its last checkpoint and its resumption. Two equal runs differ in ``seconds`` only.
     """
 
     round: int
@@ -135,10 +135,14 @@ class History(NamedTuple):
 class Run(NamedTuple):
     """The final state, the history and the status of a run.
 
-    ``status`` is one of these texts: "finished"; "diverged at round r" (state and history end with the last good
-    round); "diverged by round r" (without ``stop_on_divergence``: numbers are no longer finite); "unstable at round r:
-    .." (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before that round);
-    "stopped by SIGTERM at round r". ``signal`` is the number of that signal, or 0.
+    ``status`` is one of these texts:
+
+    - "finished";
+    - "diverged at round r": state and history end with the last good round;
+    - "diverged by round r" (without ``stop_on_divergence``): numbers are no longer finite;
+    - "unstable at round r: ..": a server refused a learning rate and kept its model; with ``stop_on_divergence`` the
+      run ends before that round;
+    - "stopped by SIGTERM at round r"; ``signal`` is then the number of the signal, else 0.
     """
 
     state: PyTree
@@ -166,7 +170,7 @@ def data_frame(rows: object) -> DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("pandas: is not installed, must be there: pip install 'fedtangent[notebooks]'") from error
+        raise ImportError("pandas: is not installed: pip install 'fedtangent[notebooks]'") from error
     return pandas.DataFrame(rows)
 
 

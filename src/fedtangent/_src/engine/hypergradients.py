@@ -1,8 +1,7 @@
 """Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
 
-The whole run is differentiated in reverse mode, through every round and local step. The backward pass computes the
-intermediate values of a round again when it reaches that round (rematerialisation), so that memory grows with the state
-of a round and not with its local steps.
+The whole run is differentiated in reverse mode, through every round and local step. The backward pass computes each
+round again when it reaches it (rematerialisation), so that memory does not grow with the local steps of all rounds.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ def final_objective(
 
     Args:
         build: Function that builds the algorithm from ``values``, passed as keyword arguments: traced scalars such as
-            rates and mu. Its local work must be ``differentiable`` (``Work(..., differentiable=True)``), because a loop
-            of dynamic length has no reverse mode.
+            rates and mu. Its local work must be ``Work(..., differentiable=True)``.
         data: Training examples of all clients.
         num_rounds: Rounds R.
         seed: Seed or key of the run.
@@ -57,11 +55,8 @@ def final_objective(
         remat: Values that are stored for the backward pass, besides the local steps of one round. "none": all local
             steps of all rounds. "round": the state before each round; every round is computed twice. "sqrt": the states
             before about sqrt(R) stretches of as many rounds; every round is computed three times.
-        last: Number of last rounds through which to differentiate (truncated); the state before them counts as
-            constant. None for all rounds.
-
-    Raises:
-        ValueError: A bad argument.
+        last: Number of last rounds through which to differentiate; the state before them counts as constant. None for
+            all rounds.
     """
     whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)

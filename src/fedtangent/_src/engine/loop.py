@@ -1,11 +1,11 @@
 """The loop of a run: rounds in chunks, each one call of a compiled program; between chunks evaluation and checkpoints.
 
-``simulate`` and the trials of an experiment differ only in these programs, ``RunSetup.chunk`` and ``RunSetup.measure``.
-``evaluated_rounds`` is the loop of a run that is part of another program.
+``simulate`` and the trials of an experiment use the same loop with different programs (``RunSetup.chunk`` and
+``RunSetup.measure``). ``evaluated_rounds`` is the loop inside another traced program.
 
-A chunk's number of rounds is a run-time value, and its buffer for infos has a fixed size. So a run traces its loss
-once whatever the number of rounds, the result does not depend on where a run is cut into chunks, and a second run of
-the same algorithm on data of the same shape compiles nothing.
+The number of rounds of a chunk is a run-time value, and its buffer for infos has a fixed size. So the result does not
+depend on where a run is cut into chunks, and a second run of the same algorithm on data of the same shapes compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -64,18 +64,14 @@ class Reported(Protocol):
         """
 
 
-_INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
+_INFO_BYTES = 8 * 2**20  # the most bytes of a chunk's infos (one round may need more)
 _INFO_ROUNDS = 128
-_SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
+_SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts to a signal soon
 
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """Computes one round; jitted so that its shapes and the compiled chunks share one trace.
-
-    Raises ``AssertionError``, when traced, for a step that changes the state's shapes or dtypes, or whose infos do not
-    have one row for each slot.
-    """
+    """Computes one round; checks, when traced, that the state keeps its shapes and infos have a row for each slot."""
     after, info = algorithm.step(state, data, engine)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))
@@ -83,7 +79,7 @@ def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedDa
 
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
-    """Returns the shapes of what one round reports about itself (its infos).
+    """Returns the shapes of one round's infos.
 
     Args:
         algorithm: The algorithm.
@@ -114,7 +110,7 @@ def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
 def run_chunk(
     algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
 ) -> tuple[PyTree, PyTree]:
-    """Computes some rounds and returns the state after them, and their infos [length, ...].
+    """Computes a chunk of rounds; returns the state after them, and their infos [length, ...].
 
     Args:
         algorithm: The algorithm.
@@ -136,10 +132,7 @@ def run_chunk(
 
 
 def chunk_length(shapes: PyTree) -> int:
-    """Returns the number of rounds whose infos fit into the buffer, a power of two.
-
-    It depends only on the size of one round's infos.
-    """
+    """Returns the most rounds whose infos, of these shapes, fit into the buffer of a chunk, a power of two."""
     of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
 
@@ -154,11 +147,10 @@ class Evaluation:
             the end. The next rounds reuse the state's buffers, so copy arrays that are kept.
         report: Called with each ``Measurement`` as soon as it exists; when a run is resumed, first with the
             measurements of the checkpoint.
-        stop_on_divergence: Whether to check, between chunks of rounds, that the server's numbers are finite and that at
-            least one client's loss is finite. If not, the run returns state and history of the last good round, with
-            the status "diverged at round ...". Before a round that the server could not make, it returns with "unstable
-            at round ...". This keeps a second copy of the state on the device. Without it the run goes on, and
-            ``status`` reports the divergence at its end.
+        stop_on_divergence: Whether to end the run when the server's numbers are no longer finite, or no client's loss
+            is. The run then returns state and history of the last good round, with the status "diverged at round ..",
+            or "unstable at round .." if the server refused a learning rate. This keeps a second copy of the state on
+            the device. If False, the run continues, and ``status`` reports the divergence at its end.
         progress: Whether to show progress: a bar on a terminal, elsewhere a line every ten seconds or more. None: only
             if the run is long and nothing else shows its progress.
     """
@@ -308,7 +300,7 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
         setup: The run.
         past: Progress so far.
         signalled: Returns the number of a signal once one has arrived, else None.
-        advance: Called with the number of rounds whenever rounds are done.
+        advance: Called with the number of rounds that were just computed.
     """
     past, stop = _look(setup, past), 0
     while past.round < setup.num_rounds and not stop:
@@ -455,9 +447,9 @@ def _inexact(tree: PyTree) -> list[Array]:
 
 
 def is_finite(state: PyTree) -> bool:
-    """Returns whether the server's part of ``state``, and the part of at least one client, hold finite numbers only.
+    """Returns whether the numbers of the server in ``state``, and of at least one client, are all finite.
 
-    A state without parts counts as the server's. If no client's part is finite, the clients' models have diverged.
+    If no client's numbers are finite, the models have diverged. A state without parts counts as the server's.
     """
     return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
 
@@ -465,8 +457,7 @@ def is_finite(state: PyTree) -> bool:
 def broken_round(infos: dict[str, PyTree]) -> int | None:
     """Returns the first row of ``infos`` in which no client that trained had a finite loss, or None.
 
-    An infinite loss of one client is a problem of that client's data; if nobody's loss is finite, it is a problem of
-    the model.
+    An infinite loss of a single client is a problem of its data, not of the model.
     """
     if "loss" not in infos:
         return None
@@ -479,11 +470,7 @@ def broken_round(infos: dict[str, PyTree]) -> int | None:
 
 
 def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
-    """Returns the first row of ``infos`` in which a server could not make a step, with the reason; or None.
-
-    Such a server reports ``refused`` (the learning rate is unstable), ``learning_rate``, ``stable_learning_rate`` and
-    ``status``, each [R, K]; its model stays as it was before that round.
-    """
+    """Returns the first row of ``infos`` in which a server refused its learning rate, and the reason; or None."""
     if "refused" not in infos:
         return None
     refused, lost = np.asarray(infos["refused"]), np.asarray(infos["status"]) == DIVERGED

@@ -3,8 +3,7 @@
 Throughout a run, memory holds the data, the state, the algorithm's constants and the infos of rounds. During a round it
 also holds the intermediate arrays of the schedule, the server and the aggregate and, for every slot that is trained at
 the same time, one client's parameters, gradients, optimiser state, batch and activations. Making the first state and
-evaluating predictions have their own peaks. Each part is read off a traced program by liveness analysis, which finds
-the intermediate arrays that exist at the same time.
+evaluating have their own peaks. The intermediate arrays of each part are counted in its traced program (``liveness``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class MemoryPlan(NamedTuple):
-    """The predicted peak bytes of a run on one device."""
+    """The predicted bytes of a run on one device, by part."""
 
     data: int  # examples, targets, partition, constants, and the copy of a cohort's examples if there is one
     state: int  # models, server, client and schedule state, twice: the last good round is kept as a copy
@@ -59,10 +58,7 @@ class MemoryPlan(NamedTuple):
 
 
 def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
-    """Returns the most bytes that a traced function has at once, besides its arguments.
-
-    They are constants, results and intermediate arrays.
-    """
+    """Returns the most bytes of constants, results and intermediate arrays that a traced function has at once."""
     closed = jax.make_jaxpr(run)(*arguments, **options)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
@@ -121,7 +117,7 @@ def plan(
     rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:
-    """Predicts the memory of running ``algorithm`` on ``data``; nothing is run.
+    """Predicts the memory of a run of ``algorithm`` on ``data``, without running it.
 
     Args:
         algorithm: The algorithm.

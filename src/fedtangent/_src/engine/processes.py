@@ -33,9 +33,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def settings(
     coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the arguments of ``jax.distributed.initialize``, from the caller or else from ``environment``.
+    """Returns the arguments of ``jax.distributed.initialize``, taken from ``environment`` where the caller passes None.
 
-    If all three are missing, the result is empty, and JAX asks the cluster's variables (Slurm, Open MPI).
+    If all three are missing there too, the result is empty, and JAX reads the cluster's variables (Slurm, Open MPI).
 
     Args:
         coordinator: Address ``host:port`` of the first process, or None.
@@ -45,7 +45,7 @@ def settings(
 
     Raises:
         ValueError: An address without a port, a number that is not whole, an id that is not below the number of
-            processes, or only some of the three arguments.
+            processes, or only one or two of the three arguments.
     """
     values = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     for name, variable in VARIABLES.items():
@@ -70,15 +70,15 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
     """Joins the other processes of a run; call it before anything else uses a device.
 
     Args:
-        coordinator: Address ``host:port`` of the first process; None to ask the environment.
-        num_processes: Number of processes; None to ask the environment.
-        process_id: Number of this process, from 0; None to ask the environment.
+        coordinator: Address ``host:port`` of the first process; None to read the environment.
+        num_processes: Number of processes; None to read the environment.
+        process_id: Number of this process, from 0; None to read the environment.
 
     Raises:
         ValueError: A bad argument, or neither the arguments nor the environment name the other processes.
     """
     arguments = settings(coordinator, num_processes, process_id, os.environ)
-    # Only asked for where the devices are CPUs; other platforms bring their own collectives.
+    # Used only if the devices are CPUs; other platforms have collectives.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(**arguments)
@@ -89,8 +89,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
 def use_cores(number: int = 0) -> None:
     """Makes ``number`` cores (0: all that this process may use) separate devices if there is no accelerator.
 
-    XLA runs a small network on one core, whatever the number of cores; as devices, each core trains other clients
-    (``sharded``). The function does nothing once a device was used, or if XLA_FLAGS sets a number of host devices.
+    XLA runs a small network on one core; as devices, several cores train different clients (``sharded``). The function
+    does nothing if a device was already used, or if XLA_FLAGS sets a number of host devices.
 
     Raises:
         ValueError: A negative number, or more than there are cores.
@@ -107,7 +107,7 @@ def use_cores(number: int = 0) -> None:
 
 
 def is_main() -> bool:
-    """Returns whether this is the first process, the only one that writes files and talks to the user."""
+    """Returns whether this is the first process, the only one that writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -136,7 +136,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Returns values that every device holds as a copy on one device of this process, for evaluating and saving."""
+    """Returns one copy, on a device of this process, of values that every device holds."""
 
     def one(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
@@ -153,9 +153,8 @@ def local(tree: PyTree) -> PyTree:
 def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
     """Catches the first SIGTERM or SIGINT inside the block; yields a function that returns its number, or None.
 
-    The previous handlers are restored as soon as a signal has arrived, so that a second signal acts as usual. No
-    handler is installed outside the main thread, where Python allows none, nor for a signal that is ignored
-    (``nohup``).
+    After that the previous handlers are restored, so that a second signal acts as usual. No handler is installed
+    outside the main thread, where Python allows none, or for a signal that is ignored (``nohup``).
 
     Args:
         enabled: Whether to catch signals at all.
@@ -184,7 +183,7 @@ def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions and the device with which a result is computed."""
+    """Returns the versions and the device of this process, for the record of a result."""
     # The root imports this module: its version can be had when called, not by a statement.
     root = importlib.import_module("fedtangent")
     return {

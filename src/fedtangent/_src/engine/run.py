@@ -1,4 +1,4 @@
-"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way."""
+"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def resolve_mapping(
     """Chooses the mapping of clients that ``simulate`` uses, and predicts the memory of the run.
 
     ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest mapping
-    that fits into memory, by a measurement whose result is stored on this machine.
+    that fits into memory, by a measurement that is stored on this machine.
 
     Args:
         algorithm: The algorithm.
@@ -149,7 +149,7 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
 def _refuse_clients(data: object, clients: object) -> None:
     if clients is not None:
         name = type(data).__name__
-        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
+        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} has a partition already")
 
 
 def _check_algorithm(algorithm: object) -> None:
@@ -201,15 +201,14 @@ def simulate(
             that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
             there) or of each model, with a leading axis K.
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
-            accuracy and loss at the training examples (the first 10,000 at most) and the test examples, and no
-            metrics with ``FederatedData``.
-        devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or
-            the result of ``processes.resolve_mapping`` for this run.
-        checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped, or
-            killed, and resumed returns the same result as the uninterrupted run, bit for bit, history included, except
-            for the seconds; so does a finished run that is resumed with more rounds. During a run with checkpoints the
-            first SIGTERM or SIGINT makes the run finish its current rounds, save, and return with ``status`` "stopped
-            by ...".
+            accuracy and loss at the training examples (the first 10,000 at most) and the test examples, and no metrics
+            with ``FederatedData``.
+        devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or the
+            result of ``processes.resolve_mapping`` for this run.
+        checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped or
+            killed and resumed returns the same bits as an uninterrupted one, except for the seconds; so does a finished
+            run that is resumed with more rounds. With checkpoints, the first SIGTERM or SIGINT makes the run finish its
+            current rounds, save, and return with ``status`` "stopped by ..".
 
     Returns:
         The final state, the history and the status of the run.
@@ -367,7 +366,7 @@ def params_by_round(
     """
     read = algorithm.params
     if read is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one with global models")
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}

@@ -1,7 +1,7 @@
 """Many runs as one program: seeds by hyper-parameters, with common random numbers.
 
-A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
-compared pair by pair (``measures.differences``).
+A seed draws the same initial models, cohorts and batches under every configuration, so that configurations are compared
+pair by pair (``measures.differences``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Build(Protocol):
         """Returns the algorithm.
 
         Args:
-            arguments: Not used: a program passes the hyper-parameters by name.
+            arguments: None; the hyper-parameters are passed by name.
             values: Hyper-parameters by name; floats may be traced scalars.
         """
 
@@ -125,12 +125,6 @@ def sweep(
             have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
         devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
-    Returns:
-        The metrics of every seed and configuration.
-
-    Raises:
-        ValueError: A bad argument, before any work.
-
     Each member equals the single ``simulate`` of its configuration and seed, to rounding.
 
     Example, two step sizes and three seeds, one program:
@@ -186,10 +180,7 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """Returns an empty table [seeds, configs, E, ...] for each metric, in a dtype that fits every group.
-
-    Raises ``ValueError`` unless all configurations have metrics of the same names and shapes.
-    """
+    """Returns an empty table [seeds, configs, E, ...] for each metric, the same in all groups or ``ValueError``."""
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):
@@ -290,7 +281,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
     """
     if mapping.startswith("sharded"):
         raise ValueError(
-            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: one of many runs is not sharded"
+            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: a run of a sweep cannot be sharded"
         )
     if mapping == "auto":
         mapping = default_kind()
@@ -314,14 +305,14 @@ def _measure(evaluation: Evaluation) -> Measure:
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
-        raise ValueError("evaluation: got more than every and measure, must be those only in a sweep")
+        raise ValueError("evaluation: got more than every and measure, must be only every and measure in a sweep")
     return evaluation.measure
 
 
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Returns the name and the values of the axis of partitions, both empty without one."""
+    """Returns the name of the axis of partitions, and its values; both are empty without partitions."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")

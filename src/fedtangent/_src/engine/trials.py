@@ -1,4 +1,4 @@
-"""Trials: many like runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
+"""Trials: the runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedtangent._src.types import Algorithm, Array, ArrayLike, Cost, Engine, Fed
 
 
 class TrialProgram(NamedTuple):
-    """A run in compiled parts, for all numbers, seeds, data and evaluation sets of the same shapes.
+    """The compiled parts of a run, for all hyper-parameters, seeds, data and evaluation sets of the same shapes.
 
     Attributes:
         begin: ``key -> state``.
-        chunk: ``(numbers, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
-        measure: ``(numbers, sets, state) -> metrics``.
+        chunk: ``(hyper-parameters, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
+        measure: ``(hyper-parameters, evaluation sets, state) -> metrics``.
         cost: Bytes of a message and of a broadcast.
         shapes: Shapes of one round's infos.
         length: Largest number of rounds that ``chunk`` takes.
@@ -46,16 +46,15 @@ def trial_program(
 ) -> TrialProgram:
     """Builds the program that all trials of an experiment share; it is compiled when it is first used.
 
-    ``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers
-    that are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again.
+    ``simulate`` compiles one algorithm with fixed hyper-parameters. Here hyper-parameters such as rates are arguments,
+    so that another rate, seed or draw of data of the same shapes compiles nothing again.
 
     Args:
-        build: ``(**numbers) -> algorithm``, where numbers may be traced; the model and the schedule do not depend on
-            them.
-        numbers: Numbers of one of the runs, which ``build`` checks.
+        build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on them; they may be traced.
+        numbers: Hyper-parameters of one of the trials, which ``build`` checks.
         data: Data of one of the trials.
         engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
-        measure: ``(algorithm, state, sets) -> {name: array}``, traced.
+        measure: ``(algorithm, state, evaluation sets) -> {name: array}``, traced.
         every: Rounds between evaluations.
     """
     first, num_clients = build(**numbers), data.num_clients
@@ -89,7 +88,7 @@ def run_trial(
     Args:
         program: The program that all trials share.
         seed: Seed of the run.
-        numbers: Arguments of ``build``, by name.
+        numbers: Hyper-parameters, the arguments of ``build`` by name.
         data: Training examples of all clients.
         sets: Evaluation sets, the last argument of ``measure``.
         num_rounds: Rounds R.

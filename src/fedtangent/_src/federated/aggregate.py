@@ -32,7 +32,7 @@ def _add_weighted(
 
 
 def weighted_mean() -> Aggregate:
-    """Builds the mean of the messages of each model, weighted by the cohort's weights (FE-2024, remark 1).
+    """Builds the aggregate that is the weighted mean of each model's messages (FE-2024, remark 1).
 
     A model without a slot gets 0; the engine leaves its state unchanged and reports it.
     """
@@ -83,8 +83,7 @@ class Stacked(NamedTuple):
 def stack(slots_per_model: int) -> Aggregate:
     """Builds the aggregate that keeps every message, in cohort order, for servers that pool clients.
 
-    It keeps up to ``slots_per_model`` (M) messages for each model. A message that the server does not accept leaves its
-    place empty (zeros).
+    It keeps up to ``slots_per_model`` (M) messages of each model. A message that the server rejects leaves zeros.
     """
 
     def init(message: PyTree, num_models: int) -> Stacked:

@@ -66,16 +66,15 @@ class Parts(NamedTuple):
         channel: Transport of a message; None for lossless.
         weighting: "examples" weighs a client by its number of examples, "uniform" equally.
         accept: Decides which messages the server counts (``faults.finite``); None for all. A rejected message counts as
-            absent: ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had
-            no clients.
+            absent; ``info["rejected"]`` is the number of them per model [K].
         common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
             separately.
         predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
             prediction, the algorithm has no ``params``.
         personal: Predicts for one client; None for the global models.
         check: Raises ``ValueError`` for data that the algorithm cannot run on.
-        ledger: Corrects the cost, for algorithms that do not send one model down and one message up, or that send
-            something before the first round.
+        ledger: ``(cost, data) -> cost``: corrects the bytes of an algorithm that does not send one model down and one
+            message up, or that sends something before the first round.
     """
 
     aggregate: Aggregate | None = None
@@ -128,9 +127,6 @@ def compose(
         schedule: Which client trains which model in which round.
         parts: Further parts, such as the channel, with their defaults.
         composition: The clients' training and the rule for theory; None if theory has no rule.
-
-    Returns:
-        The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.
 
     Raises:
         ValueError: A model or schedule of another type, or an unknown ``weighting``.
@@ -301,11 +297,7 @@ def _train(
 def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """Returns the pure function of one slot that the engine maps: ``(common, row) -> (row, message, trained)``.
-
-    ``common`` has the data, the state and the broadcasts, the same for all slots. The returned row is meant for the
-    aggregate: its weight is 0 if the server does not accept the message.
-    """
+    """Returns the training of a slot: ``(data, state, broadcasts), row -> row, message, trained``, for the engine."""
 
     def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = common
@@ -328,13 +320,9 @@ def _train_slot(
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
-    """Returns the examples of every slot, [S, max_client_size, ...], copied once a round; None if that does not pay.
-
-    A minibatch is then gathered from its client's few rows. Gathering from the whole data set costs a CPU several
-    microseconds more in every local step, because XLA divides an operation with a large operand between threads. It
-    does not pay if the cohort holds much of the data, or if clients differ so much in size that most of the copy would
-    be padding.
-    """
+    """Returns every slot's examples [S, max_client_size, ...], copied once a round; None if that does not pay."""
+    # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
+    # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
     padded, num_rows = max_client_size * data.num_clients, data.indices.shape[0]
     most = min(num_rows, data.x.shape[0])  # examples that many clients share stand in the data once
     if padded > 4 * num_rows or 4 * max_client_size * cohort.client.shape[0] > most:
@@ -359,8 +347,8 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
 
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
     """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
-    # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
-    # that really trains it.
+    # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
+    # trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
     before = (state.client, state.channel)
     client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)

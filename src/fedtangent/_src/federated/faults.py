@@ -1,9 +1,8 @@
-"""Faults of a round: clients that drop out, clients that are late, and clients that send invalid messages.
+"""Faults of a round: clients that drop out, that are late, or that send invalid messages.
 
-``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts includes the
-faults. The cohorts of the inner schedule are drawn as they would be without faults (common random numbers). ``finite``
-decides which messages the server accepts. A client at fault counts as absent: its message is ignored, and its state
-stays as it was.
+``dropout`` and ``stragglers`` turn a schedule into another one, whose cohorts theory can follow too. The cohorts of the
+inner schedule are the same as without faults (common random numbers). ``finite`` decides which messages the server
+accepts. A client at fault counts as absent: its message is ignored, and its state stays unchanged.
 
 The wire ledger charges a model down for every client that the server contacted, even if the client then drops out or is
 late, and a message up for every client that answered in time, even if the message is then rejected.
@@ -36,9 +35,7 @@ class Contacted(NamedTuple):
 
 
 def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Schedule:
-    """Returns ``schedule`` with dropout: in each round each client drops out independently, and its slots are empty.
-
-    A client drops out of all models that it would train in the round.
+    """Returns ``schedule`` with dropout: in a round each client drops out of all its models, independently of others.
 
     Args:
         schedule: The schedule.
@@ -68,10 +65,10 @@ def stragglers(
     distribution: str = "lognormal",
     spread: float = 1.0,
 ) -> Schedule:
-    """Returns a schedule that contacts the clients of ``schedule`` and closes a round after the first answers.
+    """Returns a schedule that contacts the clients of ``schedule`` and closes a round after the first ``keep`` answers.
 
-    With ``uniform_sampling(N, 130)`` and ``keep=100`` the first 100 of 130 clients make the round. Late clients' work
-    is lost and not sent. The cohort has ``keep`` slots, in order of completion.
+    With ``uniform_sampling(N, 130)`` and ``keep=100`` the server contacts 130 clients and averages the first 100. The
+    work of the others is lost and not sent. The cohort has ``keep`` slots, in order of completion.
 
     Args:
         schedule: The schedule.
@@ -139,10 +136,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """Returns ``schedule`` with its cohorts changed by ``pick``, which gets a separate key for each round.
-
-    ``pick`` also receives the waiting time of a fault inside, and returns the waiting time of the round.
-    """
+    """Returns ``schedule`` with cohorts and waiting times changed by ``pick``, which gets a new key in every round."""
 
     def init(key: Key) -> Contacted:
         return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
@@ -158,7 +152,7 @@ def _wrapped(
 
 
 def _depth(state: PyTree) -> int:
-    """Returns how many faults a schedule has already; each fault needs separate random draws."""
+    """Returns how many faults wrap a schedule already; each fault needs separate random draws."""
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 

@@ -43,8 +43,8 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
         name: Name of the graph.
 
     Raises:
-        ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or its graph is not
-            connected, so that a model could not reach every client.
+        ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or the graph is not
+            connected.
     """
     entries = np.asarray(matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
@@ -105,8 +105,8 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A probability outside [0, 1], or a drawn graph that is not connected: the draw is not repeated,
-            because that would be another distribution.
+        ValueError: A probability outside [0, 1], or a drawn graph that is not connected: another draw would change the
+            law.
     """
     number = whole("num_nodes", num_nodes)
     if not 0 <= probability <= 1:
@@ -122,10 +122,10 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
 
 
 def metropolis_hastings(graph: Graph) -> Float64[np.ndarray, "N N"]:
-    """Returns the transition matrix [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
+    """Returns the transition matrix P [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
 
-    A neighbour is proposed uniformly and accepted with probability ``min(1, d_i / d_j)``: ``P_ij = 1 / max(d_i, d_j)``
-    along edges, and the rest is the probability to stay. Rows sum to 1 and P is symmetric.
+    ``P_ij = 1 / max(d_i, d_j)`` along edges, with d_i the number of neighbours of node i, and the rest is the
+    probability to stay. P is symmetric, and its rows sum to 1.
     """
     return _from_edges(graph, _largest_degree(graph))
 
@@ -133,8 +133,8 @@ def metropolis_hastings(graph: Graph) -> Float64[np.ndarray, "N N"]:
 def metropolis_weights(graph: Graph) -> Float64[np.ndarray, "N N"]:
     """Returns the mixing matrix ``W_ij = 1 / (1 + max(d_i, d_j))`` along edges, [N, N] (Xiao, Boyd and Kim, 2007).
 
-    W is symmetric and its rows sum to 1. Unlike ``metropolis_hastings``, W has a positive diagonal, so that all
-    eigenvalues except one lie inside (-1, 1), and models come to agree even on a bipartite graph, such as an even ring.
+    d_i is the number of neighbours of node i. W is symmetric and its rows sum to 1. Unlike ``metropolis_hastings``, W
+    has a positive diagonal, so that models come to agree even on a bipartite graph, such as an even ring.
     """
     return _from_edges(graph, 1 + _largest_degree(graph))
 
@@ -157,8 +157,7 @@ def check_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1.
 
     Args:
-        name: Name of the matrix in error messages.
-        matrix: The matrix [N, N].
+        name, matrix: Name of the matrix, for the error message, and the matrix [N, N].
     """
     entries = real_array(name, matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
@@ -175,8 +174,7 @@ def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
     """Raises ``ValueError`` unless a matrix is stochastic and symmetric (and so doubly stochastic).
 
     Args:
-        name: Name of the matrix in error messages.
-        matrix: The matrix [N, N].
+        name, matrix: Name of the matrix, for the error message, and the matrix [N, N].
     """
     check_stochastic(name, matrix)
     entries = np.asarray(matrix, np.float64)

@@ -22,20 +22,20 @@ from fedtangent._src.types import Array, Client, Descend, FederatedData, Key, Lo
 
 
 class Work(NamedTuple):
-    """The amount of a client's local training, and its batches.
+    """The amount of a client's local training, and its minibatches.
 
     Exactly one of ``steps`` and ``epochs`` is set. A client's last, partial batch is masked: its gradient is the mean
     over its real examples.
 
-    Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced: one program
-    for many numbers of steps. Reverse-mode differentiation needs static trip counts, which ``differentiable`` gives:
-    every client loops as often as the largest client and skips the superfluous steps, and ``steps`` cannot be traced.
-    The results are the same; minibatches take longer, most of all under ``vmap``, where no step is really skipped.
+    Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced. Reverse-mode
+    differentiation needs static trip counts, which ``differentiable`` gives: every client then loops as often as the
+    largest one and skips the superfluous steps. The results are the same; minibatches take longer, most of all under
+    ``vmap``, where no step is really skipped.
 
     Attributes:
-        steps: Local steps T.
+        steps: Local steps T; a traced number only without ``differentiable``.
         epochs: Passes over a client's examples.
-        batch_size: Examples of a minibatch; None for full batches, of which an epoch has one.
+        batch_size: Examples of a minibatch; None for full batches, one in an epoch.
         differentiable: Whether the loops have static trip counts.
     """
 
@@ -126,7 +126,7 @@ def _of_batch(
 
 
 def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most: int) -> Int32[Array, "most B"]:
-    """Returns the batches of a client's local steps, as ``minimise`` draws them with ``key``; theory follows them.
+    """Returns the minibatches that ``minimise`` draws with the same key, so that theory can follow them.
 
     Args:
         work: Local steps and minibatches.
@@ -153,7 +153,7 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int | Array, Array]:
-    """Returns a client's inputs, targets and mask; the steps of ``work``, maybe traced; its steps (0 if empty)."""
+    """Returns a client's (inputs, targets, mask); the steps of ``work``, maybe traced; its steps, 0 if it is empty."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
@@ -220,8 +220,6 @@ def minimise(
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
     """Minimises a client's problem by its local steps.
-
-    Trip counts are dynamic, so that a small client takes little time.
 
     Args:
         key: Key of the client's update.
@@ -300,7 +298,7 @@ def is_zero(mu: float | Float[Array, ""]) -> bool:
 
 @runtime_checkable
 class Pose(Protocol):
-    """A function that poses the problem that a client minimises."""
+    """A function that returns the problem that a client minimises."""
 
     def __call__(self, broadcast: PyTree, client_state: PyTree, /) -> LocalProblem:
         """Returns the problem.
@@ -330,7 +328,7 @@ class Answer(Protocol):
 
 
 def proximal(mu: float | Float[Array, ""]) -> Pose:
-    """Builds the pose ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
+    """Builds a ``Pose`` of the problem ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
@@ -351,14 +349,14 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """The parts of local training in which an algorithm differs from plain gradient descent from the broadcast.
+    """The parts in which local training differs from plain gradient descent that starts at the broadcast.
 
     Attributes:
-        pose: Poses the problem that a client minimises; by default its loss, starting from the broadcast.
+        pose: Returns the problem that a client minimises; by default its loss, starting from the broadcast.
         answer: Makes the client's message; by default ``server - client``.
         init: Makes the state that a client keeps from parameters; by default an empty state.
         message: Makes a tree with the shapes of a message from parameters; by default the parameters.
-        settle: Corrects the client's state, for states that the server mirrors; by default no correction.
+        settle: Corrects the client's state after its message has travelled; by default no correction.
     """
 
     pose: Pose

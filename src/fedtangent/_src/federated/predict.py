@@ -1,9 +1,4 @@
-"""Predictions of an ensemble, personal predictions of clients, and their metrics.
-
-A personal prediction, the argument ``compose(personal=...)``, maps ``(model, params, client_states, client, x)`` to a
-``Prediction``. ``params`` are the K global models [K, ...], and ``client_states`` [K, ...] the states that this client
-keeps for each of them.
-"""
+"""Predictions of an ensemble, personal predictions of clients, and their metrics."""
 
 from __future__ import annotations
 
@@ -58,13 +53,13 @@ def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -
 def own_models(
     model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "n ..."]
 ) -> Prediction:
-    """Returns the mean of the K models that the client keeps.
+    """Returns the mean prediction of the K models that the client keeps.
 
     Args:
         model: The network.
-        params: Parameters of the global models, which are not used.
+        params: Not used.
         client_states: Parameters of the client's models, [K, ...].
-        client: The client, which is not used.
+        client: Not used.
         x: Inputs [n, ...].
     """
     return mean_of_models(model, client_states, x)
@@ -73,9 +68,8 @@ def own_models(
 def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
     """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
 
-    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex. FE-2024, eq. (4) prints ``+ gamma H`` and
-    ``exp(-gamma loss)``; only this sign agrees with its text, which says that a small gamma favours models of low loss
-    and a large one comes close to uniform weights.
+    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. FE-2024, eq. (4) prints
+    the opposite sign of both, which contradicts its text: a small gamma favours models of low loss.
 
     Args:
         losses: Losses of the models, [K].
@@ -116,8 +110,8 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
     """Builds fine-tuning after training: local SGD on the client's examples from each global model, then the mean.
 
-    (Train, then personalise: Wang et al., 2019, "Federated evaluation of on-device personalization".) Nothing is
-    stored: every prediction starts from the current global models.
+    Source: Wang et al., 2019, "Federated evaluation of on-device personalization". No state is kept: every prediction
+    starts from the current global models.
 
     Args:
         loss: Name of a loss.
@@ -185,7 +179,7 @@ class ClientMetrics(NamedTuple):
 def evaluate_clients(
     algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
 ) -> ClientMetrics:
-    """Computes a metric for every client, of its personal prediction or else of the global one, on its test examples.
+    """Computes a metric of every client's prediction (personal, or else global) on the client's test examples.
 
     Clients are evaluated one at a time, by one compiled program for each algorithm, measure and shapes.
 
@@ -195,7 +189,7 @@ def evaluate_clients(
         data: The clients' training examples, which a personal prediction may use.
         test: The clients' test examples, with the clients in the same order as in ``data``; sizes may be uneven or 0.
         measure: "accuracy", "mse" (mean over examples and outputs), the name of a loss, or a function ``(outputs [m,
-            C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
+            C], targets [m, ...], mask [m]) -> scalar``.
 
     Raises:
         ValueError: An unknown measure, or one that does not fit the targets; another number of clients; no test example

@@ -1,8 +1,8 @@
 """Schedules: which client trains which model in which round.
 
-A schedule draws a ``Cohort`` of S slots for each round. Weights are 1 for a filled slot and 0 for an empty one; the
-engine multiplies them by the clients' sizes, unless the weighting is uniform. Draws depend only on the schedule's key,
-so the cohorts of a run can be drawn without training (``drawn_cohorts``).
+A schedule draws a ``Cohort`` of S slots for each round, with weight 1 in a filled slot and 0 in an empty one; the
+engine multiplies the weights by the clients' sizes, unless the weighting is uniform. Draws depend only on the
+schedule's key, so the cohorts of a run can be drawn without training (``drawn_cohorts``).
 """
 
 from __future__ import annotations
@@ -42,15 +42,11 @@ def _cohort(client: Int[Array, "S"], model: Int[Array, "S"], filled: Bool[Array,
 
 
 def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]:
-    """Draws ``number`` distinct clients, uniformly and in random order, [number] int32.
-
-    For a small share of many clients the cost grows with ``number`` and not with ``num_clients``: clients are drawn
-    with replacement, and repetitions are left out. Every client has the same chance, so the result is uniform too.
-    """
+    """Draws ``number`` distinct clients, uniformly and in random order, [number] int32."""
     if 8 * number > num_clients:
         return jax.random.permutation(key, num_clients)[:number].astype(jnp.int32)
 
-    def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:  # with repetitions, which are dropped
         attempt = carry[0]
         candidates = jax.random.randint(jax.random.fold_in(key, attempt), (2 * number,), 0, num_clients, jnp.int32)
         order = jnp.argsort(candidates, stable=True)
@@ -68,8 +64,7 @@ def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
     """Builds the schedule under which every client trains every model in every round: S = K N slots, model by model.
 
-    A client draws the same minibatches for all models, because keys depend on the client and not on the model. So
-    models differ only by their start, and models with the same start stay equal.
+    A client draws the same minibatches for all models, so models differ only by their start.
 
     Args:
         num_clients: Clients N.
@@ -101,8 +96,8 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
 
-    Clients are drawn independently: S = N, and a round has ``rate * num_clients`` clients on average and may have none.
-    For this sampling the bounds of differential privacy are tightest.
+    Clients are drawn independently: S = N, and a round may have no client. Under this sampling the bounds of
+    differential privacy are tightest.
 
     Args:
         num_clients: Clients N.
@@ -121,10 +116,9 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
 
 
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
-    """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order.
+    """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order, one a round.
 
-    Every client has another order, renewed every K rounds. All clients take part in every round, each with one model: S
-    = N.
+    Orders are independent, and drawn again every K rounds. All clients take part in every round: S = N.
 
     Args:
         num_clients: Clients N.
@@ -140,9 +134,9 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def random_models(num_clients: int, num_models: int) -> Schedule:
-    """Builds the schedule under which each client trains a random model in each round (FE-2024, ablation of table VII).
+    """Builds the schedule under which each client trains a model drawn uniformly in each round (FE-2024, table VII).
 
-    Models are drawn uniformly, and all clients take part in every round: S = N.
+    All clients take part in every round: S = N.
 
     Args:
         num_clients: Clients N.
@@ -159,10 +153,9 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
 def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule of the code published with FE-2024: permutations, but only for the first K clients.
 
-    Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly each
-    round, as in ``random_models``. Orders are renewed after the rounds 0, K, 2K, ..., so that the first order serves
-    only round 0. All clients take part in every round: S = N. The paper's schedule (algorithm 1) is
-    ``per_client_permutations``.
+    Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly, as in
+    ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so that the first order serves only round
+    0. All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations``.
 
     Args:
         num_clients: Clients N.
@@ -189,9 +182,9 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
     """Builds the schedule of FE-2021, algorithm 1: strata of clients, with partial participation.
 
-    Clients are divided at random into Q strata of equal size (to within one). Each age of K rounds draws a Q x K
-    permutation matrix P; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
-    from it without replacement.
+    Clients are divided at random into Q strata of equal size (to within one). For every K rounds a Q x K matrix P is
+    drawn, whose rows are permutations of the models; in the r-th of these rounds stratum q trains model ``P[q, r]`` on
+    ``clients_per_stratum`` of its clients, drawn without replacement.
 
     Args:
         num_clients: Clients N.
@@ -236,11 +229,10 @@ def drawn_cohorts(
 ) -> Cohort:
     """Returns the cohorts that a run of this seed draws, as NumPy arrays [R, S]; no network is trained.
 
-    Theory follows these cohorts. Their weights are computed independently of the simulator, so that a simulator that
-    weighs clients wrongly disagrees with theory. Client i has the weight n_i, its number of examples, counted here
-    example by example (FedAvg; FE-2021, eq. 1). With ``weighting="uniform"`` each client with at least one example has
-    weight 1. This weight is multiplied by the slot's weight in the schedule; an empty slot has weight 0. Weights are
-    divided by their sum where models are averaged.
+    Theory follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs
+    clients wrongly disagrees with theory. A filled slot has its client's number of examples as weight (FedAvg; FE-2021,
+    eq. 1), or 1 with ``weighting="uniform"`` if the client has an example, times the slot's weight in the schedule. An
+    empty slot has weight 0. Weights do not sum to 1: messages are averaged by their shares of the sum.
 
     Args:
         schedule: The schedule.
@@ -287,11 +279,11 @@ def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
 def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray, "N N"] | None = None) -> Schedule:
     """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
 
-    In every round each model is trained by the client at its place, and then moves along an edge (or stays, if
-    ``transition`` allows it): S = K. The paper trains the K models "independently", so each starts at a client drawn
-    uniformly and walks independently of the others. Several models may meet at one client, which then trains each of
-    them, and K may exceed N. With the default transition a model is at each client with probability 1/N in every round.
-    The schedule's state is the place of each model, [K] int32.
+    In every round the client at a model's place trains the model, which then moves along an edge (or stays, if
+    ``transition`` allows it): S = K. Each model starts at a client drawn uniformly and walks independently of the
+    others; the paper only says "independently". Models may meet at one client, which then trains each of them, and K
+    may exceed N. With the default transition a model is at each client with probability 1/N in every round. The
+    schedule's state is the place of each model, [K] int32.
 
     Args:
         graph: Graph of the clients.
@@ -328,7 +320,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
 
 
 def own_models(num_clients: int) -> Schedule:
-    """Builds the schedule of gossip: each client trains a separate model, K = S = N, slot k model k on client k."""
+    """Builds the schedule of gossip: in every round client k trains model k only, so K = S = N."""
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
@@ -337,10 +329,7 @@ def own_models(num_clients: int) -> Schedule:
 
 
 def _cumulative(matrix: Float[np.ndarray, "N N"]) -> Float32[np.ndarray, "N N"]:
-    """Returns the cumulative sums of the rows, [N, N] float32, exactly 1 from the last nonzero entry on.
-
-    So a draw from [0, 1) always falls into the interval of a nonzero entry, whatever the rounding.
-    """
+    """Returns the rows' cumulative sums [N, N] float32, exactly 1 from the last nonzero entry on despite rounding."""
     sums = np.cumsum(matrix, axis=1)
     last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)
     return np.where(np.arange(matrix.shape[1])[None] >= last[:, None], 1.0, np.minimum(sums, 1.0)).astype(np.float32)
@@ -364,7 +353,7 @@ class EnsembleOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StrataOptions(EnsembleOptions):
-    """Options of strata."""
+    """Options of the schedule ``strata``."""
 
     num_strata: int = 5
     """Strata Q."""
@@ -374,7 +363,7 @@ class StrataOptions(EnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class WalkOptions(EnsembleOptions):
-    """Options of walks."""
+    """Options of schedules of random walks."""
 
     graph: str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>."""
@@ -431,7 +420,7 @@ ENTRIES = (
         WalkOptions,
         ("shi2024",),
     ),
-    Entry("own", "every client trains a model of its own", lambda o, num_clients, seed: own_models(num_clients)),
+    Entry("own", "every client trains a separate model", lambda o, num_clients, seed: own_models(num_clients)),
     Entry(
         "random",
         "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",

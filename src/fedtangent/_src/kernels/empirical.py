@@ -27,7 +27,7 @@ SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough
 
 
 class _Form(NamedTuple):
-    """Method of computing the kernel of one kind of model: a preparation of all examples, and a kernel block."""
+    """How the kernel of one kind of model is computed: a preparation of all examples, and a kernel block."""
 
     prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
@@ -46,17 +46,17 @@ def empirical_ntk(
     """Computes the tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
 
     Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
-    or convolutional layers) have fast kernels without a Jacobian; see the module. neural-tangents computes the kernels
-    of other models. In flax and other networks the output for an example must not depend on other examples.
+    or convolutional layers) have fast kernels without a Jacobian. neural-tangents computes the kernels of other models.
+    In flax and other networks the output for an example must not depend on other examples.
 
     Args:
         model: Network whose kernel is computed.
         params: Parameters of the network; the computation and the result have their dtype.
         x1, x2: Examples [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself, and only the
             blocks on and above the diagonal are computed.
-        trace: Whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2]. This is
-            the H of NTK-FL (Yue et al., ICML 2022, eq. 6) and neural-tangents' convention; it tends to
-            ``model.kernel(x1, x2).ntk`` as the network widens. If False, the whole kernel [n1, C, n2, C] is returned.
+        trace: Whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2], as in
+            NTK-FL (Yue et al., ICML 2022, eq. 6) and neural-tangents; it tends to ``model.kernel(x1, x2).ntk`` as the
+            network widens. If False, the whole kernel [n1, C, n2, C] is returned.
         block_size: Largest number of examples on a side of a block, which bounds the memory in use.
 
     Raises:

@@ -29,7 +29,8 @@ class KernelFeatures:
         model: The model ``phi(x) W``, whose weights start at zero.
         train: Features of the training points, [n, r]; [n, C, r] for a kernel that couples outputs.
         test: Features of the test points, [m, r] or [m, C, r].
-        left_inverse: Matrix [r, p] that maps values at all p rows (points, or points and outputs) to weights.
+        left_inverse: Matrix [r, p] that maps a function's values at all p points (or pairs of point and output) to
+            weights.
         mix: Orthogonal matrix [C, C] by which the model multiplies its outputs; the identity unless ``rotated``.
     """
 
@@ -72,7 +73,7 @@ class KernelFeatures:
     def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
         """Returns the part of functions that is a combination of the features; for a kernel that outputs share.
 
-        Draws from a prior whose covariance is singular have rounding errors of the covariance's root outside of it.
+        Draws from a prior with a singular covariance have rounding errors outside this part.
 
         Args:
             f0: Functions at all points, training points first.
@@ -82,9 +83,8 @@ class KernelFeatures:
     def rotated(self, seed: int) -> KernelFeatures:
         """Returns features of the same kernel in a random basis of a larger weight space.
 
-        The r features are rotated at random, and each is spread over as many weights as make 4096 or 4 r of them, with
-        random signs; the outputs are rotated too. The functions of mapped weights stay the same. Of a network, too, the
-        kernel shows only a part of the weight space.
+        The r features are rotated at random, and each is spread, with random signs, over several weights: 4096 or 4 r
+        in all, whichever is more. The outputs are rotated too. The model has the same functions as before.
 
         Args:
             seed: Seed of the rotations, which are uniform, and of the signs.
@@ -109,9 +109,8 @@ def kernel_features(
 ) -> KernelFeatures:
     """Computes features of a kernel, and the linear model that has this kernel as its tangent kernel.
 
-    The kernel is factored by its eigenvectors. Eigenvalues below the rounding error of the largest one (its product
-    with the number of rows and the precision of the kernel's dtype) are dropped, so that a singular kernel, for example
-    of repeated points, has fewer features than rows.
+    The kernel is factored by its eigenvectors. Eigenvalues below the rounding error of the largest one are dropped, so
+    that a singular kernel, for example of repeated points, has fewer features than rows.
 
     Args:
         kernel: Tangent kernel at n training and m test points: ``KernelBlocks`` with ``ntk_test``, or a symmetric

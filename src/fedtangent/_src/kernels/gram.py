@@ -1,7 +1,6 @@
 """Analytic kernels, the kernel (Gram) matrices of train and test points, and their factorisation.
 
-All of it except ``analytic`` runs on the host in NumPy float64, because a limit that needs ``Theta^-1`` is only as good
-as the digits of Theta.
+Everything except ``analytic`` runs on the host in NumPy float64, because ``Theta^-1`` needs the digits.
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ def kernel_blocks(
             ``x1``.
         x_train: Finite training inputs [n, ...].
         x_test: Finite test inputs [m, ...].
-        tick: Function that is called with the numbers of finished and of all tiles, of which each block of a kernel of
-            images has many.
+        tick: Called with the numbers of finished and of all tiles; a kernel of images has many.
 
     Raises:
         ValueError: Inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is not
@@ -167,9 +165,9 @@ def kernel_blocks(
 def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
     """Computes the Cholesky factor of a symmetric positive definite matrix, with the least jitter that float64 needs.
 
-    It tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
-    counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is
-    singular up to rounding is not inverted into noise.
+    The jitters tried are 0, then 1e-16, 1e-15, ... times the mean of the diagonal. A factor counts only if the matrix's
+    reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is singular up to rounding is
+    not inverted into noise.
 
     Args:
         theta: Matrix [n, n].
@@ -199,9 +197,8 @@ def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> C
 def check_covariance(kernels: KernelBlocks) -> None:
     """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
 
-    The check is a Cholesky factorisation of all present blocks together, shifted by sqrt(eps) of the largest variance.
-    It uses at most ``MOST_CHECKED`` points, test points and evenly spaced training points, so that it needs less memory
-    than the computation that follows.
+    The blocks are checked together by a Cholesky factorisation, shifted by sqrt(eps) of the largest variance, at
+    ``MOST_CHECKED`` points at most: test points and evenly spaced training points.
     """
     train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:
@@ -226,8 +223,8 @@ def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
     """Returns whether a matrix is positive semidefinite up to rounding, by a Cholesky factorisation.
 
     Args:
-        matrix: Symmetric matrix [n, n].
-        shift: Number that is added to the diagonal; at a shift of 0, of a zero matrix, the result is True.
+        matrix: Symmetric matrix [n, n]; a zero matrix counts as semidefinite.
+        shift: Number that is added to the diagonal.
     """
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift

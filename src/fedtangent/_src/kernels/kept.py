@@ -1,4 +1,4 @@
-"""Kernels of images kept on disk: float64 blocks that took long to compute are read by the next run."""
+"""A store of the kernels of images: float64 blocks that took long to compute are read from disk by the next run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def kept_blocks(
 ) -> KernelBlocks:
     """Returns the kernel blocks of a file in ``folder``, or computes them and writes the file.
 
-    Only kernels that are computed in tiles are kept: the others take less time than a file. A damaged file is computed
-    and written again; a folder that cannot be written to keeps nothing.
+    Only kernels that are computed in tiles are stored: others take less time than a file. A damaged file is computed
+    and written again; in a folder that cannot be written to, nothing is stored.
 
     Args:
         kernel: Kernel of the network.
         x_train: Training inputs.
         x_test: Test inputs.
-        folder: Folder of the files. They are removed, the least recently used first, above 4 GiB together.
+        folder: Folder of the files, of 4 GiB at most; the least recently used files are removed first.
         compute: Function that computes the blocks.
     """
     with jax.enable_x64(True):

@@ -1,7 +1,7 @@
 """Tangent kernels too large for float64: in float32, in memory, in a file, or divided among devices.
 
-A kernel of n training points is computed in compiled tiles; of two tiles that mirror each other only one is computed. A
-flow needs only products with the kernel. Its rows at the test points are recomputed for each product and never stored.
+A kernel of n training points is computed in compiled tiles; of two tiles that mirror each other only one is computed.
+The kernel's rows at the test points are recomputed for each product with it and never stored.
 """
 
 from __future__ import annotations
@@ -241,11 +241,7 @@ def check_file(kernel_fn: Kernel, x: ArrayLike, folder: Path) -> None:
 def _in_file(
     kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], folder: Path, tick: Tick
 ) -> Float32[np.ndarray, "n n"]:
-    """Returns the kernel from its file in ``folder``; computes and writes the file if it does not exist.
-
-    The file is either complete or absent, and is checked against the digest in its name. If several processes need it,
-    one writes and the others wait.
-    """
+    """Returns the kernel from its checked file in ``folder``; if it does not exist, one process writes it."""
     writable("folder", folder, "a kernel's file")
     folder.mkdir(parents=True, exist_ok=True)
     name = f"kernel-{_key(kernel_fn, x)}"

@@ -23,7 +23,7 @@ from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, la
 from fedtangent._src.types import AnyArray, Array, PyTree
 
 MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
-HELD = 2**25  # numbers of intermediate arrays held at once
+HELD = 2**25  # entries of the intermediate arrays in memory at once
 STRIPS = 8  # of a symmetric product; only the upper ones are computed
 SMALLEST_STRIP = 128  # examples
 
@@ -120,7 +120,7 @@ def _rows(
         outputs, inputs = structure.run(plan, jax.tree.unflatten(tree, weights), shifts, example[None])
         return outputs[0], inputs
 
-    # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative
+    # shifts and other leaves are copied for each example, so that one backward pass gives each example's derivative
     shifts = [jnp.zeros((n, *call.output), dtype) for call in plan.calls]
     others = [jnp.broadcast_to(leaves[i], (n, *jnp.shape(leaves[i]))) for i in plan.others]
 
@@ -286,10 +286,7 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
-    """Maps ``function`` over examples: one by one on a CPU, whose batched products are slow, elsewhere in batches.
-
-    ``numbers`` is how many numbers the intermediate arrays of one example have; it bounds the size of a batch.
-    """
+    """Maps ``function`` over examples whose intermediate arrays have ``numbers`` entries, on a CPU one by one."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))

@@ -46,7 +46,7 @@ SUPPORTED_JAX = ((0, 8), (0, 12))  # oldest and newest minor version that the te
 _MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded from here
 
 
-# What JAX used to do, written with what it does today.
+# Functions that JAX once had, written with today's.
 
 
 @runtime_checkable
@@ -98,11 +98,7 @@ class _Step(NamedTuple):
 
 
 def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], tape: list[_Step]) -> list[_Value]:
-    """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs expanded in place.
-
-    The other equations (recomputed by ``jax.checkpoint``) are evaluated here, outside the trace that will play the
-    tape: to neural-tangents a value inside the linear map is linear in the parameters.
-    """
+    """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs in place; evaluates the others."""
     values: dict[Var, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Var | Literal) -> _Value:
@@ -119,7 +115,7 @@ def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], ta
             slots = [_Slot() for _ in eqn.outvars]
             tape.append(_Step(eqn, inputs, slots))
             outputs = slots
-        else:
+        else:  # evaluated outside the trace that plays the tape, where each value counts as linear in the parameters
             outputs = _bind(eqn, [x for x in inputs if not isinstance(x, _Slot)])
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
@@ -155,10 +151,7 @@ def _split(x: AnyArray, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
 
 
 def _eqn_vjp(eqn: JaxprEqn | None, cotangent: PyTree, *inputs: PyTree) -> Sequence[PyTree | None]:
-    """Returns cotangents of ``eqn``'s linear inputs (of type ``UndefinedPrimal``), and None for the other inputs.
-
-    ``eqn`` None is the identity.
-    """
+    """Returns cotangents of ``eqn``'s linear inputs (``UndefinedPrimal``), else None; ``eqn`` None is the identity."""
     from jax.interpreters import ad
 
     if eqn is None:
@@ -414,12 +407,7 @@ def _forget() -> None:
 
 
 def _load() -> types.ModuleType:
-    """Imports the package ``neural_tangents`` through the proxies, once per process.
-
-    Raises:
-        ImportError: Another version of neural-tangents, a JAX that is too old, or a JAX so new that a name or behaviour
-            that neural-tangents needs can no longer be restored; the message has the installed and supported versions.
-    """
+    """Imports ``neural_tangents`` through the proxies once per process; ``ImportError`` for unsupported versions."""
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

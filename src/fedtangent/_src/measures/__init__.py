@@ -1,1 +1,1 @@
-"""Measures of runs: uncertainty and calibration, paired intervals, privacy, kernels, loss surfaces."""
+"""Measures of runs: calibration, paired intervals, privacy, change of tangent kernels, loss surfaces."""

@@ -54,8 +54,6 @@ class Plane(NamedTuple):
 def plane_through(models: Sequence[PyTree]) -> Plane:
     """Computes the plane through three models by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
 
-    ``point(plane, *c)`` at each row c of ``coordinates`` gives that model again, to rounding.
-
     Args:
         models: Three pytrees of floating arrays with one structure and equal shapes.
 
@@ -100,12 +98,10 @@ def grid(
 ) -> tuple[Float64[np.ndarray, "num_points"], Float64[np.ndarray, "num_points"]]:
     """Computes the coordinates [num_points] along each direction of a square around the three models.
 
-    The square has the centre of the models' bounding box.
-
     Args:
         plane: The plane.
         num_points: Number of points along each direction, at least 2.
-        margin: Excess of the square over the box at each end, as a share of the box's larger side.
+        margin: Excess of the square over the models' bounding box at each end, as a share of the box's larger side.
 
     Raises:
         ValueError: There are fewer than 2 points, or the margin is negative.
@@ -124,8 +120,7 @@ def surface(
     """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
 
     Args:
-        loss: Function of parameters and ``arguments`` that returns a number. It is compiled once if every call gets the
-            same function.
+        loss: Function of parameters and ``arguments`` that returns a number; compiled once for each function object.
         plane: The plane.
         a: Coordinates [A] along the first direction.
         b: Coordinates [B] along the second direction.
@@ -169,7 +164,11 @@ def segment(
 def barrier(losses: Num[np.ndarray, "q"]) -> float:
     """Computes the highest loss on a segment minus the loss at its worse end; 0 if no loss is higher.
 
-    ``losses`` [q] includes both ends of the segment. Raises ``ValueError`` for any other shape, or q < 2.
+    Args:
+        losses: Losses [q] along the segment, both ends included.
+
+    Raises:
+        ValueError: Another shape, or q < 2.
     """
     if np.ndim(losses) != 1 or np.size(losses) < 2:
         raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
@@ -254,7 +253,7 @@ def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], floa
 
 
 def _form(model: PyTree) -> tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]:
-    """Returns structure and shapes."""
+    """Returns the structure and the shapes of a model's parameters."""
     return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 
 

@@ -36,7 +36,7 @@ def differences(
 ) -> list[Difference]:
     """Computes the paired difference of every configuration of a sweep from the baseline, with a confidence interval.
 
-    Differences are taken seed by seed; the intervals are Student's, with n - 1 degrees of freedom.
+    Differences are taken seed by seed; the intervals are Student's.
 
     Args:
         sweep: Runs of all configurations with the same seeds.

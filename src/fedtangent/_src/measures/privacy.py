@@ -24,7 +24,7 @@ def epsilon(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Computes an upper bound of the epsilon of all models of ``dp_fed_avg``, at ``delta``, for a whole client.
+    """Computes an upper bound of the epsilon of a whole client in a run of ``dp_fed_avg``, over all its models.
 
     The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
 
@@ -33,20 +33,15 @@ def epsilon(
         clients_per_round: Number of clients in a round of ``schedules.uniform_sampling``; under Poisson sampling the
             expected number, ``rate * num_clients``.
         num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
-        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``.
+        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``; epsilon is
+            infinite below 1e-100.
         delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
         sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
             federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
             ``"without_replacement"`` (``schedules.uniform_sampling``; ``schedules.all_clients`` with
             ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
-            ``clip_norm``, so that the noise counts half. Epsilons of the two kinds must not be compared.
-
-    Returns:
-        Epsilon; infinite if the noise multiplier is below 1e-100.
-
-    Raises:
-        ValueError: A number is out of range.
+            ``clip_norm``. Epsilons of the two kinds must not be compared.
 
     Example:
 
@@ -87,6 +82,6 @@ def epsilon(
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which can only loosen the bound
     try:
-        return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
+        return min(total(one), total(noise))  # the bound with sampling can be the looser one
     finally:
         logger.setLevel(level)

@@ -1,8 +1,7 @@
 """Measures of tangent kernels: drift, alignment with the targets, spectrum, Gram operators of the clients.
 
-Pure functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, an ``evaluate`` for
-``simulate`` that measures every model's kernel along training. For a matrix that is not finite (a run that diverged)
-they return NaN and raise nothing, so that measuring a run never ends it.
+Functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, which measures every model's kernel
+along a run. For a matrix that is not finite (a run that diverged) they return NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ METRICS = (  # of each model
     *("largest_eigenvalue", "smallest_eigenvalue", "condition_number"),
     *("commutator", "commutator_relative", "gram_variance", "gram_variance_relative"),
 )
-BLOCK_SIZE = 128  # of kernels of networks that have no structured kernel: bounds what is held at once
+BLOCK_SIZE = 128  # for networks without a structured kernel; bounds the memory
 
 
 class Drift(NamedTuple):
@@ -103,7 +102,7 @@ def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
 def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> float:
     """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
 
-    Cristianini et al., 2001, definitions 1 and 3.
+    Source: Cristianini et al., 2001, definitions 1 and 3. The alignment is NaN if a norm is zero.
 
     Args:
         theta: Kernel [n, n].
@@ -111,9 +110,6 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
         centred: Whether both kernels are first centred in feature space, ``H Theta H`` with ``H = I - 11'/n`` (Cortes
             et al., 2012, definition 4). Without it the alignment of an almost constant kernel is near 1 for any
             targets.
-
-    Returns:
-        The alignment; NaN if a norm is zero.
 
     Raises:
         ValueError: The targets are not finite [n, C].
@@ -134,8 +130,7 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
 def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
-    Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
-    positive semidefinite matrix are its eigenvalues).
+    Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1.
     """
     kernel = square("theta", theta)
     if not np.isfinite(kernel).all():
@@ -156,18 +151,16 @@ def spectrum(theta: ArrayLike) -> Spectrum:
 def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
     """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
 
-    FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
-    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is the variance of Lemma 9.3, here over all clients with examples. Both
-    vanish if the clients hold the same examples. They are positive for different examples of one distribution; compare
-    with a random partition of the same sizes.
+    FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and
+    ``Var(Pi_i) = sum_i p_i Pi_i^2 - (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is the variance of Lemma 9.3, here
+    over all clients with examples. Both vanish if the clients hold the same examples. They are positive for different
+    examples of one distribution; compare with a random partition of the same sizes.
 
     Norms are norms of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
     symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
-    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly separates clients of one
-    distribution from clients of different ones: columns of clients without a common example are disjoint.)
-
-    A pair costs ``n_i n_j (n_i + n_j)``. ``Var`` is one product, ``Theta (B - D Theta D)`` with B block-diagonal, for
-    any number of clients.
+    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly tells clients of one
+    distribution from clients of different ones.) A pair costs ``n_i n_j (n_i + n_j)``; the variance is one product of
+    [n, n] matrices.
 
     Args:
         theta: [n, n], symmetric positive semidefinite.
@@ -245,16 +238,15 @@ class Watched(NamedTuple):
     rows: Int[np.ndarray, "m"]  # rows of the data, ascending
     x: Shaped[Array, "m ..."]
     targets: Float64[np.ndarray, "m C"]
-    clients: Partition  # which of the m each client holds
+    clients: Partition  # which of the m examples each client holds
 
 
 @dataclass(frozen=True)
 class KernelDiagnostics:
     """Function that measures the tangent kernels of a run at an evaluation; built by ``kernel_diagnostics``.
 
-    Metrics are means over the K models; with several models each model has its own too, such as ``drift_model_0``. A
-    metric is NaN while a model's kernel is not finite. The state is only read: a run has the same history, bit for bit,
-    with and without the measurement.
+    Metrics are means over the K models; with several models there is also one for each, such as ``drift_model_0``. A
+    metric is NaN if a kernel is not finite. A run has the same history, bit for bit, with and without the measurement.
     """
 
     watched: Watched
@@ -292,7 +284,7 @@ class KernelDiagnostics:
     def of_seed(
         self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
     ) -> KernelDiagnostics:
-        """Returns the same diagnostics with the initial kernels of another seed's run; nothing is compiled anew.
+        """Returns the same diagnostics with the initial kernels of another seed's run; compiles nothing again.
 
         Args:
             algorithm: The algorithm for which these diagnostics were built.
@@ -321,15 +313,14 @@ def kernel_diagnostics(
     Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
 
     Kernels are means over outputs. They are float64 if JAX's 64-bit types are enabled and the model is an ``mlp`` or
-    linear in its parameters; kernels of any other network have the network's precision (in float32 eigenvalues below
-    1e-6 of the largest are rounding). The initial kernels are recomputed from the seed, so that a resumed run has the
-    same Theta_0.
+    linear in its parameters; otherwise they have the network's precision (in float32 eigenvalues below 1e-6 of the
+    largest are rounding).
 
     Args:
         algorithm: An algorithm that predicts with K networks of ``model``, so that its ``params`` is not None.
         model: The network.
         data: The clients' data.
-        seed: Seed of the run.
+        seed: Seed of the run, from which the initial kernels are computed.
         num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
             operators of a client belong to its drawn examples.
         examples_seed: Seed of the drawn examples.
@@ -355,8 +346,8 @@ def kernel_diagnostics(
 def stratified(data: FederatedData, output_size: int, num_examples: int, seed: int) -> Watched:
     """Draws at most ``num_examples`` distinct examples of ``data``, from each client in proportion to its size.
 
-    Every client with examples gives at least one. If there are more such clients than ``num_examples``, clients are
-    drawn. An example counts for every client that holds it.
+    Every client with examples gives at least one; if there are more clients than ``num_examples``, clients are drawn.
+    An example counts for every client that holds it.
 
     Args:
         data: The clients' data.
@@ -389,7 +380,7 @@ def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -
         return quota
     share = sizes * (total / sizes.sum())
     quota = np.where(sizes > 0, np.maximum(np.floor(share).astype(int), 1), 0)
-    while quota.sum() != total:  # a few steps: the floors lose, and the ones gain, less than one each
+    while quota.sum() != total:  # a few steps: floors and ones change each quota by less than 1
         step = 1 if quota.sum() < total else -1
         free = (quota < sizes) if step > 0 else (quota > 1)
         quota[np.argmax(np.where(free, step * (share - quota), -np.inf))] += step

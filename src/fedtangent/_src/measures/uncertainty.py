@@ -72,8 +72,8 @@ def predictive_entropy(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
 def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     """Computes knowledge uncertainty in nats, [n], from logits [K, n, C]: predictive minus mean entropy.
 
-    Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which equals it and loses no
-    digits if the members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
+    It is from 0 to log K, and is computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``,
+    which loses no digits if the members agree. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
     """
     log_p = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
@@ -116,9 +116,9 @@ def accuracy(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> F
 
 
 def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15) -> Reliability:
-    """Computes accuracy against confidence, the probability of the predicted class, in ``num_bins`` = B bins.
+    """Computes accuracy against confidence, the probability of the predicted class, in bins ``((b - 1) / B, b / B]``.
 
-    The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2).
+    Source: Guo et al., 2017, section 2.
 
     Args:
         members: Logits [K, n, C].
@@ -202,12 +202,11 @@ def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array
 def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) -> Interval:
     """Computes the confidence interval of a coverage that was measured at ``num_points`` independent points.
 
-    Wilson (1927): with ``z`` the normal quantile of ``(1 + level) / 2`` and m points, the ends are ``(s + z^2 / 2m +- z
-    sqrt(s (1 - s) / m + z^2 / 4m^2)) / (1 + z^2 / m)``.
+    It is Wilson's (1927).
 
     Args:
-        share: Measured coverage s, of any shape.
-        num_points: Number m of points.
+        share: Measured coverage, of any shape.
+        num_points: Number of points.
         level: Probability of the interval.
 
     Raises:
@@ -232,9 +231,9 @@ def measure(
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
-        targets: Numbers [n, C] with which the squared error, or a loss of margins, compares outputs.
-        labels: [n] class labels; None for regression.
-        loss: Name of a loss, or a function. The function is called with the labels, or in regression with the targets.
+        targets: Targets [n, C] of the squared error, or of a loss of margins.
+        labels: Class labels [n]; None for regression.
+        loss: Name of a loss, or a function, which is called with the labels, or in regression with the targets.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
     checked = None if labels is None else class_labels("labels", labels, members.shape[-1])
@@ -249,10 +248,13 @@ def measure(
 
 
 def metric_of(loss: str | Loss) -> str:
-    """Returns the name of the metric that shows the progress of training by a loss.
+    """Returns the name of the metric that shows the progress of training by a loss: "nll", "mse" or "loss".
 
-    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's own function
-    it is "loss": the loss itself, of the mean prediction. Raises ``ValueError`` for an unknown loss.
+    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's function it is
+    "loss", the loss of the mean prediction.
+
+    Raises:
+        ValueError: An unknown loss.
     """
     return {"classes": "nll", "numbers": "mse"}.get(targets_of(loss), "loss")
 

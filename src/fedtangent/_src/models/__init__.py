@@ -1,6 +1,6 @@
-"""Models as pure functions, with the analytic kernel of exactly that network where there is one.
+"""Models as pure functions, each with its analytic kernel if one is known.
 
-Every model that a file here has an entry for can be imported from the package: ``models.mlp``.
+Every model that has an entry in a file here can be imported from the package: ``models.mlp``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The convolutional network of the federated-learning literature, as a flax network that is fast on a CPU.
-
-Max pooling is written out, and which convolution is the faster one on this machine is measured once and kept.
-"""
+"""The convolutional network of the federated-learning literature, as a flax network that is fast on a CPU."""
 
 from __future__ import annotations
 
@@ -94,8 +91,8 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
 def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
     """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
 
-    It is measured once on a machine, for two clients with their own kernels [window, window, I, filters] and batches of
-    10 images. As in the engine, clients are computed one after another on a CPU, and both at once elsewhere.
+    A machine measures it once, for two clients with separate kernels [window, window, I, filters] and batches of 10
+    images: one after another on a CPU, at once elsewhere, as in the engine.
 
     Args:
         input_shape: (H, W, I) of an image.
@@ -109,10 +106,10 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
 
 
 def convolution_called(name: str, input_shape: Sequence[int], filters: int, window: int) -> Convolution:
-    """Returns the convolution for a network's option: one of ``CONVOLUTIONS``, or the faster one for ``"auto"``.
+    """Returns the convolution called ``name``, one of ``CONVOLUTIONS``, or the faster one for ``"auto"``.
 
     Args:
-        name: Value of the option.
+        name: Name of the convolution.
         input_shape: Input shape of the costliest layer, as for ``choose_convolution``.
         filters: Output channels of that layer.
         window: Side of its window.
@@ -125,7 +122,7 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
 
 
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, float]:
-    """Measures the median seconds of each convolution's ``_step``."""
+    """Measures the median seconds of ``_step`` for each convolution."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
     w = jax.random.normal(keys[1], (CLIENTS, window, window, shape[-1], filters), jnp.float32)
@@ -142,15 +139,7 @@ def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) ->
 
 
 def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
-    """Compiles the function whose time is measured: a convolution and both its gradients, for N clients.
-
-    It maps inputs [N, B, H, W, I] and kernels [N, h, w, I, O] to a scalar, the sum over clients of half the squared
-    norm of the output and of all entries of its gradients by input and kernel.
-
-    Args:
-        convolve: The convolution.
-        mapping: "vmap" computes all clients at once, "scan" one after another.
-    """
+    """Compiles a convolution of N clients with its gradients, which returns a scalar, as the function to be timed."""
 
     def loss(x: Array, w: Array) -> Array:
         y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -222,7 +211,7 @@ def cnn(
 
     The default has 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a
     linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size. ``apply``
-    takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as flax's
+    takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as in flax
     (LeCun normal, zero biases), float32. There is no analytic kernel.
 
     Args:

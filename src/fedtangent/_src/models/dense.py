@@ -24,7 +24,7 @@ PARAMETERIZATIONS = ("ntk", "standard")
 
 @runtime_checkable
 class Sized(Protocol):
-    """Shape of the examples of a data set and number of outputs of its models; a ``Dataset`` has both."""
+    """An object with the shape of an example and the number of outputs of a model for it, such as a ``Dataset``."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class DenseStructure(NamedTuple):
     """Dense layers with one elementwise activation between them.
 
     Parameters follow neural-tangents' stax: a list with ``(W [fan_in, fan_out], b [1, fan_out] or None)`` for each
-    layer and ``()`` for each activation in between, so layer ``l``'s parameters are ``params[2 * l]``.
+    layer and ``()`` for each activation, so layer ``l``'s parameters are ``params[2 * l]``.
     """
 
     input_size: int
@@ -98,7 +98,7 @@ def forward(
 
 
 class Activation(NamedTuple):
-    """An elementwise function, with name and arguments of the layer in stax that has its analytic kernel."""
+    """An elementwise function, with name and arguments of its layer in stax, which has the analytic kernel."""
 
     function: Callable[[Array], Array]
     stax_name: str
@@ -157,20 +157,20 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
 class WeightScales(TypedDict, total=False):
     """Standard deviations of the initial weights and biases of ``mlp``."""
 
-    w_std: float  # of the weights, sqrt(2) if not given
-    b_std: float | None  # of the biases, 0.1 if not given; None: there are none
+    w_std: float  # of the weights, by default sqrt(2)
+    b_std: float | None  # of the biases, by default 0.1; None: no biases
     last_w_std: float | None  # replaces w_std in the last layer
 
 
 def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int]:
-    """Returns the numbers of inputs and outputs.
+    """Returns the numbers of inputs and outputs of a model.
 
     Args:
         input_size: Number of inputs, or a data set, which has both numbers.
         output_size: Number of outputs; None for the data set's.
 
     Raises:
-        ValueError: No number of outputs beside a number of inputs.
+        ValueError: No ``output_size`` beside a number of inputs.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
@@ -187,7 +187,7 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
         name: Name of the argument ``inputs``.
 
     Raises:
-        ValueError: No number of outputs, and no data set.
+        ValueError: No ``output_size`` beside a shape.
     """
     if output_size is not None:
         return output_size
@@ -233,9 +233,9 @@ def mlp(
     in the standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last
     layer: a small value starts the network near zero.
 
-    ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws in
-    ``dtype``, the same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
-    ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
+    ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
+    same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
+    ``Kernels(nngp, ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
 
     Args:
         input_size: Numbers of an example, or a ``Dataset``.

@@ -50,12 +50,12 @@ class ModelEntry(Entry):
     kinds: tuple[str, ...] = ("image", "vector")
     """Kinds of input that the model reads: "image", "tokens", "vector"."""
     loss: str = SQUARED_ERROR
-    """Loss that suits the model if targets are classes; numbers are always fitted by the squared error."""
+    """Default loss of the model if targets are classes; for numbers it is the squared error."""
     learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each loss a step size of clients at which the model trains, measured at its default sizes."""
+    """Default step size of the clients for each loss, measured at the model's default sizes."""
 
     def fitting_loss(self, is_regression: bool) -> str:
-        """Returns the loss that the model is trained with if the user names none."""
+        """Returns the default loss of the model, for regression or for classes."""
         return SQUARED_ERROR if is_regression else self.loss
 
 
@@ -76,7 +76,7 @@ def network(
     """Marks a function as a model, so that it can be chosen by its name.
 
     Args:
-        most: The parameters that are options, each with the largest number allowed; None for the largest of its type.
+        most: The parameters that are options, each with the largest number allowed or None, as for ``entries.option``.
         papers: Papers behind the model.
         sizes: Turns the shape of the examples and the number of outputs into arguments.
         more: A frozen dataclass of options that are no parameters of the function.
@@ -156,7 +156,7 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
     """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
     The function returns a ``Model``, or a flax.linen module that maps floating examples [n, *input_shape] to [n,
-    output_size]; for text it returns ``from_flax`` of its module.
+    output_size]; a module for text is first converted by ``from_flax``.
 
     Args:
         name: ``package.module:function``.
@@ -190,7 +190,7 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
 
 
 def check_kind(entry: ModelEntry, kind: str | None) -> None:
-    """Raises ``ValueError`` unless a model reads the kind of input of the data.
+    """Raises ``ValueError`` unless a model reads a kind of input.
 
     Args:
         entry: Entry of the model.

@@ -35,9 +35,9 @@ class LinearStructure(NamedTuple):
 def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTypeLike = jnp.float32) -> Model:
     """Builds a model linear in the inputs, ``f(x) = x W``, without a bias, whose kernel is exact (Local-GD, section 2).
 
-    Inputs [n, ...] are flattened to [n, d]; the paper has C = 1.
-    ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); the paper's results start at w = 0, that is sigma = 0.
-    The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
+    Inputs [n, ...] are flattened to [n, d]. ``params["weights"]`` is [d, C] and starts as N(0, sigma^2). The paper has
+    C = 1 and starts at w = 0. The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1,
+    n2] each.
 
     Args:
         input_size: Numbers d of an example.
@@ -78,10 +78,9 @@ def rbf_linear(
 ) -> Model:
     """Builds a linear model of radial basis functions of one number, whose kernel is exact (FE-2024, section V-A).
 
-    It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``.
-    The defaults of ``num_features`` and ``bandwidth`` are the paper's; the paper does not state sigma, and we take 1.
-    Each output has its own weights: ``params["weights"]`` is [num_features, C]. The kernel is exact, not a limit:
-    ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
+    It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``. The defaults of ``num_features`` and
+    ``bandwidth`` are the paper's; the paper does not state sigma. ``params["weights"]`` is [num_features, C]. The
+    kernel is exact, not a limit: ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
 
     Args:
         num_features: Number of basis functions.

@@ -1,7 +1,7 @@
 """flax networks as models: which of their weights are in dense and convolutional layers, and the layers' inputs.
 
-A weight that is used in any other way as well (tied, transformed, inside a lifted transformation such as ``nn.scan``)
-does not count as a layer's, so that the kernel of the layers is exact.
+A weight with any other use (tied, transformed, inside a lifted transformation such as ``nn.scan``) does not count as a
+layer's, so that the kernel of the layers is exact.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def is_module(module: object) -> bool:
 
 
 def from_flax(module: object, example_input: object, output_size: int, name: str | None = None) -> Model:
-    """Converts a user's flax module, of ``flax.linen`` or ``flax.nnx``, to a ``Model``.
+    """Converts a user's flax module, of ``flax.linen`` or ``flax.nnx``, to a ``Model`` without an analytic kernel.
 
-    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a linen network for images with ten outputs.
-    Parameters are the tree of the module's ``"params"`` collection. A module of nnx carries its weights, so it comes as
-    a class or a function that makes it: ``from_flax(lambda rngs: Network(8, rngs=rngs), x[:1], 10)``. Parameters are
-    then nested dictionaries of its ``nnx.Param``; ``nnx.to_pure_dict(nnx.state(network, nnx.Param))`` are those of an
-    instance, for ``start=``. There is no analytic kernel.
+    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` converts a linen network for images with ten outputs;
+    parameters are the tree of the module's ``"params"`` collection. A module of nnx carries its weights, so pass a
+    class or a function that builds it: ``from_flax(lambda rngs: Network(8, rngs=rngs), x[:1], 10)``. Parameters are
+    then nested dictionaries of its ``nnx.Param``; ``nnx.to_pure_dict(nnx.state(network, nnx.Param))`` reads them
+    from an instance, for ``start=``.
 
     Args:
         module: Module of linen; or a function of the keyword ``rngs``, an ``nnx.Rngs``, that returns a module of nnx.
@@ -67,9 +67,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
         name: Name of the model; by default the name of the module's class.
 
     Raises:
-        ValueError: The module keeps other variables (such as batch statistics, whose federated average is not defined
-            here, or the random state of dropout), its output is not [n, output_size], or ``module`` is an instance of
-            an nnx module.
+        ValueError: The module keeps other variables (such as batch statistics or the random state of dropout), its
+            output is not [n, output_size], or ``module`` is an instance of an nnx module.
     """
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
@@ -149,10 +148,7 @@ class _Uses(NamedTuple):
 
 
 def _read_plan(apply: Apply, params: PyTree, x: WithShape) -> Plan:
-    """Determines how ``apply`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
-
-    A leaf belongs to layers if only those layers' outputs depend on it. Leaves that nothing depends on are left out.
-    """
+    """Determines how ``apply`` uses each leaf of ``params``: in layers only, in other ways too, or not at all."""
     one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
     uses = _Uses([], {}, [])
@@ -184,10 +180,7 @@ def _needed(jaxpr: Jaxpr) -> set[int]:
 def _run_layers(
     apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray
 ) -> tuple[Array, list[Array]]:
-    """Implements ``LayeredStructure.run`` for a network of flax layers.
-
-    Convolutions are computed by ``gemm_convolution``, whose derivatives stay fast inside loops on a CPU.
-    """
+    """Implements ``LayeredStructure.run`` for flax layers, with ``gemm_convolution``, for speed inside loops."""
     inputs: list[Array] = []
     layers = {call.path for call in plan.calls}
 

@@ -1,15 +1,14 @@
-"""Convolutions that stay fast where federated learning needs them: inside loops over clients, and with one kernel each.
+"""Convolutions that are fast inside loops over clients, and with a separate kernel for each client.
 
-``gemm_convolution`` stands in for ``jax.lax.conv_general_dilated`` in ``flax.linen.Conv(conv_general_dilated=...)``.
-Two things make the latter slow there. XLA's CPU backend runs only channels-last convolutions with an unreversed kernel
-at the speed of a matrix product, and the gradients that JAX derives are not of that form: here they are rewritten to
-be. And ``vmap`` over clients turns per-client kernels into grouped convolutions: here they become batched matrix
-products over patches of the input.
+``gemm_convolution`` takes the place of ``jax.lax.conv_general_dilated`` in
+``flax.linen.Conv(conv_general_dilated=..)``, which is slow there for two reasons. XLA's CPU backend runs only
+channels-last convolutions with an unreversed kernel at the speed of a matrix product, and the gradients that JAX
+derives do not have that form: here they are rewritten to have it. And ``vmap`` over clients turns separate kernels into
+grouped convolutions: here they become batched matrix products over patches of the input.
 
 A convolution, its gradient by the input and its gradient by the kernel are bilinear, and each is the transpose of the
 others. They are three primitives, so that forward and reverse differentiation of any order, ``jit``, ``vmap``, ``scan``
-and ``remat`` apply. A depthwise convolution has no product in it: it is a sum of shifted inputs times numbers, as is
-each of its gradients, under ``vmap`` too.
+and ``remat`` apply. A depthwise convolution, and each of its gradients, is a sum of shifted inputs times numbers.
 """
 
 from __future__ import annotations
@@ -305,8 +304,7 @@ def gemm_convolution(
 ) -> Array:
     """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``, also under ``vmap`` over kernels. Values
-    and derivatives of both modes and any order equal the ones of ``conv_general_dilated`` to rounding.
+    Values and derivatives of both modes and any order equal the ones of ``conv_general_dilated`` to rounding.
 
     Args:
         lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.

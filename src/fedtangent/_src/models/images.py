@@ -1,9 +1,9 @@
 """The shared parts of networks of images: shapes, halving, convolutions, and a normalisation without statistics.
 
-Batch normalisation is replaced by ``nn.GroupNorm`` (Wu and He, 2018) everywhere: it normalises groups of channels
-within one example. Statistics of batches are of one client's data: averaged over clients whose data differ they are
-those of no data at all, and kept at the clients the server could not predict with them. And the output of one example
-would depend on others. What is learned, a scale and a shift for each channel, is as many numbers as before.
+``nn.GroupNorm`` (Wu and He, 2018) replaces batch normalisation everywhere: it normalises groups of channels within one
+example, with as many learned numbers. Statistics of batches, averaged over clients whose data differ, would fit no
+client's data; kept at the clients, they would be unknown to the server. And the output of one example would depend on
+others.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: str) -> Model:
-    """Converts a flax network of images to a model.
+    """Converts a flax network of images to a model without an analytic kernel.
 
     Its ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example, and computes in the
-    parameters' dtype; weights start as float32. There is no analytic kernel.
+    parameters' dtype; weights start as float32.
 
     Args:
         module: The flax network.
@@ -68,7 +68,7 @@ def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: s
 def strides(shape: Sequence[int], places: int) -> list[int]:
     """Returns a stride, 1 or 2, for each place at which a published network halves its images, in order.
 
-    Small images are not halved at the first places, so that at least 4 x 4 remain. For 32 x 32 this turns networks for
+    Small images are halved only at the last places, so that at least 4 x 4 remain. For 32 x 32 this turns networks for
     ImageNet into the usual ones for CIFAR.
 
     Args:
@@ -98,7 +98,7 @@ def check_groups(groups: int, channels: Iterable[int]) -> None:
 
 
 def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns the number of blocks of each stage.
+    """Returns the number of blocks of each stage as a tuple of positive numbers.
 
     Args:
         blocks: Blocks of each stage.
@@ -115,7 +115,7 @@ def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 class Layers(NamedTuple):
-    """The layers that networks of images are made of, without biases."""
+    """The layers of networks of images, without biases."""
 
     convolution: Convolution
     initializer: Initializer  # of kernels

@@ -63,13 +63,13 @@ StaxNetwork = tuple[Callable[[Key, tuple[int, ...]], PyTree], Apply, StaxKernel]
 Tick = Callable[[int, int], None]  # called with the numbers of finished tiles and of all tiles
 TILE_BYTES = 2**24  # work of a tile on a CPU: larger ones leave its caches (measured by benchmarks/pooled_kernel.py)
 TILE_SHARE = 1 / 8  # of an accelerator's memory
-MOST_UNTILED = 2**11  # bytes of the work of a pair of which any number is computed at once: vectors need less
+MOST_UNTILED = 2**11  # bytes of the work of a pair, below which all pairs are computed at once, as for vectors
 
 
 def stax() -> ModuleType:
     """Returns ``neural_tangents.stax``, whose layers make networks with analytic kernels (Novak et al., 2020).
 
-    It is the user's own installed module, loaded so that it runs on this version of JAX.
+    It is the user's installed module, loaded so that it runs on this version of JAX.
 
     Raises:
         ImportError: neural-tangents is not installed, or has another version.
@@ -91,8 +91,8 @@ def stax() -> ModuleType:
 class AnalyticKernel:
     """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use.
 
-    Pairs of images with pooling need the square of an image's places of memory. They are computed in tiles, and of two
-    tiles that mirror each other only one is computed.
+    A pair of images needs memory in proportion to the square of the number of pixels, if the network pools. Kernels of
+    images are therefore computed in tiles, and of two tiles that mirror each other only one.
     """
 
     network: Callable[[], StaxNetwork]
@@ -109,13 +109,13 @@ class AnalyticKernel:
         names: tuple[str, ...] = KERNELS,
         tick: Tick = lambda done, total: None,
     ) -> Kernels:
-        """Computes kernel blocks [n1, n2], in tiles if their work needs much memory.
+        """Computes kernel blocks [n1, n2], in tiles if they need much memory.
 
         Args:
             x1: Inputs [n1, ...].
             x2: Inputs [n2, ...]; None for ``x1``.
             names: Names of the kernels.
-            tick: Function that is called with the number of finished tiles and the number of all tiles.
+            tick: Called with the number of finished tiles and the number of all tiles.
 
         Raises:
             ValueError: The memory is too small for a single pair of examples.
@@ -132,7 +132,7 @@ class AnalyticKernel:
         places = [(i, j) for i, j in rows if second is not None or i.start <= j.start]
         for done, (i, j) in enumerate(places):
             tick(done, len(places))
-            # all of one size, so that there is one program, and one of pairs on the diagonal
+            # of one size: one program for pairs of tiles, one for the diagonal
             x, y = (_filled(part, side) for part in (first[i], columns[j]))
             tile = _blocks(self, x, None if second is None and i == j else y, names)
             for name in names:
@@ -176,7 +176,7 @@ class AnalyticKernel:
 
 
 def tiles(n: int, side: int) -> list[slice]:
-    """Returns consecutive ranges of ``side`` numbers, the last one of fewer, that cover n.
+    """Returns consecutive ranges of ``side`` numbers that cover n; the last one may be shorter.
 
     Args:
         n: Number of examples.

@@ -1,7 +1,6 @@
-"""The structure of a network, as the tangent kernel needs it: which weights are matrices of layers, and their inputs.
+"""The layers of a network, as tangent kernels need them: which weights are matrices of layers, and the layers' inputs.
 
-Such a layer is linear in its weights with the same matrix at every position, ``z(p) = patch(p) W + b``, and that is
-all that ``kernels.layered`` needs to know of it.
+Such a layer is linear in its weights, with the same matrix at every position: ``z(p) = patch(p) W + b``.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class WithShape(Protocol):
 
 
 class Call(NamedTuple):
-    """A use of a layer on one example: static."""
+    """A use of a layer on one example; static."""
 
-    path: Path  # of the layer in the tree of parameters
+    path: Path  # path of the layer in the tree of parameters
     window: tuple[int, ...]  # of a convolution; () for a dense layer
     strides: tuple[int, ...]
     padding: str | Sequence[tuple[int, int]] | None
@@ -53,9 +52,9 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Assignment of a network's weights to its layers: static, for one shape of an example."""
+    """Which weights of a network belong to which layers; static, for one shape of an example."""
 
-    calls: tuple[Call, ...]  # of layers all of whose uses are among these, in the order of the forward pass
+    calls: tuple[Call, ...]  # all uses of the layers whose weights have no other use, in the order of the forward pass
     others: tuple[int, ...]  # leaves of the parameters that are used in any other way
     num_others: int  # parameters in them
 
@@ -77,7 +76,7 @@ class RunLayers(Protocol):
 
 
 class LayeredStructure(NamedTuple):
-    """Structure of a network of matrix products (layers), and few other weights, such as scales of a normalisation."""
+    """Structure of a network whose weights are in layers, apart from a few such as the scales of a normalisation."""
 
     plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights
     run: RunLayers

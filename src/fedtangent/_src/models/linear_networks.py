@@ -33,12 +33,10 @@ def deep_linear(
 ) -> Model:
     """Builds a deep linear network, whose kernel is linear in the inputs (FedAvg on deep linear networks, eq. 1).
 
-    It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with entries N(0, 1) and no bias.
-
-    Parameters have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out].
-    ``apply`` multiplies the matrices from the output's side before the examples, so that no intermediate result of the
-    examples, or of its gradient, is wider than C: a step costs ``O(n d C)`` and terms that do not depend on n. The
-    kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L x1 x2' / C``.
+    It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with entries N(0, 1) and no bias. Parameters have the structure of
+    ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out]. ``apply`` multiplies the
+    matrices from the output's side before the examples: a step costs ``O(n d C)`` and terms that do not depend on n.
+    The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L x1 x2' / C``.
 
     Args:
         input_size: Numbers d of an example, or a ``Dataset``.
@@ -109,13 +107,10 @@ TOGETHER = 5
 def _descended(
     weights: tuple[Array, ...], scale: float, loss: Callable[[Array], Array], rate: Array, steps: Array, together: int
 ) -> tuple[tuple[Array, ...], Array]:
-    """Runs gradient descent on a loss of ``scale`` times the weights' product; returns weights and summed losses.
-
-    Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is a
-    product of two of them: ``above``, the factor that multiplies the weight, and ``below``, the gradient by their
-    product. So within ``together`` steps a weight is ``w - rate below' above`` with the rows of the steps so far, and
-    is not written.
-    """
+    """Runs gradient descent on ``loss`` of the scaled product of the weights; returns the weights and summed losses."""
+    # Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is a
+    # product of two of them: ``above``, the factor that multiplies the weight, and ``below``, the gradient by their
+    # product. So within ``together`` steps a weight is ``w - rate below' above`` and need not be written.
     *hidden, last = weights
     outputs, dtype = last.shape[1], last.dtype
     empty = [[jnp.zeros((together * outputs, size), dtype) for size in w.shape[::-1]] for w in hidden]

@@ -1,4 +1,4 @@
-"""A model as a first-order polynomial in its weights, at a fixed point: a model like any other, linear in them."""
+"""A model linearised in its weights about fixed parameters; it is a model like any other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n
 
 
 def check_shapes(name: str, params: PyTree, model: Model) -> None:
-    """Raises ``ValueError`` if parameters have another structure or other shapes than those of a model.
+    """Raises ``ValueError`` if parameters have another structure or other shapes than a model's.
 
     Args:
         name: Name of the argument, for the error message.

@@ -1,7 +1,7 @@
 """Networks for small devices, MobileNetV2 and ShuffleNetV2, with group normalisation (see ``models.images``).
 
-Both consist of 1x1 and of depthwise 3x3 convolutions, all of them ``models.gemm_convolution``'s: inside a loop over
-clients on a CPU the library's depthwise convolutions take a hundred times as long.
+Their 1x1 and depthwise 3x3 convolutions are ``models.gemm_convolution``'s: inside a loop over clients on a CPU the
+library's depthwise convolutions take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def mobilenet_v2(
 
     By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. The images are halved
     at up to five places, small ones only at the last places (``models.images.strides``). There is no dropout before the
-    output, since a model has no random numbers. GroupNorm replaces batch normalisation, whose statistics are not shared
-    (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    output, since a model has no random numbers. GroupNorm replaces batch normalisation (see the module
+    ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Factor of the channels, which are rounded to multiples of 8; the last convolution has no fewer than at 1.
@@ -195,11 +195,10 @@ def shufflenet_v2(
 ) -> Model:
     """Builds ShuffleNetV2, of units that shuffle channels, with group normalisation (Ma et al., 2018, table 5).
 
-    Half of a unit's channels pass unchanged, then all channels change places.
-    By default it has 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved
-    at up to five places, small ones only at the last places (``models.images.strides``). GroupNorm replaces batch
-    normalisation, whose statistics are not shared (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
-    any shape that holds an example's numbers.
+    Half of a unit's channels pass unchanged, then all channels are shuffled. By default it has 1,263,854 parameters for
+    32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved at up to five places, small ones only at
+    the last places (``models.images.strides``). GroupNorm replaces batch normalisation (see the module
+    ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.

@@ -49,7 +49,7 @@ def _dense(units: int) -> StaxNetwork:
 
 
 def _activation(activation: str, layer_norm: bool) -> list[StaxNetwork]:
-    """Returns the layers of an activation, on request after a normalisation over channels."""
+    """Returns the layers of an activation, with ``layer_norm`` after a normalisation over channels."""
     chosen = ACTIVATIONS[activation]
     layer: StaxNetwork = getattr(stax(), chosen.stax_name)(**chosen.stax_arguments)
     return [stax().LayerNorm(), layer] if layer_norm else [layer]
@@ -75,10 +75,7 @@ def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> 
 
 
 def _quiet(function: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function of stax so that it does not warn of three things that are intended.
-
-    Branches of a sum are independent, axis 3 of images is axis -1, and keys are queries.
-    """
+    """Wraps a function of stax to silence three warnings: independent branches, axis 3 for -1, keys as queries."""
 
     @functools.wraps(function)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -143,8 +140,8 @@ def ntk_cnn(
 ) -> Model:
     """Builds a convolutional network in the NTK parameterization, with the kernels of its infinite width.
 
-    It has ``depth`` convolutions with an activation each, and a linear readout of the places. Its kernel is the CNTK of
-    Arora et al. (2019). For a pair of images the work is the square of the number of pixels, with "flatten" the number.
+    It has ``depth`` convolutions with an activation each, and a linear readout. Its kernel is the CNTK of Arora et al.
+    (2019). For a pair of images the work grows with the square of the number of pixels, with "flatten" with the number.
 
     Args:
         input_shape: (height, width, channels), or a ``Dataset``.
@@ -253,14 +250,13 @@ def ntk_transformer(
     """Builds a transformer of image patches in the NTK parameterization, with the kernels of its infinite width.
 
     A block is ``h + attention(norm(h))``, then ``h + dense(activation(dense(norm(h))))``, with layer normalisation and
-    one head of self-attention whose keys are its queries, scaled by 1 / width (Hron et al., 2020): attention with keys
-    of their own, scaled by the root of the width, has no known kernel. There are no positions; "flatten" tells patches
-    apart.
+    one head of self-attention whose keys are its queries, scaled by 1 / width (Hron et al., 2020): attention with
+    separate keys, scaled by the root of the width, has no known kernel. There are no positional encodings.
 
     Args:
         input_shape: (height, width, channels), or a ``Dataset``.
         output_size: Number of outputs; None with a ``Dataset``.
-        width: Numbers that stand for a patch.
+        width: Size of the embedding of a patch.
         depth: Number of blocks.
         patch: Side of a patch, which divides height and width of an image.
         readout: From the patches to the outputs: flatten, average or global, as for ``ntk_cnn``.

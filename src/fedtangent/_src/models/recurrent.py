@@ -1,8 +1,7 @@
 """The next-character network of the federated-learning literature: embedding, LSTM layers, a linear output.
 
-Everything that does not wait for the previous character is one matrix product over all characters at once: the input
-projections, and in the backward pass the gradients of both kernels. What is left in the loop over time is one product
-with the four gates side by side.
+The input projections and, in the backward pass, the gradients of both kernels are one matrix product over all
+characters at once. The loop over time contains one product, for the four gates together.
 """
 
 from __future__ import annotations
@@ -192,9 +191,8 @@ def lstm(
 ) -> Model:
     """Builds FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017).
 
-    The sizes of the paper and of LEAF (2018) are the defaults: characters of 80 kinds in 8 dimensions, two layers of
-    256 units. ``apply`` takes ``x`` [n, T] of whole numbers in [0, vocabulary) (a number outside embeds as zero) and
-    returns logits of the next character. There is no analytic kernel.
+    The defaults are the sizes of the paper and of LEAF (2018). ``apply`` takes ``x`` [n, T] of whole numbers in [0,
+    vocabulary) (a number outside embeds as zero) and returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
     ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
@@ -236,7 +234,7 @@ def lstm(
         return _apply(layers, positions, recur, params, x)
 
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
-    # one output for each example: of several the kernel would be one of positions, too
+    # with several outputs for each example the kernel would be between positions too
     structure = LayeredStructure(partial(_plan, layers), partial(_run, layers, recur)) if positions == "last" else None
     return Model(
         name=name,

@@ -69,12 +69,12 @@ def resnet18(
 ) -> Model:
     """Builds a residual network of 18 layers as for CIFAR, with group normalisation (He et al., 2016).
 
-    It is a 3x3 convolution, four stages of basic blocks, a mean over places, and a linear output.
-    He et al. (2016), table 1, for ImageNet begins with a 7x7 convolution and a max pooling instead, both of stride 2.
-    By default it has 11,173,962 parameters for 32x32x3 images and 10 classes. The stages halve the image, on small
-    images only the last ones (``models.images.strides``). GroupNorm replaces batch normalisation, whose statistics are
-    not shared (see the module ``models.images``); the federated ResNet-18 of Reddi et al. (2021) has two groups.
-    Weights start as in He et al. (2015). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    It is a 3x3 convolution, four stages of basic blocks, a mean over places, and a linear output. (For ImageNet, table
+    1 of He et al. begins with a 7x7 convolution and a max pooling, both of stride 2.) By default it has 11,173,962
+    parameters for 32x32x3 images and 10 classes. The stages halve the image, on small images only the last ones
+    (``models.images.strides``). GroupNorm replaces batch normalisation (see the module ``models.images``); the
+    federated ResNet-18 of Reddi et al. (2021) has two groups. Weights start as in He et al. (2015). ``apply`` takes
+    ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Channels of the first stage, which double from stage to stage.

@@ -1,7 +1,7 @@
 """Models of which a part is trained: some parameters, or low-rank factors of weight matrices; the rest is frozen.
 
-The parameters of such a model are the trained ones only. So messages, bytes on the wire, linearisations and tangent
-kernels are those of the trained part. Other parameters of a tree of parameters are None, which JAX counts as no leaf.
+The parameters of such a model are the trained ones only, and so are messages, bytes on the wire, linearisations and
+tangent kernels. In a tree of parameters the others are None, which JAX counts as no leaf.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Select: TypeAlias = str | Callable[[str], bool] | PyTree
 
 
 def trainable(model: Model, params: PyTree, select: Select) -> Model:
-    """Returns the model in which only the selected parameters are trained; the others keep their given values.
+    """Returns the model in which only the selected parameters are trained; the others keep their values in ``params``.
 
-    ``model.init(key)`` of the result returns the selected part of ``params``, whatever the key: a run begins at the
-    given weights. ``trainable(model, params, "Dense_1/")`` of a flax network trains the layer ``Dense_1``.
+    ``model.init(key)`` of the result returns the selected part of ``params``, whatever the key, so that a run begins
+    there. ``trainable(model, params, "Dense_1/")`` of a flax network trains the layer ``Dense_1``.
 
     Args:
         model: The network.
@@ -78,9 +78,9 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
     """Returns the model in which weight matrices are changed by trained factors of low rank (LoRA).
 
     Each selected matrix W of ``params`` becomes ``W + alpha / rank * a b``; W and all other parameters are frozen. The
-    factor b starts at zero, so a run begins with the function of ``params``. The entries of a are drawn with variance
-    1 / rank (the source states no number). With the default ``alpha``, the average tangent kernel of the factors at the
-    start then equals the kernel of the full matrices, whatever the rank.
+    factor b starts at zero, so a run begins with the function of ``params``. The entries of a have variance 1 / rank
+    (the source states no number): with the default ``alpha``, the average tangent kernel of the factors at the start
+    then equals the kernel of the full matrices.
 
     Source: Hu et al., 2021 (arXiv 2106.09685), section 4.1, whose matrices act from the left: A is a', B is b'.
 
@@ -88,9 +88,9 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
         model: The network.
         params: Parameters of the network, for example pre-trained weights.
         rank: Rank of the change of a matrix.
-        select: The changed matrices, as for ``trainable``; by default all. Of the parameters selected, those with two
-            axes or more and more than one row count: a kernel [height, width, in, out] of a convolution is the matrix
-            [height * width * in, out].
+        select: The changed matrices, as for ``trainable``; by default all. Only selected parameters of two axes or more
+            and more than one row are changed: a kernel [height, width, in, out] of a convolution is the matrix [height
+            * width * in, out].
         alpha: Factor of the change; None for ``rank``.
 
     Returns:
@@ -137,7 +137,7 @@ def _factors(key: Key, weight: Array, rank: int) -> LowRank:
 
 
 def _is_place(leaf: PyTree) -> bool:
-    """Returns whether a subtree of factors stands for one parameter of the network."""
+    """Returns whether a subtree of factors belongs to one parameter of the network."""
     return leaf is None or (isinstance(leaf, LowRank) and not (leaf.a is None or isinstance(leaf.a, LowRank)))
 
 
@@ -146,7 +146,7 @@ def _of_part(model: Model, name: str, init: Callable[[Key], PyTree], apply: Appl
 
 
 def _as_wide(frozen: PyTree, trained: PyTree) -> PyTree:
-    """Returns frozen parameters in float64 if the trained ones are, so that theory computes in it throughout."""
+    """Returns the frozen parameters, in float64 if the trained ones are in float64."""
     if not any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(trained)):
         return frozen
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), frozen)
@@ -192,7 +192,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
     mask = [bool(leaf) and path in allowed for path, leaf in zip(shapes, chosen, strict=True)]
     if not any(mask):
         one, all_ = ("matrix", "matrices") if are_matrices else ("parameter", "parameters")
-        paths = ", ".join(path for path in shapes if path in allowed)
+        paths = ", ".join(path for path in shapes if path in allowed) or "an array without a name"
         raise ValueError(f"{name}: got {select!r}, which matches no {one}; the {all_} are {paths}")
     return jax.tree.unflatten(structure, mask)
 

@@ -1,8 +1,8 @@
 """The two-layer ReLU network of NTK-FL's analysis (Yue et al., ICML 2022, eq. 12), with the kernel of eq. (13).
 
-``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``: the first layer v is trained, the signs c stay as they are drawn. The
-factor is ``n^{-1/2}``: with it the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``, as the paper has it below
-eq. (12) and in (39b), (54a), (58b); a factor ``1/n`` would make that ``1/n^2``.
+``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``: the first layer v is trained, the signs c stay fixed. With the factor
+``n^{-1/2}`` the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``, as the paper has it below eq. (12) and in (39b),
+(54a), (58b).
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def arc_cosine(
     """Computes ``(E[s(v.a) s(v.b)], a.b P(v.a >= 0, v.b >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
 
     The inputs are a of ``x1`` and b of ``x2``. With theta the angle between A'a and A'b, the second, eq. (13), is
-    ``a.b (pi - theta) / (2 pi)``. NumPy arrays are
-    computed in NumPy, JAX arrays in JAX.
+    ``a.b (pi - theta) / (2 pi)``. NumPy arrays are computed in NumPy, JAX arrays in JAX.
 
     Args:
         x1: Inputs [n1, d].

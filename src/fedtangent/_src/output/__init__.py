@@ -1,1 +1,1 @@
-"""What a person sees: tables on the terminal, figures, and the files of an output folder."""
+"""The output of commands: tables on the terminal, figures, and the files of an output folder."""

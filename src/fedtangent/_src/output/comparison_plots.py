@@ -1,4 +1,4 @@
-"""Figures of comparisons: networks beside the flow, and K trained networks beside the law that all are drawn from."""
+"""Figures of comparisons: networks beside the flow, and K trained networks beside the law of Theorem 2."""
 
 from __future__ import annotations
 
@@ -158,10 +158,7 @@ def _beside(result: Compared, path: Path) -> Path:
 
 
 def _laziness(result: Comparison, path: Path) -> Path:
-    """Draws the parts of the distance to the flow against width and round, and the drift of the tangent kernels.
-
-    Points are networks; lines go through their geometric means.
-    """
+    """Draws the parts of the distance to the flow, and the kernels' drift, by width and round; points are networks."""
     figure, axes = canvas(3, width=4.6, height=3.8)
     across, along, drift = axes[0]
     widths = np.array([lazy.width for lazy in result.laziness], float)
@@ -179,7 +176,9 @@ def _laziness(result: Comparison, path: Path) -> Path:
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
     rounds = result.setting.size.rounds[-1]
-    dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
+    dress(
+        across, "width", "distance of outputs, relative to\nthe movement of the linearisation", f"round {rounds}", "y"
+    )
     dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
     for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
         mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
@@ -219,7 +218,7 @@ def _uncertainty(result: Comparison, path: Path) -> Path:
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
-    """Draws sampled against predicted mean, variance and covariance of Theorem 2, and the coverage of its intervals.
+    """Draws sampled against predicted mean, variance and covariance of Fed-ensemble's Theorem 2, and its coverage.
 
     The first panel shows mean and band over x for scalar inputs, and a scatter of the means otherwise.
 
@@ -258,11 +257,8 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
 
 
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
-    """Draws measured against predicted entries of each width, with bars of one standard error and the line of equality.
-
-    All outputs share variances and covariances, so these are averaged over the outputs, whose errors are independent.
-    If there are more than ``MOST_BARS`` entries, an evenly spaced subset is drawn.
-    """
+    """Draws measured against predicted entries by width, averaged over outputs, with bars of one standard error."""
+    # all outputs share variances and covariances, and their errors are independent
     outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
     for sampled, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
@@ -275,7 +271,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     line = np.sort(widths[0].predicted)
     ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
     notes = [f"mean of {outputs} outputs"] * (outputs > 1) + [f"1 in {step}"] * (step > 1)
-    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
+    dress(ax, "predicted", "measured over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
@@ -286,4 +282,4 @@ def _coverage(ax: Axes, result: Theorem2) -> None:
         ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
     start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]
     ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
-    dress(ax, "nominal level of the interval", "share inside", "coverage")
+    dress(ax, "nominal level of the interval", "share of values inside", "coverage")

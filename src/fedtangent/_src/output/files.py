@@ -73,7 +73,7 @@ class Ended(NamedTuple):
 
     status: str = FINISHED
     code: int = 0
-    advice: str = ""  # what the user may do about it
+    advice: str = ""  # advice to the user
 
 
 def ended(failures: Iterable[str], advice: str = "") -> Ended:
@@ -111,8 +111,8 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
         can_go_on: Whether the error message should offer ``--resume``.
 
     Raises:
-        ValueError: The folder holds a run of another command, a run that is not to be continued, or a run with other
-            options. The message names the differences.
+        ValueError: The folder holds a run of another command or with other options, which the message names, or a run
+            that is not to be continued.
     """
     config = held_by(folder)
     if config is None:

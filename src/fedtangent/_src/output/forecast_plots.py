@@ -31,13 +31,13 @@ BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
-    Percentiles are over initial functions. For one forecast: training and test curves at the given rate, and the test
-    curve at the best rate. For several: each test curve at its own best rate. Runs of many rounds get a further panel,
-    with the axis of their last half.
+    Percentiles are over initial functions. For one forecast: training and test curves at its learning rate, and the
+    test curve at the best rate. For several: each test curve at the best rate for it. Runs of many rounds get a further
+    panel, with the axis of their last half.
 
     Args:
         forecasts: The forecasts.
-        path: File to write.
+        path: File to write, which is returned.
     """
     first = forecasts[0].plan
     target = first.forecasting.target

@@ -1,4 +1,4 @@
-"""Figures of functions with their bands: samples of a posterior, and what methods know where they have no data."""
+"""Figures of functions with their bands: samples of a posterior, and predictions where there are no data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colo
 
 
 class PosteriorRow(NamedTuple):
-    """Functions of one family of models on a scalar input: Gaussian process, draws from it, and trained models."""
+    """Functions on a scalar input: a Gaussian process, draws from it, and K trained and untrained models."""
 
     name: str
     x: np.ndarray  # [n] training inputs
@@ -46,7 +46,7 @@ class UserCurve(NamedTuple):
     grid: np.ndarray  # [m]
     predicted: np.ndarray  # [m]
     points: tuple[np.ndarray, np.ndarray]  # x and y of training examples
-    tested: tuple[np.ndarray, np.ndarray]  # of test examples, which may be none
+    tested: tuple[np.ndarray, np.ndarray]  # x and y of test examples, maybe empty
 
 
 def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: str, path: Path) -> Path:
@@ -56,10 +56,7 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
         users: The panels, on shared axes.
         names: Names of the horizontal and the vertical axis.
         title: Title of the figure.
-        path: File to write; its ending sets the format.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned; its ending sets the format.
     """
     columns = min(len(users), 3)
     figure, axes = canvas(columns, rows=-(-len(users) // columns), width=3.4, height=2.5, sharex=True, sharey=True)
@@ -79,17 +76,14 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
-    """Draws three panels for each family, in the process's band: draws of the process, trained and untrained models.
+    """Shows draws of a Gaussian process, trained and untrained models, in three panels over the process's 95 % band.
 
-    The panels of a row share axes that fit the band and the data; untrained models may leave them.
+    The panels of a family share axes that fit the band and the data; untrained models may leave them.
 
     Args:
         rows: One family of models each.
         num_rounds: Rounds of training, for the titles.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
     for line, row in zip(axes, rows, strict=True):
@@ -99,7 +93,7 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
             ("the same models before training", row.untrained),
         )
         for ax, (title, functions) in zip(line, panels, strict=True):
-            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2's process")
+            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2 (Gaussian process)")
             for k, (f, colour) in enumerate(zip(functions, MEMBERS, strict=False), start=1):
                 ax.plot(row.grid, f, color=colour, lw=1.3, label=f"draw or model {k}")
             ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5, label="training data")
@@ -132,10 +126,7 @@ def bands_side_by_side(
         edge: Half width of the shaded interval around 0 that holds no data.
         height: The vertical axis shows [-height, height].
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     grid, columns = truth[0], min(len(panels), 3)
     figure, axes = canvas(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)

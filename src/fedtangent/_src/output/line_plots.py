@@ -1,4 +1,4 @@
-"""Figures of the experiments that are lines and points: over settings, under bounds, with errors."""
+"""Figures of experiments with lines and points: over settings, under bounds, with errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
 
 
 class Shades(NamedTuple):
-    """A heat map: ``values`` [rows, columns], written in its cells too; ``axes`` maps names (down, across) to ticks."""
+    """A heat map of ``values`` [rows, columns], which are also written in the cells.
+
+    Attributes:
+        values: The values.
+        axes: Ticks of each axis by its name: the vertical axis, then the horizontal one.
+        label: Name of the values.
+        title: Title of the panel.
+        form: Format of a written value.
+        log: Whether shades go by the logarithm.
+    """
 
     values: np.ndarray
     axes: Mapping[str, list[str]]
     label: str
     title: str
     form: str = ".1f"
-    log: bool = False  # shades by the logarithm
+    log: bool = False
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
@@ -66,7 +75,7 @@ def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> 
 
 
 class BoundedPanel(NamedTuple):
-    """One panel: single measured curves solid, several of one name as points, bounds dashed, wrong bounds dotted."""
+    """A panel: single measured curves solid, several of one name as points, bounds dashed, wrong bounds dotted."""
 
     title: str
     x: np.ndarray  # [T]
@@ -74,7 +83,7 @@ class BoundedPanel(NamedTuple):
     bounds: dict[str, np.ndarray]
     wrong: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [T], or [K, T]
     predicted: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [K, T], exact
-    x_of_bounds: np.ndarray | None = None  # where the bounds are known, if not at x
+    x_of_bounds: np.ndarray | None = None  # places of the bounds; None: x
 
 
 def bounded(
@@ -87,17 +96,14 @@ def bounded(
         title: Title of the figure.
         names: Names of the horizontal and the vertical axis.
         lowest: Lower end of the vertical axis; None for a third of the smallest measured or predicted value.
-        path: File to write.
+        path: File to write, which is returned.
         log: Axes that are logarithmic: "x", "y", "xy" or "".
-
-    Returns:
-        ``path``.
     """
     figure, axes = canvas(len(panels), width=5.2, height=4.8)
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
         for name, values in panel.predicted.items():
-            paired = len(values) == len(panel.measured)  # each has the colour of what it predicts
+            paired = len(values) == len(panel.measured)  # each has the colour of the curve that it predicts
             for line, colour in zip(values, METHODS if paired else (PREDICTED,) * len(values), strict=False):
                 ax.plot(panel.x, line, color=colour, lw=1)
             ax.plot([], [], color=NEUTRAL if paired else PREDICTED, lw=1, label=name)
@@ -150,15 +156,10 @@ def _series(ax: Axes, place: int, label: str, points: Points) -> None:
 def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
     """Draws log-log panels of variance against the number of models K, each with a line of slope -1.
 
-    The line goes through the first value of the panel's first series.
-
     Args:
         panels: For each panel's title its series by label.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(len(panels), width=5.0, height=4.0)
     for ax, (name, series) in zip(axes[0], panels.items(), strict=True):
@@ -189,10 +190,7 @@ def points_with_errors(
         ticks: Name of each place.
         names: Names of the horizontal and the vertical axis.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(1, width=6.4, height=4.0)
     ax = axes[0][0]

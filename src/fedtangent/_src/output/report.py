@@ -1,4 +1,4 @@
-"""Report of runs as one HTML page without a network: figures, style and script are within the page."""
+"""The report of runs: one HTML page that contains its figures, style and script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, type]] = {  # types of the entries of a file that the
 
 
 class ReportedRun(NamedTuple):
-    """The files of a finished or unfinished run, as read from its folder for the report.
+    """The files of a run's folder, as read for the report; the run may be unfinished.
 
     Attributes:
         folder: Folder of the run.
@@ -85,17 +85,18 @@ def _read(path: Path) -> Row:
     """Reads config.json or result.json; raises ``ValueError`` with the file's name if a run did not write it."""
     content = json_of("runs", path)
     if not isinstance(content, dict):
-        raise ValueError(f"runs: {path} is no JSON that a run wrote")
+        raise ValueError(f"runs: {path} is not a JSON file of a run")
     for name, kind in KINDS[path.name].items():
         if not isinstance(content.get(name), kind | None):
-            raise ValueError(f"runs: {path} is none that a run wrote: {name} is of another kind")
+            raise ValueError(f"runs: {path} is not a file of a run: {name} has another type")
     return content
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """Reads the files of a run's folder; raises ``ValueError`` with the name of a file that cannot be read.
+    """Reads the files of a run's folder, without unfinished figures.
 
-    Figures that were not written to their end are left out.
+    Raises:
+        ValueError: A file cannot be read; the message has its name.
     """
     config = _read(folder / "config.json")
     if config.get("command") is None or config.get("options") is None:
@@ -117,7 +118,7 @@ def _last(path: Path) -> list[dict[str, str]]:
             rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
         latest = max((int(row["round"]) for row in rows), default=0)
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"runs: {path} is no table that a run wrote") from error
+        raise ValueError(f"runs: {path} is not the table of a run") from error
     return [row for row in rows if int(row["round"]) == latest]
 
 
@@ -146,8 +147,6 @@ class _Table(NamedTuple):
 
 def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> str:
     """Builds the HTML page: a table of all runs, then for each run its results, its options and its command line.
-
-    Characters that UTF-8 cannot encode, as in some folders' names, are written as escapes.
 
     Args:
         runs: The runs, in the order of the page.

@@ -55,19 +55,15 @@ def curves(
     """Draws a panel for each metric and a line for each label: the mean over seeds and its 95 % interval.
 
     The interval is Student's, point by point: a shaded band, or bars if ``x`` has at most 8 values. A single seed has
-    no interval. For more values of ``x`` the vertical axis fits the measured values, and may cut the intervals, since
-    an interval of two seeds can be ten times as wide as their distance.
+    no interval. For more values of ``x`` the vertical axis fits the measured values, and may cut wide intervals.
 
     Args:
         panels: For each metric the values [seeds, len(x)] by label.
         x: Places on the horizontal axis.
         title: Title of the figure.
-        path: File to write.
+        path: File to write, which is returned.
         across: Name of the horizontal axis.
         late: Whether the vertical axis fits only the values of the last half, so that the first values may be cut.
-
-    Returns:
-        ``path``.
     """
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
@@ -121,10 +117,7 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
         metrics: Rows of metrics.csv.
         loss: Name of the loss metric.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     names = [name for name in dict.fromkeys((loss, "accuracy")) if any(m.metric == name for m in metrics)]
     seeds = sorted({m.seed for m in metrics})
@@ -154,11 +147,10 @@ def _by_split(
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
     """Draws accuracy against confidence for each method, and below it the number of examples in each bin.
 
-    A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
-    intervals (Wilson) of a bin's accuracy, under the assumption that its examples are independent.
+    Whiskers are 95 % intervals (Wilson) of a bin's accuracy, as if its examples were independent.
 
     Args:
-        methods: Reliability of each seed, by method.
+        methods: Reliability of each seed over the same bins, by method; the examples of all seeds are pooled.
         title: Title of the figure.
         path: File to write.
     """
@@ -216,10 +208,7 @@ def kernel_figure(
         last: Eigenvalues at the last round.
         last_round: Number of the last round, for the legend.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(3, rows=2, width=4.2, height=3.1)
     flat = axes.ravel()
@@ -227,7 +216,7 @@ def kernel_figure(
         for i, ((metric, label), colour) in enumerate(zip(metrics.items(), (SIMULATED, PREDICTED), strict=False)):
             rounds = sorted(series[metric])
             values = np.array([series[metric][r] for r in rounds])
-            if axis == OVER_START:  # of all that are small changes of what there was
+            if axis == OVER_START:  # metrics that change little along a run
                 label = f"{label}, {values[0].mean():.3g} at round 0"
                 values = values / values[0]
             if i == 0:  # the other metric of a panel is nearly the same, or has hardly a band
@@ -242,23 +231,20 @@ def kernel_figure(
 def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path: Path) -> Path:
     """Draws the parts of the distance of networks to their prediction, and the drift of their kernels, by round.
 
-    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances are drawn from
-    round 1, since they are 0 at round 0, and parts that ``series`` lacks are left out.
+    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances start at round 1,
+    because they are 0 before, and parts that ``series`` lacks are left out.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(2, width=4.8, height=3.6)
     distances, drift = axes[0]
     for metric, (label, colour) in LAZINESS.items():
         if metric in series:
             _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
-    dress(distances, "round", "relative to how far\nthe linearisation moved", "distance of the function", whole=True)
+    dress(distances, "round", "relative to the movement\nof the linearisation", "distance of the function", whole=True)
     _banded(drift, series["drift"], METHODS[3], "")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in axes[0]:

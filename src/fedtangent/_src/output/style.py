@@ -1,4 +1,4 @@
-"""One look for every figure: colours, panels, the dress of an axis. Matplotlib is imported when the first is drawn."""
+"""The style of all figures: colours, panels, axes. Matplotlib is imported when the first figure is drawn."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ LAZINESS = {  # the parts of a network's distance to its prediction: name and co
     "total": ("network to infinite width", DATA),
 }
 FEW = 8  # values of x, all of which have a tick
-MARGIN = 0.05  # of what an axis shows, left free at both ends
+MARGIN = 0.05  # free share of an axis at both ends
 LINE = 0.17  # inches of a line of a legend
-BELOW_NAMES = 4.8  # sizes of a legend's letters, that ticks and their axis' name take
+BELOW_NAMES = 4.8  # height of ticks and the axis' name, in letters of a legend
 FEW_DECADES, MANY_STEPS = 2, 0.6  # powers of ten that an axis shows
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
-    """Creates a figure with a grid of axes.
+    """Creates a figure with a grid of axes, and returns both; the axes are an array [rows, columns].
 
     Args:
         columns: Number of columns.
@@ -40,9 +40,6 @@ def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4,
         width: Width of one panel in inches.
         height: Height of one panel in inches.
         **options: Further arguments of ``Figure.subplots``.
-
-    Returns:
-        The figure and its axes, an array [rows, columns].
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -96,9 +93,8 @@ def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str,
 def save(figure: Figure, path: Path, title: str = "") -> Path:
     """Finishes a figure, writes it and returns ``path``.
 
-    The folder is created if it does not exist. Labels get a legend outside the curves, and ticks of an axis that would
-    overlap are left out. Equal figures give equal files, since no date is written. PDFs embed TrueType fonts, which
-    journals ask for.
+    The folder is created if it does not exist. Labels get a legend outside the curves, and overlapping ticks are left
+    out. Equal figures give equal files, without a date. PDFs embed TrueType fonts, as journals require.
 
     Args:
         figure: The figure.
@@ -215,7 +211,7 @@ def shades(count: int) -> list[str]:
 
 
 def in_words(metric: str) -> str:
-    """Returns the name of a metric on an axis."""
+    """Returns the name of a metric, as an axis shows it."""
     return METRICS.get(metric, metric)
 
 

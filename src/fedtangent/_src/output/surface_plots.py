@@ -1,4 +1,4 @@
-"""Figures that are pictures: the loss on a plane through three models and on its segments, images read by an attack."""
+"""Figures of the loss on a plane through three models and its segments, and of images that an attack reconstructs."""
 
 from __future__ import annotations
 
@@ -122,10 +122,7 @@ def reconstructions(
         rows: For each attack its reconstructions, in the order of ``columns``.
         columns: Names of the columns.
         title: Title of the figure.
-        path: File to write.
-
-    Returns:
-        ``path``.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
     for line, (label, images) in zip(axes, rows.items(), strict=True):

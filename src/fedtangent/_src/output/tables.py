@@ -66,10 +66,7 @@ def _titled(title: str | None) -> Table:
 
 
 class TextTable(NamedTuple):
-    """A table of text, which is split into parts one below the other if the screen is too narrow for all columns.
-
-    Every part repeats the first column, which holds the names of the rows.
-    """
+    """A table of text; on a narrow screen it is split into parts, which all repeat the first column."""
 
     title: str | None
     columns: Sequence[str]
@@ -92,11 +89,7 @@ class TextTable(NamedTuple):
         yield part
 
     def _least(self, place: int) -> int:
-        """Returns the smallest width, in characters, at which a column is still readable.
-
-        It is the length of the longest cell or word of the heading; a column of text needs at most ``FOLDED``, as it
-        can wrap.
-        """
+        """Returns the smallest width, in characters, at which a column is readable; text can wrap at ``FOLDED``."""
         cells = [row[place] for row in self.rows]
         longest = max(map(len, (*cells, *self.columns[place].split())), default=0)
         return longest if self._numeric(place) else min(longest, FOLDED)
@@ -111,7 +104,7 @@ class TextTable(NamedTuple):
         narrow = EDGES + sum(longest) + GAP * (len(part) - 1) > width
         for place in part:
             numeric, least = place > 0 and self._numeric(place), self._least(place)
-            # cells of numbers are not to be folded, but what stands above them may have to be
+            # numbers must not wrap, but their headings may
             heading = textwrap.fill(self.columns[place], max(least, 1)) if numeric and narrow else self.columns[place]
             table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
         for row in self.rows:

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard reads them. tensorboardX, which needs no TensorFlow, is imported when it is asked for."""
+"""Metrics in TensorBoard's files, written by tensorboardX, which needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def check_tensorboard() -> None:
 def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
     """Opens a writer of metrics for TensorBoard below ``folder``/tensorboard, with one TensorBoard run for each seed.
 
-    Yields a function that writes the metrics of an evaluation. Its first call removes earlier files, since a resumed
-    run writes all its evaluations again. A metric is the scalar ``split/metric`` at its round; the bytes sent until
-    then are ``bytes/uplink`` and ``bytes/downlink``. The function returns after everything is on disk; tensorboardX's
-    ``SummaryWriter`` writes in a thread, which may be too late.
+    Yields a function that writes the metrics of an evaluation to disk. Its first call removes earlier files, since a
+    resumed run writes all its evaluations again. A metric is the scalar ``split/metric`` at its round; the bytes sent
+    until then are ``bytes/uplink`` and ``bytes/downlink``.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event

@@ -1,5 +1,5 @@
 """Theory of federated runs: quantities that a run must match, computed without a simulation.
 
-Nothing here imports the simulation, so that theory and simulation cannot share a mistake. ``fedtangent.theory`` has the
-index of theorems, and the names of what users call.
+Nothing here imports the simulation, so that theory and simulation cannot share a mistake. ``fedtangent.theory`` exports
+the functions that users call, with an index of the theorems.
 """

@@ -11,10 +11,10 @@ ROUNDING = 1e-12  # of inputs that were scaled to norm 1
 
 
 class Assumption(NamedTuple):
-    """One assumption of a theorem; it holds if ``measured relation required``."""
+    """One assumption of a theorem; it holds if ``measured relation required``, such as ``0.1 < 2``."""
 
     name: str
-    statement: str
+    statement: str  # meaning of the measured value
     holds: bool
     measured: float
     relation: str  # "<", "<=" or ">"

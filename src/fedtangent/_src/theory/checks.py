@@ -36,11 +36,8 @@ def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "
 
     Args:
         name: Name of the argument in the message.
-        values: Array to check.
+        values: Array to check; it must be two-dimensional, not empty, and finite.
         axes: Names of its two axes in the message, such as "n, C".
-
-    Raises:
-        ValueError: The array is not two-dimensional, is empty, or is not finite.
     """
     rows = real_array(name, values)
     if rows.ndim != 2 or 0 in rows.shape:
@@ -52,14 +49,12 @@ def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "
 def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
     """Checks kernel blocks and returns them as float64.
 
+    The shapes must agree with the targets, the numbers must be finite, and each kernel symmetric positive semidefinite.
+
     Args:
         kernels: Kernel blocks to check.
         target_shape: Shape (n, C) of the targets.
-        outputs: "shared" or "full".
-
-    Raises:
-        ValueError: Shapes that do not agree with the targets or each other, numbers that are not finite, or a kernel
-            that is not symmetric positive semidefinite.
+        outputs: "shared", one kernel for all outputs, or "full", kernel blocks of [n C, n C].
     """
     choice("outputs", outputs, ("shared", "full"))
     per_example = target_shape[1] if outputs == "full" else 1
@@ -125,7 +120,7 @@ def check_cohorts(
 ) -> tuple[Int[np.ndarray, "R S"], Int[np.ndarray, "R S"], int]:
     """Checks cohorts and returns client and model of every slot [R, S] and the number of models.
 
-    Empty slots (weight 0) may contain any number; they are returned as client 0 and model 0.
+    Empty slots (weight 0) may contain any number; the result has client 0 and model 0 there.
 
     Args:
         cohorts: Cohorts to check.
@@ -152,7 +147,7 @@ def check_cohorts(
     for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
         refuse(name, values, present & ((values < 0) | (values >= count)), f"from 0 to {count - 1}")
     client, model = np.where(present, client, 0), np.where(present, model, 0)
-    refuse("client", client, present & (sizes[client] == 0), "one that holds examples")
+    refuse("client", client, present & (sizes[client] == 0), "a client with examples")
     return client, model, num_models
 
 
@@ -170,10 +165,10 @@ def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
 
 
 def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"]:
-    """Checks the local steps and returns them for every client, [N] int64.
+    """Checks the local steps and returns the number of steps of each client, [N] int64.
 
     Args:
-        local_steps: Steps of all clients, or of each [N].
+        local_steps: One number for all clients, or one for each [N].
         num_clients: Number N of clients.
     """
     steps = np.asarray(local_steps)
@@ -213,7 +208,7 @@ def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
 
 
 def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:
-    """Checks the shape of a number or of one number per round, and returns its value; None for a traced value."""
+    """Checks the shape of one number, or of one number per round, and returns its value; None for a traced value."""
     value = real_array(name, numbers) if is_concrete(numbers) else None
     shape = np.shape(numbers) if value is None else value.shape
     if shape not in ((), (num_rounds,)):
@@ -222,11 +217,8 @@ def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | 
 
 
 def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
-    """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain.
-
-    Of more than ``MOST_CHECKED`` rows, ``MOST_CHECKED`` evenly spaced rows and columns are checked.
-    """
-    rows = spaced(len(ntk_train), MOST_CHECKED)
+    """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain."""
+    rows = spaced(len(ntk_train), MOST_CHECKED)  # of a large kernel a sample, evenly spaced
     matrix = ntk_train[np.ix_(rows, rows)]
     largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
     if not is_semidefinite(matrix, 1e-6 * largest):

@@ -33,23 +33,20 @@ def prior_blocks(
 ) -> tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArray, "m m"]]:
     """Returns nngp_train, nngp_test_train and nngp_test of ``kernels``; raises ``ValueError`` if a block is missing."""
     if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
-        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
+        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be arrays")
     return kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
 
 
 def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64[np.ndarray, "points count"]:
     """Draws ``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
 
-    If mean and covariance have no closed form, as for a run by the cross entropy, they can be estimated as averages of
+    Where mean and covariance have no closed form, as for the cross entropy, they can be estimated as averages of
     ``Flow.predict`` over such draws. If K is singular, a jitter of at most 1e-8 of K's mean diagonal is added.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
         count: Number of draws.
         seed: Seed of the random numbers.
-
-    Raises:
-        ValueError: Kernel blocks without the nngp parts.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
     normal = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
@@ -71,9 +68,6 @@ def covariance_terms(
         kernels: Kernel blocks with the nngp parts.
         b: Matrix B [m, n] float64, a NumPy or a JAX array; the terms are arrays of the same kind.
         gamma: Factor by which weight decay has shrunk f0; 1 without weight decay.
-
-    Raises:
-        ValueError: Kernel blocks without the nngp parts, or a matrix of another shape.
     """
     prior, prior_cross, prior_test = prior_blocks(kernels)
     check_shape("b", b, prior_cross.shape)

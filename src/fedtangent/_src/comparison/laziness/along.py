@@ -59,9 +59,8 @@ def linearised_paths(
 
     Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm`` as the network
     itself is: any algorithm, also one that theory does not follow. Both have the same weights, so an algorithm draws,
-    clips, quantises or decays the same in both. A model does not know its number among the K, so each has a separate
-    run, which takes two to three times as long as the networks' run. All runs share one program; another seed compiles
-    nothing anew.
+    clips, quantises or decays the same in both. Each of the K has a separate run, which takes two to three
+    times as long as the networks' run. All runs share one program, for every seed.
 
     Args:
         algorithm: The algorithm, for any model.
@@ -122,7 +121,7 @@ class LazinessDiagnostics:
 
     Values are means over the K models; if there are several models, the values of each are added, as ``drift_model_0``.
     A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a run that diverged.
-    Predictions are computed at the first evaluation, from the seed, so that a resumed run has the same ones.
+    Predictions are computed at the first evaluation, from the seed, so a resumed run has the same.
     """
 
     algorithm: Algorithm
@@ -161,8 +160,7 @@ class LazinessDiagnostics:
         """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
         The first prediction trains linearised networks; the second is the flow of infinite width (None without a
-        limit). Each is relative to the start as the same program computes it, so that different rounding does not count
-        as distance.
+        limit). Each subtracts the start as its own program computes it, so that rounding cancels.
         """
         linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
         at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)

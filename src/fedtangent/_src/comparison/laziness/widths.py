@@ -20,7 +20,7 @@ MOST_NUMBERS = 2**22  # of a Jacobian, for networks of unknown structure
 
 
 class Laziness(NamedTuple):
-    """The parts of the distance of one width's networks from theory, at every evaluated round."""
+    """Networks of one width at every evaluated round: distance from theory, in parts, and drift of the kernel."""
 
     width: int
     parts: Parts  # each [r, K, e]
@@ -34,8 +34,8 @@ class Laziness(NamedTuple):
 def watched_draws(setting: Setting) -> int:
     """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
 
-    It is 0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large, or
-    whose Jacobian, [n C, parameters], where the kernel needs it.
+    It is 0 for a linear model, which is always lazy, and for networks whose kernel [n C, n C], or the Jacobian that it
+    needs [n C, parameters], is too large.
     """
     rows = setting.problem.y_train.size
     if setting.is_linear or rows > linear_models.MOST_ROWS:

@@ -66,10 +66,9 @@ def entries(
 
 
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
-    """Returns the entries that ``names`` selects, by name; without names, all entries.
+    """Returns the entries that ``names`` selects, keyed by name; without names, all entries.
 
-    A name is an entry's, or a paper's (``ntk_fl``), which selects all entries of that paper. Raises ``ValueError`` for
-    an unknown name.
+    A name is an entry's, or a paper's (``ntk_fl``), which selects all its entries. Raises ``ValueError`` for another.
     """
     every = catalogue("theorems")
     papers = dict.fromkeys(name.split(".")[0] for name in every)

@@ -1,7 +1,7 @@
-"""Claims: one statement of a theorem each, and the ways in which a check turns measurements into its verdict.
+"""Claims: one statement of a theorem each, and functions that turn measurements into its verdict.
 
-Every check builds a problem, simulates it, measures how far the simulation is from theory, and repeats the measurement
-with a wrong theory, the control. The text of the row and the two measurements make the ``Verdict``.
+A theorem check builds a problem, simulates it, measures how far the simulation is from theory, and repeats the
+measurement with a wrong theory, the control. The text of the row and the two measurements make the ``Verdict``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
             value: Measured number.
             control: Name of the wrong theory, and its number.
             margin: Allowed deviation from the target.
-            notices: The smallest error of a theory that the check notices.
+            notices: How large an error of the theory must be for the check to detect it.
             target: Number that theory predicts.
             formats: Format specifications of the measured number and of the control's.
             applies: Whether the assumptions of the theorem hold.
@@ -96,7 +96,7 @@ class Claim(NamedTuple):
             control: Name of the wrong theory, and its number.
             limits: Least and largest number that theory allows.
             expected: The limits, as text.
-            notices: The smallest error of a theory that the check notices.
+            notices: How large an error of the theory must be for the check to detect it.
         """
         name, wrong = control
         right = str(estimate), expected, estimate.within(*limits)

@@ -1,4 +1,4 @@
-"""Features of images: computed and kept block by block, and put in the place of a data set's images."""
+"""Features of images, computed and stored in blocks, and data sets with features in place of images."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Features(NamedTuple):
 def in_blocks(
     images: ArrayLike, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """Computes the features of all images in blocks of 1000.
+    """Computes the features of all images in blocks of 1000, each stored in ``folder`` under a digest of its images.
 
-    Each block is kept in ``folder`` under a digest of its images and of ``made_by``. So interrupted work continues at
-    the block where it stopped, and the first blocks of a data set serve for a larger part of it too.
+    Interrupted work continues at the block where it stopped, and the first blocks of a data set serve for a larger part
+    too.
 
     Args:
         images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
         made_by: Full description of the features: equal texts mean equal features of the same images.
         compute: Function from a batch of images [b, h, w, c] to features [b, F] float32.
-        folder: Folder in which features are kept; None keeps nothing.
+        folder: Folder in which features are stored; None stores nothing.
         tick: Called with the number of finished images and the number of all images.
 
     Raises:
-        ValueError: Images have another form, the folder cannot be written to, or kept features were altered.
+        ValueError: Images have another form, the folder cannot be written to, or stored features were altered.
     """
     x = checked_images(images)
     place = None if folder is None else checks.writable("folder", expanded("folder", folder), "features")
@@ -109,7 +109,7 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block; the last batch is padded, so that all have one size and one program."""
+    """Computes the features of one block in batches of one size; padding fills the last batch."""
     features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):

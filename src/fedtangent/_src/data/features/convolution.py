@@ -27,13 +27,13 @@ def random_convolution(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Computes features [n, F] float32 of fixed random filters, after Coates, Ng and Lee (2011), who learn theirs.
+    """Computes features [n, F] float32 by fixed random filters, after Coates, Ng and Lee (2011), who learn theirs.
 
-    Each patch p, ``filter_size`` wide and high, of all channels, at every place within an image, is normalised: ``z =
-    (p - mean p) / sqrt(var p + 1e-3)``, of D numbers. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus its
-    mean, and b of N(0, 1), from ``seed``; a patch responds by ``max(0, w'z / sqrt(D) - b)``. The responses are averaged
-    over the cells of a ``grid`` x ``grid``, whose sizes differ by one if they do not divide evenly. Feature ``(row *
-    grid + column) * filters + j`` is the average of filter j in that cell. Nothing depends on other images.
+    Each patch p of D numbers, ``filter_size`` wide and high, of all channels, at every place of an image, is
+    normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus
+    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. Responses are averaged over each
+    cell of a ``grid`` x ``grid`` (sizes differ by at most one). Feature ``(row * grid + column) * filters + j`` is the
+    average of filter j in that cell.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
@@ -41,7 +41,7 @@ def random_convolution(
         seed: Seed of the filters.
         filter_size: Side of a patch.
         grid: Number of cells along each axis.
-        folder: Folder in which features are kept and found again, 1000 images in each file; None keeps nothing.
+        folder: Folder in which features are stored and found again, 1000 images in each file; None stores nothing.
         tick: Called with the number of finished images and the number of all images.
 
     Raises:

@@ -1,4 +1,4 @@
-"""ImageNet features of ResNet-50 from a file of weights that the user gives."""
+"""ImageNet features of ResNet-50 from the user's file of weights."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ def resnet50_features(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Computes the inputs of ResNet-50's last linear layer: [n, 2048] float32.
+    """Computes the inputs of ResNet-50's last linear layer, [n, 2048] float32.
 
-    The network is ResNet-50 (He et al., 2016) in torchvision's version: a block has its stride in its 3 x 3
-    convolution; batch normalisation uses the stored mean and variance, epsilon 1e-5; zero padding, 3 for the first
-    convolution and 1 for the 3 x 3 ones; a 3 x 3 maximum of stride 2 after the first; the mean over all places last.
-    Images are resized to ``size`` x ``size`` bilinearly, as by Pillow but without its rounding, and each colour is
-    standardised by ImageNet's mean and standard deviation. An image is used whole (the weights' own evaluation resizes
-    photographs to 256 and takes the middle 224).
+    The network is torchvision's ResNet-50 (He et al., 2016): a block has its stride in its 3 x 3 convolution; batch
+    normalisation uses the stored mean and variance, epsilon 1e-5. Images are resized to ``size`` x ``size`` bilinearly,
+    as by Pillow but without its rounding, and each colour is standardised by ImageNet's mean and standard deviation.
+    The whole image is used (the weights' own evaluation takes the middle 224 of 256).
 
     Args:
         images: [n, height, width, 3], uint8 or floating within [0, 1].
@@ -54,7 +52,7 @@ def resnet50_features(
             as the one at ``resnet50.URL``.
         sha256: Checksum of that file, by default of the one at ``resnet50.URL``; ``made_by`` of the result contains it.
         size: Width and height of the network's input, at least 32.
-        folder: Folder in which features are kept and found again, 1000 images in each file; None keeps nothing.
+        folder: Folder in which features are stored and found again, 1000 images in each file; None stores nothing.
         tick: Called with the number of finished images and the number of all images.
 
     Raises:
@@ -74,7 +72,7 @@ def resnet50_features(
 
 
 def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the network's tensors, without the last layer, by name; ``width`` is the first channels."""
+    """Returns the shapes of the network's tensors by name, without the last layer, for ``width`` first channels."""
     by_name: dict[str, tuple[int, ...]] = {}
 
     def layer(convolution: str, normalisation: str, shape: tuple[int, ...]) -> None:
@@ -98,19 +96,18 @@ def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
 
 
 def read_weights(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
-    """Reads the tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
+    """Reads the tensors of a safetensors file by name.
 
     The format (github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header,
     JSON of ``{name: {"dtype", "shape", "data_offsets": [first, beyond]}}`` and perhaps ``"__metadata__"``; then the
-    numbers, little-endian, without a gap.
+    numbers, little-endian, row-major, without a gap.
 
     Args:
         path: The file.
         sha256: Checksum that the file must have.
 
     Raises:
-        ValueError: The file cannot be read, has another checksum, is cut short or too long, or has another format. The
-            message names the file.
+        ValueError: The file cannot be read, has another checksum, is cut short or too long, or has another format.
     """
     path = storage.expanded("weights", path)
     raw = files.content("weights", path)

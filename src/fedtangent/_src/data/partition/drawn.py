@@ -1,8 +1,4 @@
-"""Partitions that are drawn at random: with equal or drawn sizes, few classes a client, or drawn label shares.
-
-Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every
-platform.
-"""
+"""Partitions that are drawn at random: with equal or drawn sizes, few classes a client, or drawn label shares."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ class SkewOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class DirichletOptions(SkewOptions):
-    """Options of dirichlet."""
+    """Options of the partition ``dirichlet``."""
 
     dirichlet_method: str = "per_client"
     """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
@@ -51,7 +47,7 @@ class DirichletOptions(SkewOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ShardsOptions(ClientsOptions):
-    """Options of shards."""
+    """Options of the partition ``shards``."""
 
     shards_per_client: int = 2
     """Shards of a client."""
@@ -59,7 +55,7 @@ class ShardsOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ClassesOptions(ClientsOptions):
-    """Options of classes."""
+    """Options of the partition ``classes``."""
 
     classes_per_client: int = 2
     """Classes of a client."""
@@ -67,10 +63,10 @@ class ClassesOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class MajorityOptions(ClientsOptions):
-    """Options of majority."""
+    """Options of the partition ``majority``."""
 
     share: float = 0.5
-    """Share of a client's own class in its data."""
+    """Share of a client's main class in its examples."""
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -145,9 +141,8 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
 def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
     """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
 
-    The ``num_clients * shards_per_client`` shards have equal sizes to within one. If classes differ in size, a shard
-    can straddle a boundary, so that a client has one class more than it has shards; with ``classes`` this cannot
-    happen.
+    The ``num_clients * shards_per_client`` shards have equal sizes to within one. A shard can hold two classes, so that
+    a client has more classes than shards; with ``classes`` this cannot happen.
 
     Args:
         labels: Class labels [n].
@@ -174,8 +169,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
     """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
 
-    The ``num_clients * classes_per_client`` slots are divided equally among the classes present (to within one); a
-    class's examples are divided equally, at random, among the clients that drew it.
+    Every class goes to the same number of clients (to within one), who divide its examples equally at random.
 
     Args:
         labels: Class labels [n].
@@ -184,8 +178,8 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A client would need more classes than there are, there are fewer slots than classes (a class would
-            go to nobody), or a class has fewer examples than clients that drew it.
+        ValueError: A client would need more classes than there are, a class would go to no client, or a class has fewer
+            examples than clients that drew it.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
@@ -215,15 +209,11 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
 def _deal_classes(
     rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
 ) -> list[list[int]]:
-    """Deals classes to clients: ``slots[c]`` clients for class c, and ``per_client`` different classes for each client.
-
-    Always possible: no class has more slots left than clients remain, since the next client takes every class that has
-    as many.
-    """
+    """Deals class c to ``slots[c]`` clients, and ``per_client`` different classes to each; returns lists by class."""
     slots = slots.copy()
     holders: list[list[int]] = [[] for _ in slots]
     for turn, client in enumerate(rng.permutation(num_clients)):
-        forced = np.flatnonzero(slots == num_clients - turn)
+        forced = np.flatnonzero(slots == num_clients - turn)  # every further client must take them: a deal always ends
         weights = np.where(slots == num_clients - turn, 0, slots)
         free = per_client - len(forced)
         others = rng.choice(len(slots), free, replace=False, p=weights / weights.sum()) if free else forced[:0]
@@ -236,11 +226,9 @@ def _deal_classes(
 def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
     """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
 
-    With C classes in ascending order, the main class of client i is number ``i mod C``. All clients hold equally many
-    examples m: ``share * m`` of the main class, rounded to the nearest whole number, and the rest evenly from all other
-    classes, to within one (the classes after the main one come first). m is the largest number for which each class has
-    enough examples. The other examples belong to no client; they are few if classes are equally large and N is a
-    multiple of C.
+    The main class of client i is number ``i mod C`` of the C classes. All clients hold the same number m of examples:
+    ``share * m`` (rounded) of the main class, and the rest evenly from all other classes, to within one (the classes
+    after the main one come first). m is as large as the classes allow; the other examples belong to no client.
 
     Args:
         labels: Class labels [n].
@@ -304,7 +292,7 @@ def dirichlet(
     - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
       al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
 
-    The examples left for a client depend on the clients before it, so clients draw in random order.
+    Clients draw in random order, because each draws from the examples that the clients before it left.
 
     Args:
         labels: Class labels [n].
@@ -357,12 +345,7 @@ def _split_clients(
 def _draw_counts(
     rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
 ) -> Int[np.ndarray, "C"]:
-    """Draws the number of a client's examples of each class, [C]: ``size`` draws from ``shares``, without replacement.
-
-    The law is the same as when labels are drawn one at a time and ``shares`` is renormalised when a class is used up:
-    draws beyond the pool are repeated among the other classes. If no remaining class has a share, the rest is drawn
-    from the pool.
-    """
+    """Draws ``size`` labels by ``shares`` without replacement, as counts [C]; shares that are used up do not count."""
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
         available = pool - counts
@@ -376,7 +359,7 @@ def _draw_counts(
 def _split_classes(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
 ) -> list[Int[np.ndarray, "_"]]:
-    """Divides each class among all clients in its own Dirichlet shares."""
+    """Divides each class among all clients by Dirichlet shares drawn for this class."""
     pieces = []
     for pool in pools:
         sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))

@@ -34,7 +34,7 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
         [1, 2]
     """
     ids = _array(user_ids)
-    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would write what else is in a list as strings
+    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would convert other items of a list to strings
         ids = np.asarray(user_ids, object)
     if ids.dtype.kind == "O" and ids.ndim == 1:
         strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]
@@ -103,10 +103,10 @@ def _of_lists(clients: Mapping[Hashable, ArrayLike] | ArrayLike, name: str) -> P
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
-    """Raises ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+    """Raises ``ValueError`` unless ``partition`` is well-formed and its indices are below ``num_examples``.
 
-    There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
-    Clients may be empty and may share examples.
+    There must be at least one client, and offsets must start at 0, never fall and end at ``len(indices)``. Clients may
+    be empty and may share examples.
 
     Args:
         partition: The partition.

@@ -1,4 +1,9 @@
-"""CIFAR-10 and CIFAR-100, as published, or some images of CIFAR-10 in the user's own archive."""
+"""CIFAR-10 and CIFAR-100, as published, or images of CIFAR-10 in the user's archive.
+
+The data folder has the published archive of the binary version, or the folder that it unpacks to. For CIFAR-10 it can
+also have a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and ``train_labels`` [n], and optionally the
+same for ``test``. If there are no test images, the last fifth of the images is the test set.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +35,7 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads colour images [n, 32, 32, 3] in [0, 1], and the fine labels of CIFAR-100; nothing is random.
-
-    They are read from the original binary version, in the order of its files: the published archive, or the folder that
-    it unpacks to. CIFAR-10 can also be a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and
-    ``train_labels`` [n], and optionally the same for ``test``. If there are no test images, the last fifth of the
-    images is the test set.
-    """
+    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files, and the fine labels of CIFAR-100."""
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
     stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
@@ -54,7 +53,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """Reads images and labels of both splits from the user's archive, which ``_load`` describes."""
+    """Reads images and labels of both splits from the user's archive."""
     arrays = archive.read(name, path, ("train_images", "train_labels"))
     x, y = archive.images(name, path, arrays, "train", SIZE)
     count = len(y) if "test_images" in arrays else len(y) - len(y) // 5

@@ -14,7 +14,7 @@ from fedtangent._src.data.partition.drawn import generator
 
 @dataclasses.dataclass(frozen=True)
 class DigitsOptions(ImageOptions):
-    """Options of digits."""
+    """Options of the data set ``digits``."""
 
     test_fraction: float = 0.2
     """Share of each class in the test set, to within one example."""

@@ -1,4 +1,8 @@
-"""EMNIST: handwritten characters, without the ids of their writers."""
+"""EMNIST: handwritten characters, without the ids of their writers.
+
+The data folder has the published ``gzip.zip``. Labels are the numbers in the files, except that the labels of
+``letters``, 1 to 26 there, start from 0.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +28,14 @@ FIRST_LABEL = {"letters": 1}  # the smallest label in the files; 0 in the other 
 
 @dataclasses.dataclass(frozen=True)
 class EmnistOptions(StoredImageOptions):
-    """Options of emnist."""
+    """Options of the data set ``emnist``."""
 
     part: str = "balanced"
-    """Which of its data sets: balanced, byclass, bymerge, digits, letters or mnist."""
+    """Part of EMNIST: balanced, byclass, bymerge, digits, letters or mnist."""
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
-
-    The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are the
-    numbers in the files, except that the labels of ``letters``, 1 to 26 there, start from 0.
-    """
+    """Loads images [n, 28, 28, 1] in [0, 1], white ink on black, upright (the idx files hold them transposed)."""
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)
     return dataset(published, obtain(published, options, data_dir), options, (28, 28))

@@ -1,4 +1,10 @@
-"""LEAF's FEMNIST, by writer: all 62 characters, or the digits alone."""
+"""LEAF's FEMNIST, by writer: all 62 characters, or only the digits.
+
+Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
+``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255 is
+paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose offsets
+may be left out. Test examples of writers without training examples are dropped.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +38,7 @@ class WritersOptions(StoredImageOptions):
 
 
 def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each; nothing is random.
-
-    Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
-    ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255
-    is paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose
-    offsets may be left out. Test examples of writers without training examples are dropped.
-    """
+    """Loads images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each."""
     stored = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
     arrays = stored.arrays
     if num_classes < CHARACTERS:
@@ -93,11 +93,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Converts a writer's examples to images uint8 [n, 28, 28], in which 255 is ink, and labels uint8 [n].
-
-    The files have shades [n, 784] from 0 (ink) to 1 (paper), in steps of 1/255. Raises ``ValueError`` for other shades,
-    and for labels that are not classes.
-    """
+    """Converts shades [n, 784] from 0 (ink) to 1 (paper) to uint8 images of ink [n, 28, 28], and checks labels."""
     pixels = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
     shades = np.rint(pixels * 255)
     if pixels.shape != (len(writer.y), 784) or not np.allclose(shades / 255, pixels, rtol=0, atol=1e-4):

@@ -1,4 +1,10 @@
-"""OpenImage: FedScale's selection of Open Images, one client for each uploader."""
+"""OpenImage: FedScale's selection of Open Images, one client for each uploader (Lai et al., 2022).
+
+The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB; nothing is
+downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line
+``client_id, sample_path, label_name, label_id`` for each image, and the images in folders ``train`` and ``test``.
+Classes run from 0 to the largest label of both tables.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,7 @@ COLUMNS = ["client_id", "sample_path", "label_name", "label_id"]
 
 @dataclasses.dataclass(frozen=True)
 class OpenImageOptions(ImageOptions):
-    """Options of openimage."""
+    """Options of the data set ``openimage``."""
 
     num_users: int | None = None
     """Use only the training images of this many uploaders, the first ones."""
@@ -43,14 +49,7 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads photographs [n, s, s, 3] in [0, 1], with the uploader of each (FedScale, Lai et al., 2022).
-
-    The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
-    downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
-    label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. There are no test
-    users if one of them does not train. Nothing is random.
-    """
+    """Loads photographs [n, s, s, 3] in [0, 1], ``12 s^2`` bytes each; test users only if all of them train."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
     folder = _folder(data_dir)

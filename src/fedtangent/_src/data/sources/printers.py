@@ -1,4 +1,13 @@
-"""Regression on six 3-D printers: how strongly the print head vibrates, given its speed."""
+"""Regression on six 3-D printers: how strongly the print head vibrates, given its speed (FE-2024, V-I and Table VIII).
+
+``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot vector.
+``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the authors state
+no units. The test set is the prints at the commanded speed 30, 15 rows of each printer; the other eleven speeds train,
+165 rows of each printer. The user is the printer.
+
+The data folder has the 72 original files ``FL_Dataset_Printer<1..6>_Speed<10..120>.csv``, which have no header, or an
+archive ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row, and the three numbers of a row.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +32,14 @@ COLUMNS = "average speed and the acceleration along two axes"
 
 @dataclasses.dataclass(frozen=True)
 class PrintersOptions(StoredOptions):
-    """Options of printers."""
+    """Options of the data set ``printers``."""
 
     dtype: str = "float64"
     """Dtype of inputs and targets: float32 or float64."""
 
 
 def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads speed, label and acceleration of printers (Fed-ensemble, IEEE TASE 2024, section V-I and Table VIII).
-
-    ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot
-    vector. ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the
-    authors state no units. The test set is the prints at the commanded speed 30, 15 rows of each printer; the other
-    eleven speeds train, 165 rows of each printer. The user is the printer. Nothing is random.
-
-    The data folder has the 72 original files ``FL_Dataset_Printer<1..6>_Speed<10..120>.csv``, or an archive
-    ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row, and the three numbers of a row. The files have no
-    header: their first line is data.
-    """
+    """Loads speed, label and acceleration of the printers."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     stored = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
     for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):

@@ -1,4 +1,17 @@
-"""Shakespeare's plays as next-character prediction: by speaking role (LEAF), and as one text (char-rnn)."""
+"""Shakespeare's plays as next-character prediction: by speaking role (LEAF), and as one text (char-rnn).
+
+``x`` [n, 80] int32 are windows of characters as indices into an alphabet, ``y`` [n] the index of the next one; windows
+start every ``stride`` characters. By role (Caldas et al., 2018), a role's speeches are joined to one text, whose end is
+the test set; roles too short for a window in both splits are left out. The alphabet is LEAF's 80 characters (any other
+character is read as a space).
+
+The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, with its own test set; LEAF's
+``by_play_and_character/*.txt``, a file for each role; LEAF's JSON, whose windows and test set are used unchanged; or an
+archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
+
+As in TFDS, the first 90 % of Karpathy's Tiny Shakespeare train and the last 5 % test; its alphabet is the text's 65
+characters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +40,7 @@ NEITHER = "shakespeare*.npz, nor LEAF's by_play_and_character/*.txt, nor LEAF's 
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(StoredOptions):
-    """Options of tiny_shakespeare."""
+    """Options of the data set ``tiny_shakespeare``."""
 
     stride: int = WINDOW
     """Characters from the start of a window to that of the next one (LEAF: 1)."""
@@ -35,26 +48,16 @@ class TextOptions(StoredOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RolesOptions(TextOptions):
-    """Options of shakespeare."""
+    """Options of the data set ``shakespeare``."""
 
     num_users: int | None = None
     """Use only this many roles, the first ones."""
     test_fraction: float = 0.2
-    """Fraction of each role's text, taken from its end, to test on, where the files have no test set."""
+    """Fraction of each role's text, taken from its end, that is the test set if the files have none."""
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads windows of 80 characters and the character that follows; each speaking role is a user (LEAF, 2018).
-
-    ``x`` [n, 80] int32 are indices into LEAF's 80 characters (any other character is read as a space), ``y`` [n] the
-    index of the next one (Caldas et al., 2018). A role's speeches are joined, and windows start every ``stride``
-    characters of that text. Its end is the test set, so that no test character was seen in training; roles too short
-    for a window in both are left out. Nothing is random.
-
-    The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, with its own test set; LEAF's
-    ``by_play_and_character/*.txt``, a file for each role; LEAF's JSON, whose windows and test set are used unchanged;
-    or an archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
-    """
+    """Loads windows of 80 characters and the next character; each speaking role is a user."""
     stride = checks.whole("stride", options.stride)
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     stored = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
@@ -73,7 +76,7 @@ def _dataset(published: Published, parts: Arrays, characters: str, read_from: Pa
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
-    """Reads the texts or windows in ``directory`` in one of the other forms that ``_load`` names; else returns None."""
+    """Reads the texts or windows in ``directory`` in another form than TensorFlow Federated's; None without one."""
     for read in (_archived, _texts):
         stored = read(directory, share)
         if stored is not None:
@@ -173,11 +176,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads windows of 80 characters and the next one from Karpathy's Tiny Shakespeare, a million characters.
-
-    As in TFDS the first 90 % train and the last 5 % test; its validation set, between them, is not used. ``x`` [n, 80]
-    int32 are indices into the text's 65 characters, sorted; windows start every ``stride`` characters. No users.
-    """
+    """Loads windows of 80 characters and the next one from Tiny Shakespeare, a million characters without users."""
     stride = checks.whole("stride", options.stride)
     stored = obtain(TINY, options, data_dir)
     text = {split: stored.arrays.get(f"text_{split}", np.empty(0)) for split in ("train", "test")}

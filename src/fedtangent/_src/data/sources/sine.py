@@ -1,4 +1,9 @@
-"""The sine toy of the Fed-ensemble paper: generated, no files are needed."""
+"""The sine example of the Fed-ensemble paper (IEEE TASE 2024, section V-A), which needs no files.
+
+User i holds ``y = a_i sin(2 pi x) + eps`` with ``a_i ~ N(1, 0.2^2)``, ``eps ~ N(0, 0.2^2)`` at points uniform in [-1,
+1]; with ``gap``, uniform in [-1, -0.5] and [0.5, 1]. The test set is ``sin(2 pi x)``, without noise, on an even grid of
+[-1, 1]. ``x`` is [n, 1] and ``y`` [n, 1].
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,10 @@ from fedtangent._src.data.partition.drawn import generator
 
 @dataclasses.dataclass(frozen=True)
 class SineOptions:
-    """Options of sine."""
+    """Options of the data set ``sine``."""
 
     num_users: int = 50
-    """Number of users, each with an amplitude of its own."""
+    """Number of users, each with another amplitude."""
     points_per_user: int = 2
     """Training points of each user."""
     gap: bool = False
@@ -29,12 +34,7 @@ class SineOptions:
 
 
 def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Draws noisy sine functions, one amplitude for each user (Fed-ensemble, IEEE TASE 2024, section V-A).
-
-    User i holds ``y = a_i sin(2 pi x) + eps`` with ``a_i ~ N(1, 0.2^2)``, ``eps ~ N(0, 0.2^2)`` at points uniform in
-    [-1, 1]; with ``gap``, uniform in [-1, -0.5] and [0.5, 1]. The test set is the expectation ``sin(2 pi x)``, without
-    noise, on an even grid of [-1, 1]. ``x`` is [n, 1] and ``y`` [n, 1].
-    """
+    """Draws noisy sine functions, one amplitude for each user."""
     rng = generator(seed)
     num_users = checks.whole("num_users", options.num_users)
     points = checks.whole("points_per_user", options.points_per_user)

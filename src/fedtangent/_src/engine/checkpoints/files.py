@@ -112,10 +112,9 @@ def _on_host(leaf: AnyArray) -> np.ndarray:
 
 
 def on_host(state: PyTree) -> dict[str, np.ndarray]:
-    """Returns the leaves of ``state`` as NumPy arrays by their paths.
+    """Returns the leaves of ``state`` as NumPy arrays by their paths, typed keys as their data, without empty leaves.
 
-    Typed keys are returned as their data, and leaves without elements are left out. Every process of a run must call
-    this function, because it gathers arrays that are spread over hosts.
+    Every process of a run must call this function, because it gathers arrays that are spread over hosts.
     """
     leaves = jax.tree.leaves(state)
     arrays = {path: _on_host(leaf) for path, leaf in zip(layout(state), leaves, strict=True)}

@@ -1,4 +1,4 @@
-"""A lock on a folder: the process that writes in it keeps a locked file there, which the system releases at its end."""
+"""A lock on a folder: a locked file there, which the system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _TIMES = 20  # attempts, while other processes remove the file and make it again
 def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.warn) -> Iterator[None]:
     """Locks ``folder``, created if it does not exist, until the block ends, normally or by an exception.
 
-    The system releases the lock if the process is killed. At the end the file ``.lock`` is removed, together with
-    folders that were created here and stayed empty. On a file system without locks, ``notify`` is called and nothing is
-    locked.
+    The system releases the lock if the process is killed. At the end the file ``.lock`` is removed, and so are folders
+    that were created here and stayed empty.
 
     Args:
         folder: The folder.
         name: Name of the folder in error messages.
-        notify: Called with a line of text if the file system has no locks.
+        notify: Called with a line of text if the file system has no locks; then nothing is locked.
 
     Raises:
         CheckpointError: Another process holds the lock, or the folder cannot be written to.
@@ -43,7 +42,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
         with file:
             try:
                 yield
-            finally:  # while it is held still: see ``_lock``
+            finally:  # while the lock is still held: see ``_lock``
                 with contextlib.suppress(OSError):
                     if _is_at(file, folder / LOCK):
                         (folder / LOCK).unlink()
@@ -54,7 +53,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """Returns the locked file of ``folder``; makes it again if its last owner removes it meanwhile."""
+    """Returns the locked file of ``folder``; creates it again if its last owner removes it meanwhile."""
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -22,27 +22,26 @@ _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any 
 
 
 class CheckpointError(ValueError):
-    """An error for a checkpoint from which a run cannot continue: absent, another run's, or damaged."""
+    """An error for a checkpoint from which a run cannot continue: absent, damaged, or another run's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """The folder, the interval and the identity of a run's checkpoints.
 
-    A run that starts without ``resume`` leaves older checkpoints in ``folder`` untouched until its first checkpoint is
-    written; only then are older runs' checkpoints removed.
+    Checkpoints of an older run in ``folder`` stay until the first checkpoint of a new run is written.
 
     Args:
-        folder: Folder of the checkpoints, made if it does not exist. Several processes of one run must see the same
+        folder: Folder of the checkpoints, created if it does not exist. Several processes of one run must see the same
             folder; the first process writes.
         every: Rounds between checkpoints. None: a checkpoint is due once ten seconds, and twenty times the duration of
             the last checkpoint, have passed since that checkpoint, so that checkpoints take at most about 5 % of a long
             run. In both cases one is written at the end and on SIGTERM or SIGINT.
-        config: Values that identify the run; a checkpoint with another config is refused, and the error names the
-            fields. Strings, numbers, booleans, None, paths, and lists, tuples and mappings of them. Leave out what may
-            differ, such as the folder of results or the number of rounds. Without a config, a digest of the traced
-            round is compared. It detects another algorithm, rate or number of steps, but cannot name the difference,
-            and it may change with the version of JAX.
+        config: Values that identify the run (strings, numbers, booleans, None, paths, and lists, tuples and mappings of
+            them); the checkpoint of a run with another config is refused, and the error names the fields. Leave out
+            values that may differ, such as the number of rounds. Without a config, a digest of the traced round is
+            compared. It detects another algorithm, rate or number of steps, but cannot name the difference, and it may
+            change with the version of JAX.
         keep: Number of checkpoints that stay, the newest ones; older ones are used when the newest is damaged.
         resume: Whether to continue from the newest good checkpoint in ``folder``.
         notify: Called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
@@ -113,10 +112,7 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
 
 
 def key_text(key: int | Key | None) -> str | None:
-    """Returns a seed or a typed key as text, or None for None.
-
-    A seed and the typed key of that seed have different texts, although they draw the same numbers.
-    """
+    """Returns a seed or a typed key as text, or None; a seed and the key of that seed have different texts."""
     if isinstance(key, jax.Array):
         return f"{key.dtype} {np.asarray(jax.random.key_data(key)).tolist()}"
     return None if key is None else f"seed {int(key)}"

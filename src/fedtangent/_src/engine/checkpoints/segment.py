@@ -1,8 +1,7 @@
 """Segments of a history: the rounds and evaluations between two checkpoints, in one file each.
 
-If every checkpoint held all of a run's history, old parts would be written over and over. Instead each checkpoint
-writes only the new part. A segment names the previous segment with its SHA-256, so that the last one verifies all of
-them.
+Each checkpoint writes only the new part of the history. A segment names the previous segment with its SHA-256, so that
+the last one verifies all of them.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: PyTree) -> Store:
-    """Returns ``store`` with the values of one run.
+    """Returns ``store`` with the values that identify one run.
 
     Args:
         store: The place of the checkpoints.
@@ -148,10 +148,7 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
 
 
 def mapping_of(store: Store) -> str | None:
-    """Returns the mapping of the run that is resumed, so that ``auto`` does not choose another mapping.
-
-    Returns None without a run to resume, or if that run was on another device.
-    """
+    """Returns the mapping of the run that is resumed; None without such a run, or if it was on another device."""
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
             circumstances = _record(path)["circumstances"]
@@ -206,7 +203,7 @@ def save(
         except OSError as error:
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
         except ValueError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # what orbax's writer makes of a full disk
+            if "RESOURCE_EXHAUSTED" not in str(error):  # the message of orbax's writer for a full disk
                 raise
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
     now = time.monotonic()
@@ -257,7 +254,7 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Keeps the newest checkpoints up to ``round_``; removes later ones, which were damaged, and older runs."""
+    """Keeps the newest checkpoints up to ``round_``; removes later ones, which are damaged, and older runs."""
     newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -300,10 +297,7 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
 
 
 def _record(checkpoint: Path) -> dict[str, Any]:
-    """Returns the record of a checkpoint.
-
-    Raises ``CheckpointError`` for a checkpoint of another format, and ``DamagedError`` for an incomplete record.
-    """
+    """Returns the record of a checkpoint; ``CheckpointError`` for another format, ``DamagedError`` if incomplete."""
     record = read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
@@ -314,7 +308,7 @@ def _record(checkpoint: Path) -> dict[str, Any]:
 
 
 def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
-    # What the caller named first: a seed that differs also changes keys and data, which would hide it.
+    # The caller's config is compared first: another seed also changes keys and data, which would hide the reason.
     before, now = record["identity"], store.identity
     fields = differences(before.get("config", {}), now["config"])
     fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
@@ -343,10 +337,7 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 
 
 def _content(store: Store, link: Link) -> bytes:
-    """Returns a segment from the copy that is good, and writes the other copy again if it is damaged.
-
-    Raises ``DamagedError`` if both copies are damaged.
-    """
+    """Returns a segment from its good copy and restores a damaged one; raises ``DamagedError`` if both are damaged."""
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
         try:

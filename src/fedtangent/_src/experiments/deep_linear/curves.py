@@ -1,9 +1,9 @@
-"""What DeepLin's figures share: FedAvg's loss curves by N and K, beside infinite width and the bound (18).
+"""Shared code of DeepLin's figures: FedAvg's loss curves by N and K, beside infinite width and the bound (18).
 
 FedAvg takes full-batch steps on the sum of squares of a client; all clients take part in every round, with equal
-weights. Losses are per example, so that those of different N can be compared (the paper's eq. 4 divides by N). The
-excess is the loss above that of least squares, computed without cancellation (``problems``). Each curve stands beside
-its flow: the network at infinite width, which is a linear model, in closed form from the network's own start.
+weights. Losses are per example, so that curves of different N can be compared (the paper's eq. 4 divides by N). The
+excess is the loss above that of least squares, computed without cancellation (``problems``). The flow of a curve is the
+network at infinite width, a linear model, from the same initial function, in closed form.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FLOWS = "infinite width, from the network's own start"
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """The paper's settings, and those that it does not give."""
+    """Settings of the paper, and of choices that it leaves open."""
 
     num_train: int = within(0, least=0)  # the first examples; 0: all
     directions: int = within(0, least=0)  # principal directions of the inputs that are kept; 0: all
@@ -331,7 +331,7 @@ def _wrong(
 
 
 def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Checks that every curve is nearer to its own flow than half the distance to the nearest flow of another K / N."""
+    """Checks that every curve is nearer to its flow than half of its distance to the nearest flow of another K / N."""
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):

@@ -1,9 +1,8 @@
-"""Fig. 2 of DeepLin: more clients, slower; FedAvg's training loss by round for N in {40, 80, 160}.
+"""Fig. 2 of DeepLin: FedAvg is slower with more clients; training loss by round for N in {40, 80, 160}.
 
-Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. K is not printed: 5, the middle of
-the values of fig. 3. The paper shows that more rounds are needed with more clients, and takes that for a rate that is
-inversely proportional to N. Fig. 3 has fewer rounds for more local steps, which the paper takes for a rate proportional
-to K; there N is not printed: 80, the middle of the values of fig. 2.
+Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. The paper does not give K; here it
+is 5, the middle of the values of fig. 3. The paper shows that more rounds are needed with more clients, and concludes
+that the rate is inversely proportional to N.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings,
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 from fedtangent._src.experiments.lab.trials import scheme_name
 
-FIGURE_3 = "Fig. 3 of DeepLin: more local steps, faster; FedAvg's training loss by round for K in {1, 5, 10}."
+FIGURE_3 = "Fig. 3 of DeepLin: FedAvg is faster with more local steps; training loss by round for K in {1, 5, 10}."
 PROPORTIONAL = 0.1  # how far a power may be from 1 to count as proportional
 
 

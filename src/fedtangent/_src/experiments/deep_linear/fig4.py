@@ -1,10 +1,10 @@
-"""Fig. 4 of DeepLin: equal K / N, equal curves; N = 80 beside 160 and 40 beside 80 that take twice as many steps.
+"""Fig. 4 of DeepLin: equal K / N gives equal curves; N = 80 and 160, and 40 and 80, the larger N with twice the steps.
 
-Depth 3, width 500, all clients in every round, K = 5 and 10; besides i.i.d. and two classes a client, five classes. The
-paper shows that the curves "stay similarly", as (18) depends on K / N alone. Here: how far apart they are, the largest
-``|ln - ln'|`` of any round, by how unlike clients are, and from which round on. With K > 1 and labels that no one model
-fits, clients pull the mean off least squares, the more the fewer and the larger they are: what K / N does not know. The
-closed form at infinite width tells by how much (``limit``).
+Depth 3, width 500, all clients in every round, K = 5 and 10; i.i.d., two and five classes a client. The paper shows
+that the curves "stay similarly", because (18) depends on K / N only. Here their distance is measured, the largest
+``|ln - ln'|`` of any round, against the heterogeneity of the clients. With K > 1 and labels that no model fits, clients
+pull the mean away from least squares, and fewer, larger clients pull it farther: (18) does not describe this. The
+closed form at infinite width gives the size of this effect (``limit``).
 """
 
 from __future__ import annotations

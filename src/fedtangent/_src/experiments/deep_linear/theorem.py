@@ -1,9 +1,9 @@
 """Theorem IV.2 of DeepLin along runs that meet its conditions: its bound, its hypotheses, the terms of its proof.
 
-A few examples of well-conditioned inputs and targets that a matrix fits, so that a network of a thousand units is wide
-enough. Beside the loss stand the bound (18) and the exact federated flow, of the network's own kernel P(0) and of
-infinite width, mode by mode in the eigenbasis of P(0). The proof's hypotheses and its four terms of a round (17) are
-measured on the way, and how far the layers leave their balance.
+A few examples of well-conditioned inputs, and targets that a matrix fits, so that a network of a thousand units is wide
+enough. The loss is compared with the bound (18) and with the exact federated flow, of the network's kernel P(0) and of
+infinite width, mode by mode in the eigenbasis of P(0). Along the run the proof's hypotheses, its four terms of a round
+(17), and the loss of the layers' balance are measured.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
         if name == "first":
             constants = [f.theorem.constants for f in networks]
             units = [c.lambda_max / c.lambda_min for c in constants]
-            control = "lambda_max for lambda_min", max(map(over, networks, [name] * len(networks), units))
+            control = "lambda_max instead of lambda_min", max(map(over, networks, [name] * len(networks), units))
         else:
             control = "narrow, step too large", max(over(f, name) for f in wrong)
         row = {

@@ -1,9 +1,9 @@
-"""What is known where there are no data: sine functions with a gap, FedAvg against Fed-ensemble (FE-2024, section V-B
+"""Uncertainty where there are no data: sine functions with a gap, FedAvg against Fed-ensemble (FE-2024, section V-B
 and Fig. 2).
 
-Clients hold data on [-1, -0.5] and [0.5, 1]. FedAvg's band is constant, from its residuals on the training data;
-Fed-ensemble's is the variance of its models, as in the paper, and with the residuals' added. Beside them stand the
-exact bands of an infinite ensemble after the same rounds, and of the process of Theorem 2.
+Clients have data on [-1, -0.5] and [0.5, 1]. FedAvg's band is constant, from its residuals on the training data;
+Fed-ensemble's is the variance of its models, as in the paper, and with the variance of the residuals added. They are
+compared with the exact bands of an infinite ensemble after the same rounds, and of the process of Theorem 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fig. 6 of Fed-ensemble: no server; models walk over a ring of ten clients, one beside the mean of K that walk alone.
+"""Fig. 6 of Fed-ensemble: no server; one model that walks over a ring of ten clients, beside the mean of K such models.
 
-The paper's is CIFAR-10, i.i.d. A round is a step of each walk, in which K models train K clients and one model one.
+The paper's data are CIFAR-10, i.i.d. In a round each of the K models, or the single model, is trained by one client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stragglers of Fed-ensemble: 130 clients are asked and the first 100 to answer make the round (FE-2024, section V-C).
 
-Its effect on the time of a round and on accuracy, beside waiting for all that are asked and asking only so many as are
-kept. A client's time is lognormal, in the mean in proportion to its examples. Where it also rises with a client's
-labels, the same clients are always late and what they know is lost: the control, in which accuracy has to fall.
+The time of a round and the accuracy are compared with two other ways: waiting for all 130, and asking only 100. A
+client's time is lognormal, with a mean in proportion to its examples. In the control the time also rises with a
+client's labels, so that the same clients are always late and their data are lost: accuracy has to fall.
 """
 
 from __future__ import annotations

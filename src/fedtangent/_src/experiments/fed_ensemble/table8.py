@@ -26,7 +26,7 @@ from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, PyTree
 
 PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
-FIGURE_8 = "Fig. 8 of Fed-ensemble: of each printer the curve that FedAvg and Fed-ensemble predict, and the data."
+FIGURE_8 = "Fig. 8 of Fed-ensemble: each printer's data, with the curves that FedAvg and Fed-ensemble predict."
 LAST = 3  # rounds over which an error is averaged
 SHOWN = 6  # users in fig. 8 at most; there are six printers
 DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"

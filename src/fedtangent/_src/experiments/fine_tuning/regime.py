@@ -1,9 +1,9 @@
 """Federated fine-tuning beside its linearisation: the whole network, its last layer, and LoRA (Hu et al., 2021).
 
 A network is trained on one half of the classes and fine-tuned federatedly on the other half, from the same outputs.
-Theory linearises at the pre-trained weights: it predicts the curve and the best learning rate, with no network trained.
+Theory linearises it at the pre-trained weights and predicts the curve and the best learning rate without training.
 Networks are then trained at many rates around the predicted one. Laziness is the distance of a network from its
-linearisation, relative to how far training moves the latter.
+linearisation, relative to how far training moves the linearisation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an experiment returns: tables, claims that intervals over seeds decide, and verdicts.
+"""The result of an experiment: tables, claims that intervals over seeds decide, and verdicts.
 
-``runner``: what an experiment is, and how any is run. ``harness``: methods x settings x seeds, each run computed once
-and kept; ``trials``: the data that they share. ``sine``: Fed-ensemble on sine functions; ``two_layer``: the problem of
-NTK-FL's theorems.
+Beside it stands the code that several experiments share. ``runner``: the record of an experiment, and how it is run;
+``harness``: methods x settings x seeds, each run computed once and kept; ``trials``: the data of one seed; ``sine``:
+Fed-ensemble on sine functions; ``two_layer``: the problem of NTK-FL's theorems.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedtangent._src.theory.assumptions import Assumption
 from fedtangent._src.types import ArrayLike
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
-NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that is broken there is no counterexample"
+NOT_OWED = "where its assumptions fail a theorem promises nothing: a bound that is broken there is no counterexample"
 
 Row = dict[str, Any]
 """A row of a tidy table: entries by the name of their column."""

@@ -150,7 +150,7 @@ class Bench:
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # size of the largest client of any seed; 0: each seed's own, rounded up
     judged_by: str = "validation.accuracy"  # the metric by which rates are chosen, the larger the better
-    called: str = ""  # added to a run's name in the metrics, where its configuration does not tell it from others
+    called: str = ""  # added to a run's name in the metrics, to tell runs of equal configurations apart
     compiled: dict[tuple[object, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 

@@ -1,4 +1,4 @@
-"""The data of one seed, which all methods of a comparison share, and the forms in which methods are given it."""
+"""The data of one seed, which all methods of a comparison share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
     data: FederatedData
     splits: dict[str, EvaluationSet]  # validation, test
     num_classes: int
-    by_client: dict[str, FederatedData] | None = None  # the same with their clients, if those are tested apart
+    by_client: dict[str, FederatedData] | None = None  # the same examples by client, if clients are tested on their own
 
 
 class Examples(NamedTuple):

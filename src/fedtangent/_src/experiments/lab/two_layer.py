@@ -99,7 +99,7 @@ def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") ->
         ratio, wrong = max(row[worst] for row in group), min(row["control_worst"] for row in group)
         sizes = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in zip(keys, at, strict=True))
         right = f"{ratio:.3g}", f"<= 1 with each of {len(group)} seeds", ratio <= 1
-        control = "lambda_max for lambda", f"{wrong:.2g}", wrong > 1
+        control = "lambda_max instead of lambda", f"{wrong:.2g}", wrong > 1
         results.append(Verdict.of(theorem, "squared residual / bound, largest after the start", sizes, right, control))
     return tuple(results)
 

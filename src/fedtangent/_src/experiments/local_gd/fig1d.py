@@ -2,9 +2,9 @@
 
 10 nodes of 50 examples, labels of halfspaces ``w_i* = w* + z_i``, d = 1500, lambda = 1e-4, L = 150, R = 120, eta = .01:
 the distance of directions ``|w / |w| - w' / |w'||`` by round of Local-GD (G) and Modified Local-GD (G-Mod) to the
-centralised model (C, the exponential loss, 20,000 steps) and to the hard-margin support vector machine (S). Beside them
-what they stand for in theory: the same local problems solved exactly (eq. 12) and the projections that they tend to
-(eq. 13 and 16). The paper shows G and G-Mod go to C, G-Mod later, and a small gap from C to S.
+centralised model (C, the exponential loss, 20,000 steps) and to the hard-margin support vector machine (S). The theory
+of both methods is shown too: the same local problems solved exactly (eq. 12) and the projections that these tend to
+(eq. 13 and 16). The paper shows that G and G-Mod go to C, G-Mod later, and a small gap from C to S.
 """
 
 from __future__ import annotations

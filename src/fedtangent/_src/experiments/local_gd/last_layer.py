@@ -1,9 +1,9 @@
-"""Local-GD, fig. 1(h) and 1(i): the last linear layer trained on fixed features by nodes of unlike classes (section 5).
+"""Local-GD, fig. 1(h) and 1(i): the last linear layer trained on fixed features by heterogeneous nodes (section 5).
 
 Ten nodes, half of a node's data of one class, cross entropy, SGD; the centralised model takes as many steps on all
-data. The paper takes ResNet-50 features of CIFAR-10: with ``weights``, a file of ResNet-50's weights, this does too.
-Without it features are those of fixed random convolutions. Features are standardised, the layer has a bias, and all
-start at 0, of which the paper says nothing. Its numbers stand in curves only.
+data. The paper takes ResNet-50 features of CIFAR-10, as this does with ``weights``, a file of ResNet-50's weights.
+Without this file features are those of fixed random convolutions. The paper does not say how features are scaled, nor
+how the layer starts: here they are standardised, the layer has a bias, and all start at 0. It gives curves, no numbers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Beyond Local-GD's paper: what momentum and Adam as local optimisers converge to.
+"""Beyond Local-GD's paper: the end of training with momentum and Adam as local optimisers.
 
 Regression: gradient descent and momentum stay in the span of the data, so that many local steps end at the centralised
-minimum-norm model (Theorem 1); Adam divides by each coordinate's own size and leaves it. Classification, logistic loss:
-the directions of all are compared with the two that maximise a margin, of the l2 norm (eq. 15) and of the l_inf norm,
-to which Adam turns on one machine (Zhang, Zou and Cao, 2024): "pooled" is Adam with all data at one node, as long.
-Local optimisers start anew in every round. Rates of regression fall as 1 / (1 + k / 10) from round to round, without
-which Adam's steps do not die out; in classification Adam's epsilon is next to 0, as gradients fall below any other.
+minimum-norm model (Theorem 1); Adam divides by each coordinate's size and leaves the span. Classification, logistic
+loss: the directions of all models are compared with two that maximise a margin, of the l2 norm (eq. 15) and of the
+l_inf norm, to which Adam turns on one machine (Zhang, Zou and Cao, 2024); "pooled" is Adam with all data at one node,
+for as long. Local optimisers are reset in every round. Rates of regression fall as 1 / (1 + k / 10) with the round k,
+so that Adam's steps vanish; in classification Adam's epsilon is next to 0, because gradients become tiny.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Beyond Local-GD's paper: how many local steps are too many where only some nodes take part in a round.
 
 Linear regression, cohorts drawn uniformly, in closed form. With more dimensions than examples every number L of local
-steps ends at the centralised model (a cohort's rounds all leave it in place): asked is how fast. With fewer, nodes
-disagree: the model goes on moving about a point that is not the centralised one. Asked is from which L on it is
-farther away than ``tolerance``, once it has settled: there runs start from the centralised model, and nodes' truths are
-one truth and a spread about it, as the paper's wholly different ones leave no model that fits any.
+steps ends at the centralised model, which the rounds of every cohort leave in place, and the experiment measures how
+fast. With fewer dimensions nodes disagree, and the model keeps moving about a point that is not the centralised one;
+the experiment finds the least L at which it stays farther away than ``tolerance``. There, runs start from the
+centralised model, and nodes' truths are one truth with a spread about it, because no model fits any of the paper's
+independent truths.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Beyond Local-GD's paper: a wide network under Local-GD beside the closed forms, of its last layer alone and of all.
+"""Beyond Local-GD's paper: a wide network under Local-GD beside the closed forms, last layer only and all layers.
 
-Linear regression's closed form (Lemma 1) is exact for the last layer on the fixed features of a network's own first
-layer, at any width; in the limit of infinite width these features are the kernel of its initial functions. Trained as
-a whole the network is beside the federated flow of its own tangent kernel at the start, and of that of infinite width.
-Distances are of predictions at test points, relative to how far the prediction has moved; their slopes against width
-are fitted. Networks have one hidden layer of erf units without biases, in the neural tangent parameterisation; the
-data are those of the first seed, a seed draws networks.
+Linear regression's closed form (Lemma 1) is exact for the last layer on the fixed features of a network's first layer,
+at any width; at infinite width these features are the kernel of the initial functions. Trained as a whole the network
+is compared with the federated flow of its tangent kernel at the start, and with the flow of infinite width. Distances
+are of predictions at test points, relative to how far the prediction has moved; their slopes against width are fitted.
+Networks have one hidden layer of erf units without biases, in the neural tangent parameterisation; the data are those
+of the first seed, and each seed draws networks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NTK-FL, fig. 5: test accuracy after 50 rounds against the Dirichlet parameter alpha, on Fashion-MNIST.
 
-Hyper-parameters are chosen once, at the smallest alpha: what a method loses there is not for want of tuning.
+Hyper-parameters are chosen once, at the smallest alpha, so that a method's loss there is not due to poor tuning.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The paper sparsifies the Jacobian tensor and attacks it by deep leakage (Zhu et al., 2019); it names neither network,
 nor image, nor which entries the attacker compares. Here: Zhu's LeNet with sigmoids, attacked through the gradient of
-one example and through its Jacobian, with zeros compared as Zhu does and with the entries that were sent only; the
-paper's own perceptron, whose input stands in its first layer's Jacobian; and the other switches of CP-NTK-FL.
+one example and through its Jacobian, where the attacker compares all entries, zeros too, as Zhu does, or only the
+entries that were sent; the paper's perceptron, whose first layer's Jacobian contains the input; and the other
+protections of CP-NTK-FL.
 """
 
 from __future__ import annotations

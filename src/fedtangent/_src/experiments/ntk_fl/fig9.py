@@ -1,10 +1,10 @@
 """Fig. 9 of NTK-FL (Yue et al., ICML 2022, C): how far NTK-FL's weights leave those of gradient descent.
 
-The l1 distance of the two weights by update step, one cohort's pooled examples, from the same start: for the paper's
+The l1 distance of the two weights by update step, on one cohort's pooled examples, from the same start: for the paper's
 multilayer perceptron of 100 hidden units, with its kernel (averaged over outputs) and with the exact linearisation,
-and for the two-layer ReLU network of eq. (12), which Lemma 2 is about. Beside it Lemma 2's bound with its constants,
-the same with the activities that did change in place of Lemma 1, and ``2 sum gamma``, which the paper draws. The
-control is that second bound for the factor 1/n that eq. (12) would have without its root.
+and for the two-layer ReLU network of eq. (12), the subject of Lemma 2. It is compared with Lemma 2's bound, with the
+same bound for the activities that did change (instead of Lemma 1), and with ``2 sum gamma``, which the paper draws. The
+control is the second bound for a factor 1/n in eq. (12), instead of its root.
 """
 
 from __future__ import annotations

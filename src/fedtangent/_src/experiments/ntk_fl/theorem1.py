@@ -1,8 +1,8 @@
 """Theorem 1 of NTK-FL (Yue et al., ICML 2022, section 5, D): its rate beside the measured decay of the residual.
 
-The two-layer ReLU network of eq. (12) on several clients: gradient descent on the network, which is what the proof
-follows; the linearised network, which is what NTK-FL evolves; and the network at the linearised weights, which is what
-NTK-FL sends out. The rate with lambda_max for lambda is the control, which has to be broken.
+The two-layer ReLU network of eq. (12) on several clients: gradient descent on the network, as in the proof; the
+linearised network, which NTK-FL evolves; and the network at the linearised weights, which NTK-FL sends out. The control
+is the rate with lambda_max instead of lambda, which must be broken.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _draw(study: Study, results: list[FollowedDescent]) -> None:
     for f in (f for f in results if (f.seed, f.factor) == (results[0].seed, settings.step_factors[-1])):
         start, bound = f.theorem.constants.residual**2, f.theorem.residual_bound
         measured = {label: getattr(f.paths, m) / start for m, label in METHODS.items()}
-        wrong = {"control: lambda_max for lambda": bound(steps, f.theorem.constants.lambda_max) / start}
+        wrong = {"control: lambda_max instead of lambda": bound(steps, f.theorem.constants.lambda_max) / start}
         title = f"width {f.width}, {f.factor:g} of the largest stable step"
         panels.append(BoundedPanel(title, steps, measured, {"Theorem 1": bound(steps) / start}, wrong))
     title, names = f"Theorem 1 of NTK-FL on {study.dataset}, N = {settings.num_examples}", "squared residual / initial"

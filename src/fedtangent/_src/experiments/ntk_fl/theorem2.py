@@ -1,8 +1,8 @@
 """Theorem 2 of NTK-FL (Yue et al., ICML 2022, section 5, E): FedAvg's rate beside measured rounds, and Remark 2.
 
 FedAvg with every client in every round on the two-layer ReLU network of eq. (12), with the step of (58): ``eta / N``
-times the sum over a client's examples, then the mean over M clients. A round of NTK-FL with the same eta stands beside
-it. The rate with lambda_max for lambda is the control, which has to be broken.
+times the sum over a client's examples, then the mean over M clients. A round of NTK-FL with the same eta is compared
+with it. The control is the rate with lambda_max instead of lambda, which must be broken.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _draw(study: Study, results: list[FollowedRounds]) -> None:
         c, start, bound = f.theorem.constants, f.squared[0], f.theorem.residual_bound
         ntk = 0 * rounds + f.ntk / start
         measured = {"FedAvg": f.squared / start, f"one round of NTK-FL, t = {f.ntk_time}": ntk}
-        wrong = {"control: lambda_max for lambda": bound(rounds, c.lambda_max) / start}
+        wrong = {"control: lambda_max instead of lambda": bound(rounds, c.lambda_max) / start}
         title = f"tau = {c.local_steps} local steps"
         panels.append(BoundedPanel(title, rounds, measured, {"Theorem 2": bound(rounds) / start}, wrong))
     width, step = settings.widths[-1], settings.step_factors[-1]

@@ -1,8 +1,8 @@
-"""FedAvg with a better server: momentum (FedAvgM) and adaptive rates (FedAdam, FedYogi, FedAdagrad) as published.
+"""FedAvg with a server that has momentum (FedAvgM) or adaptive rates (FedAdam, FedYogi, FedAdagrad) as published.
 
 The server optimisers are optax transformations of the pseudo-gradient ``server - client``. Those of Reddi et al.
 (2021), algorithm 2, differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts at
-``tau^2`` and not at 0, and Yogi's second moment moves by the sign of its error.
+``tau^2`` and not at 0, and Yogi changes its second moment by the sign of ``v - g^2``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class Moments(NamedTuple):
 def _adaptive(
     rate: Number, beta_1: Number, tau: Number, initial: Number | None, second: SecondMoment
 ) -> optax.GradientTransformation:
-    """Builds the optimiser with ``m = beta_1 m + (1 - beta_1) g`` and ``v = second(v, g^2)``.
-
-    Its update is ``-rate m / (sqrt(v) + tau)``.
-    """
+    """Builds ``m = beta_1 m + (1 - beta_1) g``, ``v = second(v, g^2)``, with update ``-rate m / (sqrt(v) + tau)``."""
     start = tau**2 if initial is None else initial
 
     def init(params: PyTree) -> Moments:
@@ -128,14 +125,14 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 
 @dataclasses.dataclass(frozen=True)
 class Adaptivity:
-    """The numbers of a server with moments (Reddi et al., 2021, algorithm 2)."""
+    """The constants of a server with moments (Reddi et al., 2021, algorithm 2)."""
 
     beta_1: Number = 0.9
     """Decay of the server's first moment."""
     beta_2: Number = 0.99
     """Decay of the server's second moment."""
     tau: Number = 1e-3
-    """Degree of adaptivity: the server divides by the root of the second moment plus this."""
+    """Degree of adaptivity: the server divides by ``sqrt(v) + tau``, with v the second moment."""
     initial_second_moment: Number | None = None
     """Second moment before the first round (default: tau^2; the paper: at least that)."""
 
@@ -155,14 +152,14 @@ class ServerMomentum:
     momentum: Number = 0.9
     """Momentum of the server, in [0, 1)."""
     nesterov: bool = False
-    """The server's momentum looks ahead."""
+    """Nesterov momentum: the server moves by ``-rate (g + momentum v)`` and not by ``-rate v``."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a momentum outside [0, 1)."""
         number("momentum", self.momentum, at_least=0, below=1)
 
 
-ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+ADAPTS = "its server scales each parameter by its past updates, which no kernel knows; nearest is fed_avg_m"
 WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps moments
     "papers": ("reddi2021",),
     "inside": True,
@@ -203,9 +200,9 @@ def fed_adam(
     """Builds FedAdam: the server steps by ``-eta m / (sqrt(v) + tau)`` (Reddi et al., 2021, algorithm 2).
 
     ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
-    without bias correction: it is not ``optax.adam``. ``averaging.server_learning_rate`` (eta) is 0.01 by default,
-    since steps are of its order and not of the pseudo-gradient's; the paper tunes it. Clients are weighted by examples
-    unless ``weighting="uniform"`` (the algorithm as printed).
+    without the bias correction of ``optax.adam``. Every parameter moves by about eta, whatever the size of d; eta is
+    ``averaging.server_learning_rate``, 0.01 by default (the paper tunes it). Clients are weighted by examples; the
+    paper prints ``weighting="uniform"``.
 
     Args:
         adaptivity: Decay of the moments, and the degree of adaptivity.

@@ -27,16 +27,16 @@ def fed_avg(
     Source: McMahan et al., 2017, algorithm 1.
 
     Args:
-        averaging: Weights, server step and channel. With a ``server_learning_rate`` other than 1 the server moves that
-            fraction of the way to the mean.
+        averaging: Weights, server step and channel. A ``server_learning_rate`` other than 1 is the fraction of the way
+            to the mean that the server moves.
 
     Example, 20 of 100 clients a round, and each passes once over its data:
 
         >>> import fedtangent as ft
         >>> model = ft.models.mlp(784, 10, (100,), parameterization="standard")
-        >>> some = ft.schedules.uniform_sampling(100, clients_per_round=20)
+        >>> schedule = ft.schedules.uniform_sampling(100, clients_per_round=20)
         >>> work = ft.Work(epochs=1, batch_size=10)
-        >>> algorithm = ft.fed_avg(model, some, client_learning_rate=0.1, work=work)
+        >>> algorithm = ft.fed_avg(model, schedule, client_learning_rate=0.1, work=work)
         >>> algorithm.name, ft.cite(algorithm).splitlines()[0]
         ('fed_avg', '@inproceedings{mcmahan2017,')
     """
@@ -55,7 +55,7 @@ def fed_sgd(
 ) -> Algorithm:
     """Builds FedSGD: each client sends one full-batch gradient, the server steps (McMahan et al., 2017, section 2).
 
-    It is FedAvg with one local step of all of a client's examples.
+    It is FedAvg with one full-batch local step.
 
     Args:
         learning_rate: Step size of the mean gradient, a number or a schedule of the round.
@@ -71,13 +71,13 @@ def check_base(base: object) -> None:
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 
 
-@recipe(papers=("shi2024", "shi2021"), parts="those of --base, K models, permutations", schedule="permutations")
+@recipe(papers=("shi2024", "shi2021"), parts="as --base, for K models in permutations", schedule="permutations")
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 
-    FE-2024, algorithm 1 with ``schedules.per_client_permutations``; FE-2021, algorithm 1 with ``schedules.strata``.
-    Prediction is the mean of the models (eq. 2). Fed-ensemble is ``base`` under another schedule; K = 1 is ``base``.
-    FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
+    It is ``base`` under such a schedule: FE-2024, algorithm 1 with ``schedules.per_client_permutations``, FE-2021,
+    algorithm 1 with ``schedules.strata``, FedDyn-ensemble (FE-2024, section V-D) with ``base=fed_dyn``. Prediction is
+    the mean of the models (eq. 2).
 
     Args:
         schedule: Which client trains which of the K models in which round.

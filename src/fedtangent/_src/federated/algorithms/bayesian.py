@@ -34,8 +34,8 @@ from fedtangent._src.losses import Loss, targets_of
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, AnyArray, Array, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
-DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
-SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
+DISTILS = "its server distils a sampled ensemble; nearest is fed_avg, whose model is the mean of the samples"
+SAMPLES = "it predicts with sampled models; nearest is fed_avg, whose model is the mean of the samples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class EnsembleOfClients:
     members: tuple[str, ...] = MEMBERS
     """Members of the ensemble, each model counting once: samples, clients, mean."""
     slots_per_model: int | None = None
-    """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
+    """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
         """Returns the ensemble's distribution and members; raises ``ValueError`` for options out of range."""
@@ -76,7 +76,7 @@ class DistilledEnsemble(EnsembleOfClients):
     distillation: Distillation | None = None
     """Rates, steps and cycles of the student (default: FedBE's, in proportion to ``server_data``)."""
     temperature: float = 1.0
-    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it. With the
+    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 the published code's. With the
     squared error, whose labels are mean outputs, only 1 is allowed."""
 
 
@@ -109,9 +109,9 @@ def fed_be(
 
     Source: Chen and Chao, ICLR 2021, algorithm 1.
 
-    The server fits a distribution to the clients' models, draws models from it, takes the mean prediction of the
-    ensemble on its own data as soft labels, and trains a student on them that starts at the clients' weighted mean. The
-    student is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
+    The server fits a distribution to the clients' models, draws models from it, and takes the ensemble's mean
+    prediction on the server's data as soft labels. A student that starts at the clients' weighted mean learns them and
+    is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
 
     Args:
         ensemble: Members of the ensemble, the server's data, and how the student learns.
@@ -183,13 +183,12 @@ def fed_be_no_distillation(
 ) -> Algorithm:
     """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
-    The next global model is the clients' weighted mean, so no data are needed at the server; a prediction is the
-    mean over the ensemble that FedBE would distil, drawn from the last round's models. The state therefore holds the
-    clients' models of a round, ``slots_per_model`` for each of the K models.
+    The next global model is the clients' weighted mean, so the server needs no data. A prediction is the mean over the
+    ensemble that FedBE would distil, drawn from the last round's models; the state keeps ``slots_per_model`` of these
+    models for each of the K models.
 
-    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
-    that probability. ``members`` of the prediction are the members of all K ensembles, [K E, n, C]; an empty place has
-    the ensemble's mean, which changes no mean over members.
+    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
+    prediction are the members of all K ensembles, [K E, n, C]; an empty place has the ensemble's mean.
 
     Args:
         ensemble: Members of the ensemble.

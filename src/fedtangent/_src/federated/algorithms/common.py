@@ -47,7 +47,7 @@ RAISES = "ValueError: Not exactly one of rate and optimiser, or an argument of t
 
 @dataclasses.dataclass(frozen=True)
 class Averaging:
-    """How the clients' messages travel, are weighted and move the server: options of every averaging algorithm."""
+    """Options of every averaging algorithm: how the clients' messages travel, are weighted and move the server."""
 
     server_learning_rate: Rate | None = None
     """Step size of the server (default: 1, or the algorithm's own)."""
@@ -56,7 +56,7 @@ class Averaging:
     weighting: str | None = None
     """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
     channel: Channel | None = None
-    """How messages travel, such as ``channels.qsgd(4)`` (default: as they are)."""
+    """How messages travel, such as ``channels.qsgd(4)`` (default: unchanged)."""
     accept: Accept | None = None
     """Which messages the server counts, such as ``faults.finite()`` (default: all)."""
     personal: Personal | None = None
@@ -64,7 +64,7 @@ class Averaging:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     shuffle: bool = False
-    """A shuffler hides from the server who sent which message."""
+    """A shuffler hides from the server which client sent which message."""
     secure_aggregation: int | None = None
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
@@ -182,9 +182,6 @@ def train_and_average(
         replaced: Parts in which the algorithm differs from FedAvg.
         rule: Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none.
 
-    Returns:
-        The composed algorithm.
-
     Raises:
         ValueError: A server rate or optimiser that the algorithm's special server would ignore, an impossible ``work``,
             or options that exclude each other.
@@ -223,13 +220,13 @@ def _followed(training: Training, averaging: Averaging, rule: Mapping[str, objec
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:
-        return "its channel changes what clients send; nearest is one that is lossless"
+        return "its channel changes the updates; nearest is a lossless channel"
     if averaging.secure_aggregation is not None:
-        return "secure_aggregation rounds its messages; nearest is the same algorithm without"
+        return "secure_aggregation rounds its messages; nearest is the same algorithm without it"
     if averaging.beta != 1:
         return f"its clients use a share beta = {averaging.beta} of their examples; nearest is beta = 1"
     if getattr(averaging.accept, "max_norm", math.inf if averaging.accept is None else 0) < math.inf:
-        return "its server may reject messages; nearest is one that accepts all finite ones, as faults.finite() does"
+        return "its server may reject finite messages; nearest is accept=faults.finite()"
     fields: dict[str, object] = {"loss": training.loss, **rule}
     try:
         if training.optimizer is not None:
@@ -262,17 +259,17 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
     refused = {"server_optimizer": optimizer} | ({"server_learning_rate": rate} if isinstance(server, Server) else {})
     for option, value in refused.items():
         if value is not None:
-            raise ValueError(f"{option}: got {value!r:.60}, but {name} has a server of its own: leave it out")
+            raise ValueError(f"{option}: got {value!r:.60}, but {name} has a special server: leave it out")
     return server if isinstance(server, Server) else server(1.0 if rate is None else rate)
 
 
 def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
     """Raises ``ValueError`` if the server needs single messages, which secure aggregation hides."""
     if parts.aggregate is not None:
-        raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
+        raise ValueError(f"secure_aggregation: {name} needs single messages, but the server sees only their sum")
     if parts.accept is not None:
-        raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
+        raise ValueError("accept: needs single messages, but with secure_aggregation the server sees only their sum")
     if parts.channel is not None:
-        raise ValueError("channel: must be lossless with secure_aggregation, whose masks fill all of a message")
+        raise ValueError("channel: must be lossless with secure_aggregation, which masks every number of a message")
     if averaging.shuffle:
         raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

@@ -14,7 +14,7 @@ from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, Model, Schedule
 
-ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
+ROUNDS = "its channel rounds updates at random; nearest is fed_avg, whose updates they are on average"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,9 @@ def fed_com(
 ) -> Algorithm:
     """Builds FedCOM: local SGD, updates sent through an unbiased quantiser (Haddadpour et al., 2021, algorithm 1).
 
-    The quantiser is ``channels.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and
-    multiplies by eta at the server; this quantiser scales with its input, so that both are the same.
-    ``server_learning_rate`` is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other
-    channels use ``fed_avg``.
+    The quantiser is ``channels.uniform_quantiser(bits)``; it scales with its input, so that the paper's division by eta
+    before and multiplication after it change nothing. ``server_learning_rate`` is the paper's gamma. The paper weighs
+    clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
 
     Args:
         bits: Bits of a number.

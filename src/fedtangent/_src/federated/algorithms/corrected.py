@@ -24,7 +24,7 @@ from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_rate, rate_at
 from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
 
-OWN_SERVER = ("server_optimizer",)  # a server with state of its own takes a rate, but no optimiser
+OWN_SERVER = ("server_optimizer",)  # a server with a state takes a rate, but no optimiser
 
 
 def _fraction(info: RoundInfo, num_clients: int) -> Array:
@@ -47,11 +47,11 @@ def fed_prox(
 
     Source: Li et al., 2020, algorithm 2.
 
-    mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly;
-    here, as for FedAvg, the schedule draws and the mean is by examples by default.
+    mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly; here,
+    as for FedAvg, the schedule draws them and the mean is weighted by examples.
 
     Args:
-        mu: Strength of the proximal term, which holds clients near the model they got.
+        mu: Strength of the proximal term, which holds clients near the broadcast model.
 
     Raises:
         ValueError: A negative mu, and as ``fed_avg`` raises.
@@ -70,11 +70,7 @@ class Dynamic(NamedTuple):
 
 
 def _dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
-    """Builds FedDyn's server (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
-
-    P are the clients of the round, d is their mean update, and h the correction that the server carries from round to
-    round. With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
-    """
+    """Builds FedDyn's server: ``h += mu |P| / N d``, ``w -= rate (d + h / mu)``; d is the mean update of clients P."""
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
         h = pytrees.add(state.correction, pytrees.scale(mu * _fraction(info, num_clients), d))
@@ -99,15 +95,14 @@ def fed_dyn(
 
     Source: Acar et al., 2021, algorithm 1.
 
-    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` (mu is the paper's alpha) by ``work``.
-    It then takes ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the
-    participants but divided by the number N of all clients, and the model is the participants' mean minus
-    ``h / mu``. Each model of an ensemble has its own h and h_i.
+    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` by ``work``. It then takes
+    ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the participants but
+    divided by the number N of all clients, and the model is the participants' mean minus ``h / mu``. Each model of an
+    ensemble has its own h and h_i.
 
-    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it).
-    Behind a channel h_i moves by the message as the server received it, so that the server's h stays the mean of all
-    h_i.
-    ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
+    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it, and the server's h too. Behind
+    a channel h_i moves by the message that the server received, so that the server's h stays the mean of all h_i.
+    ``server_learning_rate``, not in the paper, is the share of the way that the server moves.
 
     Args:
         mu: Strength of the dynamic regulariser (the paper's alpha).
@@ -167,13 +162,13 @@ def scaffold(
 
     Source: Karimireddy et al., 2020, algorithm 1.
 
-    A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with its own
-    number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
-    ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
+    A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with the
+    number of its steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic
+    both ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
 
-    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by the
-    message as the server received it, so that c stays the mean of all c_i. The formula of c_i+ assumes gradient
-    descent, and so the recipe takes no other optimiser of the clients.
+    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by the message
+    that the server received, so that c stays the mean of all c_i. The formula of c_i+ holds for gradient descent only,
+    so the clients can have no other optimiser.
 
     Args:
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round. In a round of
@@ -216,17 +211,14 @@ class Anchoring:
     """The pull of the server back to the start of the run: ``alpha(k + first_index)`` in round k, from 0."""
 
     alpha: Callable[[Array], Array] = halpern
-    """From an index to alpha, the share of the clients' mean in the next model."""
+    """Function from an index to alpha, the share of the clients' mean in the next model."""
     first_index: int = 0
-    """Index of the first round: alpha is 1 - 1 / (k + this + 1), 0 as in algorithm 3, 1 as in eq. (16)."""
+    """Index of the first round: 0 as in algorithm 3, or 1 as in eq. (16)."""
     mu: float | Array = 0.0
-    """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
+    """Strength of the proximal term (lambda of eq. 12), which holds clients near the broadcast model."""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range.
-
-        The check is not made in the constructor, because the default is built when this file is imported.
-        """
+        """Raises ``ValueError`` for values out of range; recipes call it, as importing this file must not start JAX."""
         number("mu", self.mu, at_least=0)
         whole("first_index", self.first_index, 0, MAX_INDEX // 2)
         begin = self.alpha(jnp.int32(self.first_index))
@@ -242,10 +234,7 @@ class Anchored(NamedTuple):
 
 
 def _anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
-    """Builds the server of Modified Local-GD (algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
-
-    In round k (from 0) ``alpha`` is ``anchoring.alpha(k + anchoring.first_index)``.
-    """
+    """Builds the server ``(1 - alpha) w_start + alpha (w - rate d)``, alpha at the round plus ``first_index``."""
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
         share = anchoring.alpha(info.round + anchoring.first_index)
@@ -268,13 +257,13 @@ def modified_local_gd(
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds Modified Local-GD: the clients' mean, drawn back to where the run started (Local-GD paper, algorithm 3).
+    """Builds Modified Local-GD: the clients' mean, drawn back to the start of the run (Local-GD paper, algorithm 3).
 
     In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
-    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean by default.
-    ``server_learning_rate``, not in the paper, is how far from w^k to the mean the server goes first. With the default
-    ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63); ``Anchoring(first_index=1)`` is
-    eq. (16), whose first round has alpha 1/2.
+    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean by default. With a
+    ``server_learning_rate``, not in the paper, the server first moves that share of the way from w^k to the mean. With
+    the default ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63);
+    ``Anchoring(first_index=1)`` is eq. (16), whose first round has alpha 1/2.
 
     Args:
         anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).

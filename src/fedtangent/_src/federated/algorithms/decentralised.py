@@ -30,20 +30,20 @@ from fedtangent._src.optimizers import Optimizer, Rate, sgd
 from fedtangent._src.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, Schedule, ServerUpdate
 
 ORDERS = ("train_then_mix", "mix_then_train")
-MIXES = "every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed"
+MIXES = "every client trains a separate model, and neighbours mix theirs; nearest is fed_avg, which mixes all"
 
 
-@recipe(papers=("shi2024",), parts="those of --base, K walks on a graph", schedule="random_walk")
+@recipe(papers=("shi2024",), parts="as --base, for K models that walk on a graph", schedule="random_walk")
 def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
 
-    It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
-    ``schedules.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the
-    mean of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges
-    one message up for each model in each round and nothing down; a model that stays is charged as one that moves.
+    It is ``base`` under the schedule ``schedules.random_walk(graph, K)``. K = 1 is the paper's "FedAvg Random Walk";
+    with K models, "Fed-ensemble Random Walk", the prediction is their mean. There is no server: a client sends the
+    model that it trained to the next one. The ledger charges one message up for each model in each round and nothing
+    down, also for a model that stays.
 
     Args:
-        schedule: A schedule under which one client at the most trains each model in a round.
+        schedule: A schedule under which at most one client trains each model in a round.
 
     Raises:
         ValueError: A schedule under which several clients train one model in a round, options that hide clients from a
@@ -84,7 +84,7 @@ class Mixing:
     order: str = "train_then_mix"
     """train_then_mix or mix_then_train."""
     common_start: bool = True
-    """All models start alike, as the papers have it; otherwise each from its own initialisation."""
+    """All models start with the same parameters, as in the papers; otherwise each is initialised separately."""
     seed: int = 0
     """Seed of a random graph."""
 
@@ -105,36 +105,33 @@ def gossip(
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds gossip averaging: every client trains its own model and mixes it with its neighbours' (decentralised SGD).
+    """Builds gossip averaging: every client trains a model and mixes it with its neighbours' (decentralised SGD).
 
     With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` the update that local training subtracts from model k:
-    ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
-    ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
-    local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
+    ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and ``x_k <-
+    sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one local step
+    the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
 
-    An absent client (it drops out, or its message is rejected) neither trains nor exchanges: its model stays unchanged,
-    and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly stochastic
-    matrix, and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
+    A client that drops out, or whose message is rejected, neither trains nor exchanges: its model stays unchanged, and
+    its neighbours give its share to their own models. So every round mixes by a symmetric, doubly stochastic matrix,
+    and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
     ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
 
-    The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
-    differ in neighbours, each is charged the mean number, rounded up to a byte. There is no channel, because neighbours
-    need the whole model and a channel has only its last change.
+    The ledger charges each client one message to each of its neighbours (W_kj > 0) up, the mean number over clients,
+    and nothing down. There is no channel: neighbours need whole models, and a channel sends updates.
 
     Args:
         mixing: Graph or matrix, order of mixing and training, and how models start.
 
     Raises:
-        ValueError: A matrix that is not symmetric and doubly stochastic, or has no spectral gap, an unknown order,
-            another schedule than ``schedules.own_models(N)`` and, before a run, data that leave a client without
-            examples: it could not take part, and its neighbours would lose touch; and as ``fed_avg`` raises.
+        ValueError: A matrix that is not symmetric and doubly stochastic, or has no spectral gap; an unknown order;
+            another schedule than ``schedules.own_models(N)``; before a run, data that leave a client without examples;
+            and as ``fed_avg`` raises.
     """
     if not _walks(schedule, same_client=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as schedules.own_models does")
     if averaging.channel is not None:
-        raise ValueError(
-            "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
-        )
+        raise ValueError("channel: gossip sends whole models, but a channel sends updates: leave it out")
     graph, order = mixing.graph, mixing.order
     chosen = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
     matrix = np.asarray(metropolis_weights(chosen) if isinstance(chosen, Graph) else chosen, np.float64)
@@ -188,7 +185,7 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
         )
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
-        raise ValueError("mixing: has no spectral gap, so that models would never agree; let each keep a share")
+        raise ValueError("mixing: has no spectral gap, so that models would never agree; make its diagonal positive")
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:

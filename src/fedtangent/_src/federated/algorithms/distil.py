@@ -1,7 +1,7 @@
 """Distillation on data without labels at the server: a student learns an ensemble's predictions.
 
-The student's weights are averaged along its trajectory (SWA; Izmailov et al., UAI 2018), as in FedBE, so that it does
-not follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
+As in FedBE, the student's weights are averaged along its training (SWA; Izmailov et al., UAI 2018), so that it does not
+follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from fedtangent._src.types import Array, Client, FederatedData, Key, Model, PyTr
 class Distillation(NamedTuple):
     """The training of the student: SGD with momentum on soft labels, with weights averaged once a cycle.
 
-    ``start`` steps at ``learning_rate`` come first. Then come cycles of ``cycle`` steps. Step t = 1 .. cycle of each
-    cycle has the rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section
-    3.2). The student is the average of the weights after the last step of each cycle. Steps beyond the last whole cycle
-    are not taken. ``final_learning_rate = learning_rate`` is a constant rate; ``cycle=None`` trains at
-    ``learning_rate`` throughout and keeps the last weights (FedBE without SWA).
+    ``start`` steps at ``learning_rate`` come first, then cycles of ``cycle`` steps. Step t = 1 .. cycle of each has the
+    rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section 3.2). The
+    student is the average of the weights after the last step of each cycle; steps beyond the last whole cycle are not
+    taken. ``cycle=None`` trains at ``learning_rate`` throughout and keeps the last weights (FedBE without SWA).
 
-    The defaults are FedBE's: 20 epochs of batches of 128 with momentum 0.9, rates from 1e-3 to 4e-4 in cycles of 25
-    steps after 250 steps. They are for the paper's 10 000 images, 1580 steps: fewer examples need an earlier ``start``.
-    Gradients are of the mean over a batch; the code published with FedBE divides by the number of classes as well.
+    The defaults are FedBE's for 10 000 images, 1580 steps; fewer examples need an earlier ``start``. Gradients are of
+    the mean over a batch; the code published with FedBE divides by the number of classes as well.
     """
 
     epochs: int = 20
@@ -105,16 +103,15 @@ class Averaged(NamedTuple):
 
 
 def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total: int) -> optax.GradientTransformation:
-    """Returns an optimiser that follows ``inner`` and ends at the mean of the weights at the ends of cycles.
+    """Returns an optimiser that follows ``inner`` and at last sets the weights to their mean over the ends of cycles.
 
-    Cycles end after ``start + cycle``, ``start + 2 cycle``, ... steps. Until the last step the trajectory is the same
-    as with ``inner``.
+    Cycles end after ``start + cycle``, ``start + 2 cycle``, ... steps.
 
     Args:
         inner: An optax optimiser.
         start: Steps before the first cycle.
         cycle: Steps of a cycle.
-        total: Number of the last step, which puts the mean in place.
+        total: Number of the last step.
     """
 
     def init(params: PyTree) -> Averaged:
@@ -141,10 +138,10 @@ SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error":
 def distil(
     key: Key, model: Model, loss: Loss, how: Distillation, student: PyTree, x: Array, targets: Array
 ) -> tuple[PyTree, Array]:
-    """Trains ``student`` to predict ``targets``; returns the averaged weights, and the mean of the losses on the way.
+    """Trains ``student`` to predict ``targets``; returns the averaged weights, and the mean loss over all steps.
 
     Args:
-        key: Key from which the order of the examples is drawn anew in every epoch.
+        key: Key from which the order of the examples is drawn in every epoch.
         model: The network.
         loss: One of ``SOFT_LOSSES``.
         how: The training of the student.

@@ -1,10 +1,9 @@
-"""Recipes: the functions that build algorithms, and the options of the command line that become their arguments.
+"""Recipes: the functions that build algorithms, and the command-line options that become their arguments.
 
 A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
-on the command line are its parameters: name, type, default and help are in its signature and docstring. Some
-parameters, such as a ``Work`` or a ``Channel``, cannot be written as one word on a command line; the options of their
-record in ``WRITTEN`` write them. For a parameter that is a frozen record of several options, each field is an option.
-Read this file to add a parameter of either kind, or to follow an option's value.
+on the command line are its parameters: name, type, default and help are in its signature and docstring. A parameter
+that is no single word, such as a ``Work`` or a ``Channel``, is written by the options of its record in ``WRITTEN``; a
+parameter that is another frozen record is written by one option for each field.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from fedtangent._src.types import Accept, Algorithm, AnyArray, Array, Channel, M
 
 MOMENTUM = 0.9
 OPTIMIZERS = {"momentum": functools.partial(optax.sgd, momentum=MOMENTUM), "adam": optax.adam}
-SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on without saying how many
+SECURE_BITS = 32  # bits of a masked number on the command line
 
 
 class Supplied(NamedTuple):
-    """The arguments that a described run supplies to a recipe, besides the user's options.
+    """The arguments that a run supplies to a recipe, besides the user's options.
 
     Attributes:
         model: The network.
@@ -95,17 +94,17 @@ class FinishedRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RateOptions:
-    """Options of a rate of the clients, or of the server's evolution of a kernel."""
+    """Options of the clients' learning rate, or of the rate of NTK-FL's server."""
 
     client_learning_rate: float = 1.0
-    """Step size of the clients, or of the server's evolution of a kernel."""
+    """Step size of the clients, or of NTK-FL's server."""
     decay: float = 1.0
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
 
     def value(self) -> Rate:
-        """Returns the clients' rate; a schedule of the round if it decays."""
+        """Returns the learning rate; a schedule of the round if it decays."""
         checks.number("client_learning_rate", self.client_learning_rate, above=0)
         checks.number("decay", self.decay, above=0, at_most=1)
         checks.whole("decay_every", self.decay_every)
@@ -148,14 +147,14 @@ class WorkOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelOptions:
-    """Options of how updates travel."""
+    """Options of the channel of the clients' updates."""
 
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds the channel's error to its next update."""
+    """A client adds the numbers that the channel left out to its next update."""
     sparsity: float = 0.0
-    """Share of an update's numbers that is set to zero, the smallest."""
+    """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
         """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside a channel."""
@@ -168,10 +167,10 @@ class ChannelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptOptions:
-    """Options of the server's test of messages."""
+    """Options of the server's rejection of messages."""
 
     max_update_norm: float | None = None
-    """Reject updates that are larger, or not finite (inf: only those)."""
+    """Reject updates that are longer, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
         """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
@@ -196,7 +195,7 @@ class SecureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ServerExamples:
-    """Options of examples that the server holds without labels."""
+    """The option that takes examples for FedBE's server from the training set."""
 
     server_examples: int = 100
     """Training examples, without labels, that only the server holds."""
@@ -204,17 +203,17 @@ class ServerExamples:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationOptions:
-    """Options of examples that the server chooses the time of a kernel's evolution by."""
+    """Options of the examples by which NTK-FL's server chooses the number of steps."""
 
     ntk_choose: str = "training"
-    """The number of steps by the round's training examples, or by validation on --server-examples."""
+    """Choose the number of steps by the loss on the round's training examples, or (validation) on --server-examples."""
     server_examples: int = option(100, used_with="ntk_choose")
-    """Training examples that the server holds for validation, and no client does."""
+    """Training examples that the server holds for validation, and no client."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedOptions:
-    """Options of examples that every client holds."""
+    """The option of data sharing: the size of the set that every client holds."""
 
     shared_fraction: float = 0.1
     """Share of all examples that every client holds."""
@@ -226,15 +225,15 @@ class LossOptions:
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
-    one output against the rest); a mean over examples, with _sum behind its name their sum."""
+    one output against the rest); a mean over examples, or their sum with _sum after the name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BaseOptions:
-    """Options of an algorithm around another one."""
+    """The option of an algorithm that wraps another one, such as Fed-ensemble."""
 
     base: str = "fed_avg"
-    """The algorithm inside, whose own options are given beside."""
+    """The algorithm inside; its options are options of the run too."""
 
 
 # parameter of a recipe -> the options that write it; without a method ``value`` the one option is the value
@@ -254,7 +253,7 @@ WRITTEN: Mapping[str, type[Any]] = {
 }
 OF_RUN = ("server_data", "validation", "shared", "expected_clients", "seed", "pool_size")  # a run supplies them
 RATES = ("client_learning_rate", "learning_rate")  # parameters of a recipe that are the rate of its local training
-PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the parameter that is the record
+PREFIXES = {"evolution": "ntk_"}  # prefix of a record's options, by the name of the parameter
 
 
 # ---- entries ------------------------------------------------------------------------------------------------------
@@ -303,18 +302,15 @@ def recipe(
 ) -> Any:
     """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
 
-    The algorithm that a marked function returns can be built for another model (``algorithm.on``), as ``compare`` does
-    to train other widths. Use it bare, ``@fedtangent.recipe``, on your own recipe.
+    The algorithm can then be built for another model (``algorithm.on``), as ``compare`` does to train other widths.
+    Mark your own recipe with ``@fedtangent.recipe``; the arguments below are for built-in recipes.
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
         unused: Fields of ``Averaging`` that have no meaning for the algorithm and are refused.
         python_only: Parameters, or fields of records, that are no options of the command line.
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
-        about: Fields of ``AlgorithmEntry`` of a built-in recipe, such as ``papers``.
-
-    Returns:
-        The function, marked.
+        about: Fields of ``AlgorithmEntry``, such as ``papers``.
 
     Raises:
         ValueError: When the function is called: an unused option, or a result that is no ``Algorithm``.
@@ -373,7 +369,7 @@ def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The correspondence between the parameters of a recipe and the options of the command line."""
+    """Which options of the command line write which parameters of a recipe."""
 
     unused: tuple[str, ...] = ()
     python_only: tuple[str, ...] = ()
@@ -397,13 +393,7 @@ class _Layout:
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
-        """Returns the recipe's arguments by name.
-
-        Args:
-            function: The recipe.
-            chosen: The options.
-            supplied: The arguments that the run supplies.
-        """
+        """Returns the recipe's arguments by name, from the chosen options and the arguments that the run supplies."""
         arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -479,7 +469,7 @@ def _value(name: str, chosen: object, supplied: Supplied) -> object:
 
 
 def arguments_of(function: Recipe, flat: Mapping[str, object]) -> dict[str, Any]:
-    """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
+    """Returns a recipe's arguments from flat names, as the command line has them; fields of records become records.
 
     For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
     ``averaging=Averaging(weighting="uniform")``.
@@ -524,7 +514,7 @@ def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
             extra(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(extra)}).check()
         try:
             return built(chosen, supplied)
-        except ValueError as error:  # which names a field of a record: the option is called otherwise
+        except ValueError as error:  # it names a field of a record, whose option has another name
             raise ValueError(layout.by_option(function, str(error))) from error
 
     def built(chosen: object, supplied: Supplied) -> Algorithm:
@@ -573,7 +563,7 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """Returns the class of an algorithm's options; for one around another, joined with the options of its ``base``.
+    """Returns the class of an algorithm's options; an algorithm around another one has the options of both.
 
     Args:
         entry: Entry of the algorithm.
@@ -587,7 +577,7 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 @functools.cache
 def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
-    """Returns a dataclass with the fields of all classes, made once, so that equal options are equal."""
+    """Returns a dataclass with the fields of all classes, built once, so that equal options are equal objects."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 

@@ -1,8 +1,6 @@
-"""FedNova: clients with more local steps do not pull the mean towards them.
+"""FedNova: averages updates divided by the clients' local steps, so that clients with more steps weigh no more.
 
-It needs local optimisers that are linear in the gradients: after T steps with gradients g_1 .. g_T the optimiser has
-moved by ``-rate sum_t a_t g_t``, with numbers a_t that do not depend on the gradients (Wang et al., 2020, eq. 4 and 5:
-SGD, momentum, proximal SGD).
+The local optimisers must be linear in the gradients, as SGD and momentum are (``optimizers``).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Normalised(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Normalisation:
-    """The numbers of FedNova; raises ``ValueError`` for numbers out of range."""
+    """The proximal strength of FedNova and its effective number of steps; raises ``ValueError`` if out of range."""
 
     mu: float | Array = 0.0
     """Strength of the proximal term."""
@@ -56,10 +54,7 @@ class Plain(NamedTuple):
 
 
 def _normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
-    """Builds FedNova's server (Wang et al., 2020, eq. 6): ``x -= rate tau_eff sum_i p_i d_i``.
-
-    Without a ``tau_eff`` it is the mean normaliser ``sum_i p_i a_i`` (section 4 of the paper).
-    """
+    """Builds FedNova's server (eq. 6): ``x -= rate tau_eff sum_i p_i d_i``; ``tau_eff`` None: ``sum_i p_i a_i``."""
 
     def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:
         steps = mean.normaliser if tau_eff is None else jnp.asarray(rate_at(tau_eff, info.round), mean.normaliser.dtype)
@@ -87,17 +82,17 @@ def fed_nova(
 ) -> Algorithm:
     """Builds FedNova: clients with more local steps do not pull the mean towards them (Wang et al., 2020, eq. 6 and 7).
 
-    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i, which is how far, in units of its first step, its
-    own optimiser moves on unit gradients in its own number of steps. That is the paper's ``|a_i|_1`` (the number of
-    steps for SGD; its sections 3 and 4 for momentum and the proximal term), as long as no gradient counts negatively.
-    The server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` [K] reports ``tau_eff``.
+    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i: how far its optimiser moves on unit gradients in
+    its number of steps, in units of the first step. That is the paper's ``|a_i|_1`` as long as no gradient counts
+    negatively: the number of steps for SGD, and sections 3 and 4 of the paper for momentum and the proximal term. The
+    server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` [K] reports ``tau_eff``.
 
     Args:
         normalisation: Strength of the proximal term, and effective number of local steps.
 
     Raises:
-        ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a
-            ``mu * client_learning_rate`` from 1 on, and as ``fed_avg`` raises.
+        ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a ``mu *
+            client_learning_rate`` of 1 or more, and as ``fed_avg`` raises.
     """
     mu, tau_eff = normalisation.mu, normalisation.tau_eff
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)

@@ -23,7 +23,7 @@ from fedtangent._src.models.trainable import Select, joined, part_of, rest_of, s
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, Local, Model, Prediction, PyTree, Schedule, Server
 
-ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client"
+ALONE = "every client trains a separate model; nearest is fed_ensemble, or fed_avg with one client"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,11 @@ class PersonalTraining:
     """The training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
 
     mu: float | Array = 0.1
-    """How strongly a personal model is held near the global one (the paper's lambda): 0 leaves it alone."""
+    """How strongly a personal model is held near the global one (the paper's lambda); 0: not at all."""
     personal_learning_rate: Rate | None = None
     """Step size, a number or a schedule of the round (default: that of the global model)."""
     personal_work: Work | None = None
-    """Local steps and minibatches, drawn apart from those of the global model (default: as those)."""
+    """Local steps and minibatches, drawn independently (default: as for the global model)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a negative mu."""
@@ -60,11 +60,10 @@ def ditto(
 ) -> Algorithm:
     """Builds Ditto: FedAvg, and a personal model v_i beside it for every client (Li et al., 2021, algorithm 1).
 
-    A client that takes part trains the broadcast model w as in FedAvg, and takes steps
-    ``v_i <- v_i - rate * (grad F_i(v_i) + mu (v_i - w))`` on its own, w being the model as broadcast. v_i starts from
-    the initial model and never travels; ``algorithm.personal`` predicts with it (the mean over the K models' v_i). The
-    server averages as in FedAvg (by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``) and gets the same
-    global model.
+    A client that takes part trains the broadcast model w as in FedAvg, and then v_i by steps ``v_i <- v_i - rate *
+    (grad F_i(v_i) + mu (v_i - w))``. v_i starts from the initial model and never travels; ``algorithm.personal``
+    predicts with it (the mean over the K models' v_i). The global model is FedAvg's (weighted by examples; the paper's
+    ``1/|S_t|`` is ``weighting="uniform"``).
 
     Args:
         personal_training: Rate and steps of the personal model, and the strength of its pull to w.
@@ -81,7 +80,7 @@ def ditto(
         return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
 
     replaced = common.AveragingParts(around=around, parts=Parts(personal=own_models))
-    rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
+    rule = "every client predicts with a personal model; nearest is fed_avg, the shared model"
     return common.train_and_average("ditto", training, schedule, averaging, replaced, rule)
 
 
@@ -122,7 +121,7 @@ def private_mask(model: Model, private: Select) -> PyTree:
     """
     mask = selection("private", model, private)
     if all(jax.tree.leaves(mask)):
-        raise ValueError(f"private: got {private!r}, which matches all parameters, which leaves nothing to share")
+        raise ValueError(f"private: got {private!r}, which matches all parameters, so that none is shared")
     return mask
 
 
@@ -151,17 +150,13 @@ def lg_fed_avg(
 
     Source: Liang et al., 2020, algorithm 1.
 
-    Local training is joint over both parts. Only the shared ones are broadcast, sent and charged; a client's private
-    ones start from the initial model and are its own for each of the K models.
-
-    ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
-    somebody without a private part, uses the shared part with the *initial* private part, which it was not trained
-    with.
+    A client trains both parts together. Only the shared part is broadcast, sent and charged. The private part starts
+    from the initial model; a client keeps one for each of the K models. ``algorithm.personal`` predicts with the shared
+    part and the client's private part, ``algorithm.predict`` with the shared part and the *initial* private part.
 
     Args:
-        private: Regular expression searched for in a parameter's path: those that match stay with their client. Or
-            another selection, as for ``models.trainable``. The paper's are the lower layers, a client's own
-            representation.
+        private: Regular expression searched for in a parameter's path: parameters that match stay with their client. Or
+            another selection, as for ``models.trainable``. The paper's private part is the lower layers.
 
     Raises:
         ValueError: A ``private`` that matches no parameter, or all of them, and as ``fed_avg`` raises.
@@ -231,11 +226,11 @@ def local_only(
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds purely local training: every client trains models of its own, from the initial ones, without any average.
+    """Builds purely local training: every client trains separate models from the initial ones, without any average.
 
-    Charged are the K initial models, sent to every client before the first round, and nothing after that.
-    ``algorithm.personal`` predicts with the client's own models; ``algorithm.predict`` is the mean over all N clients
-    of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
+    The wire ledger charges the K initial models, sent to every client before the first round. ``algorithm.personal``
+    predicts with the client's models; ``algorithm.predict`` is the mean over the models of all N clients (also of
+    clients that have not trained yet), at the cost of N predictions a model.
 
     Args:
         averaging: The share ``beta`` of its examples that a client uses; the other options have no effect, or are

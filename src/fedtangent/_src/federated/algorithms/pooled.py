@@ -38,7 +38,7 @@ from fedtangent._src.types import (
 )
 
 
-@recipe(papers=("yue2022",), parts="its examples; pool; SGD on the pool", sends="examples")
+@recipe(papers=("yue2022",), parts="examples; pool; SGD on the pool", sends="examples")
 def centralised(
     model: Model,
     schedule: Schedule,
@@ -51,19 +51,18 @@ def centralised(
 ) -> Algorithm:
     """Builds centralised training: SGD at the server on the cohort's data (NTK-FL, section 6, (iii): the upper bound).
 
-    The clients of a round hand over their examples; the server trains each model on the pooled examples of its
-    clients: ``work`` counts its steps, or its epochs over the pool, and its minibatches are drawn from all pooled rows.
+    The clients of a round send their examples, and the server trains each model on the pooled examples of its clients.
     Every example counts alike. The ledger charges each example's x and y, every time that its client is in a cohort,
     and nothing downwards.
 
     Args:
         model: Network that the server trains.
-        schedule: Which client hands its examples to which model in which round.
+        schedule: Which client sends its examples for which model in which round.
         learning_rate: Step size of the server, a number or a schedule of the round.
-        work: Steps, or epochs over the pool, and minibatches of a round.
+        work: Steps, or epochs over the pool, and minibatches (of all pooled rows) of a round.
         optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
         slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
-            counts, per model, those beyond it.
+            counts the others, per model.
         accept: Which messages count (default: all).
 
     Raises:
@@ -88,10 +87,7 @@ def centralised(
 
 
 def _pooled_client(received: Stacked, round_: Array) -> Client:
-    """Returns the examples of M clients as one client's: real rows first, client after client in order of their ids.
-
-    So the order of a cohort does not matter. Messages have leading axis M; empty places (without a real row) go last.
-    """
+    """Returns the examples of M clients as one client's, by client id, so that the cohort's order does not matter."""
     has_examples = jnp.any(received.messages.mask, axis=1)
     order = jnp.argsort(jnp.where(has_examples, received.client, jnp.iinfo(jnp.int32).max), stable=True)
     flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
@@ -102,10 +98,9 @@ def _pooled_client(received: Stacked, round_: Array) -> Client:
 
 
 def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Server:
-    """Builds the server's part of centralised training: ``work`` on the pooled examples of a model's clients.
+    """Builds the server of centralised training, which trains the current model on the pooled examples of its clients.
 
-    Training starts from the current model. The server broadcasts nothing, because clients need no model to send their
-    data.
+    The server broadcasts nothing, because clients need no model to send their data.
 
     Args:
         model: The network.
@@ -127,7 +122,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
             "server_loss": report["loss"],
             "server_steps": report["steps"],
             "pooled": pool.size,
-            "dropped": aggregated.beyond,  # clients beyond the slots of the pool were not heard: reported
+            "dropped": aggregated.beyond,  # clients beyond the slots of the pool are dropped and counted
         }
 
     return Server(
@@ -139,7 +134,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
     )
 
 
-@recipe(papers=("zhao2018",), parts="those of --base, on shared examples too", python_only=("fraction",))
+@recipe(papers=("zhao2018",), parts="as --base, also on shared examples", python_only=("fraction",))
 def data_sharing(
     model: Model,
     schedule: Schedule,
@@ -151,18 +146,17 @@ def data_sharing(
 ) -> Algorithm:
     """Builds data sharing: clients also train on a global set (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)).
 
-    It is ``base`` on data that ``sharing.with_shared(partition, shared, fraction)`` made, charged once, before the
-    first round, for the x and y of the shared examples that every client is sent. A client's weight counts all that it
-    holds.
+    It is ``base`` on the partition that ``sharing.with_shared(partition, shared, fraction)`` makes. The wire ledger
+    charges the shared examples once, before the first round. A client's weight counts the shared examples too.
 
     Args:
-        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
-            10 % as many examples as all clients together.
+        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has 10 %
+            as many examples as all clients together.
         fraction: Share of the global set that each client gets, the paper's alpha; NTK-FL's clients get all of it.
 
     Raises:
-        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside
-            (0, 1], and, before a run, a client with examples but without its shared ones.
+        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside (0,
+            1], and, before a run, a client with examples but without its shared ones.
     """
     per_client = number_given(shared, fraction)
     chosen = np.asarray(shared, np.int64)
@@ -190,6 +184,6 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -
     if short.size:
         raise ValueError(
             f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {per_client} "
-            f"({short.size} such): make the partition with sharing.with_shared"
+            f"({short.size} clients hold fewer): make the partition with sharing.with_shared"
         )
     return int(np.sum(sizes > 0))

@@ -97,7 +97,7 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
     """Builds the distribution of random convex combinations; returns the function from a key to one draw.
 
     A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i`` with ``g`` from a symmetric Dirichlet distribution (Chen and Chao,
-    2021, section 3.2). A client's g comes from the key ``fold_in(key, client id)``, so it does not depend on the other
+    2021, section 3.2). g_i is drawn with the key ``fold_in(key, client id)``, so it does not depend on the other
     clients.
 
     Args:

@@ -44,9 +44,9 @@ class ClientPrivacy:
     clip_norm: float = 1.0
     """Bound on the norm of an update."""
     noise_multiplier: float = 1.0
-    """Noise on the sum of the updates, in units of the bound."""
+    """Noise on the sum of the updates, in units of ``clip_norm``."""
     expected_clients: float | None = None
-    """The fixed number m that the sum is divided by (default: the schedule's slots a model)."""
+    """The fixed number m that the sum is divided by (default: the schedule's slots per model)."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a bound that is not positive or a noise below 0."""
@@ -96,24 +96,24 @@ def dp_fed_avg(
 
     Each client's whole update is clipped to length ``clip_norm``; the server moves by ``(sum of the updates) / m`` plus
     Gaussian noise of standard deviation ``noise_multiplier * clip_norm / m`` in every coordinate (flat clipping, the
-    fixed-denominator estimator), all clients weighing the same. The noise is drawn at the server, for every model in
-    every round, also where no client took part.
+    fixed-denominator estimator). All clients have the same weight. The server draws noise for every model in every
+    round, also if no client took part.
 
     ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
-    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds, and the model moves less.
-    Which clients took part is not hidden from the server, which is trusted. A channel compresses; the server then clips
-    the received updates, so that compression cannot lengthen them.
+    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds. The server is trusted and
+    knows which clients took part. With a channel, the server clips the received updates, because compression can
+    lengthen them.
 
     Args:
         privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
 
     Raises:
-        ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that
-            are not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
+        ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that are
+            not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
     """
     clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
     if averaging.weighting not in (None, "uniform"):
-        raise ValueError(f"weighting: got {averaging.weighting!r}, but dp_fed_avg bounds each client alike: uniform")
+        raise ValueError(f"weighting: got {averaging.weighting!r}, must be 'uniform': dp_fed_avg bounds every client")
     instance("schedule", schedule, Schedule)
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
@@ -125,7 +125,7 @@ def dp_fed_avg(
         stepping = noisy(optax_server(sgd(rate)), privacy.noise_multiplier * clip_norm / m)
 
         def unheard(state: PyTree, info: RoundInfo) -> PyTree:
-            # That such a model did not move would tell that nobody took part: it gets its noise all the same.
+            # Such a model gets noise too: without it, the model would reveal that no client took part.
             return stepping.update(state, pytrees.zeros_like(state.params), info)[0]
 
         return stepping._replace(unheard=unheard)
@@ -165,10 +165,7 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def _fixed_mean(count: float | Array) -> Aggregate:
-    """Builds the aggregate that divides each model's weighted sum of messages by a fixed ``count``.
-
-    Source: McMahan et al., 2018, the estimator f_f. Without messages it is 0.
-    """
+    """Builds the aggregate: weighted sum of a model's messages over ``count`` (f_f of McMahan et al., 2018)."""
 
     def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)

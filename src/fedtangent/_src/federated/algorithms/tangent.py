@@ -21,20 +21,20 @@ from fedtangent._src.federated.wire.subsample import subsampled
 from fedtangent._src.optimizers import Rate, check_rate
 from fedtangent._src.types import Accept, Algorithm, AnyArray, Composition, FederatedData, Model, Schedule, Training
 
-EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
+EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, with which `compare` compares it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """The sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
+    """Sizes of the pool of examples at NTK-FL's server, and the examples that choose the number of steps."""
 
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
-    """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
+    """Examples x [m, ...] and y [m, C] at the server by whose loss the time is chosen; charged once, as sent up."""
     pool_size: int | None = None
     """The most examples that one model pools in a round, which is the size of the kernel (default: no bound).
-    ``info["examples_dropped"]`` counts those beyond."""
+    ``info["examples_dropped"]`` counts the others."""
     slots_per_model: int | None = None
-    """The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts those beyond."""
+    """The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts the others."""
     accept: Accept | None = None
     """Which messages the server counts (default: all)."""
 
@@ -46,7 +46,7 @@ class Compression:
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
     sparsity: float = 0.0
-    """Share of the numbers of each example's Jacobian that is set to zero, the smallest."""
+    """Share of the numbers of each example's Jacobian, the smallest, that is set to zero."""
     value_bits: int | None = None
     """Bits of a Jacobian's number on the wire, 10 to 32 (default: those of the parameters)."""
     shuffle: bool = False
@@ -55,7 +55,7 @@ class Compression:
 
 @recipe(
     papers=("yue2022",),
-    parts="its Jacobians; pool; kernel evolution",
+    parts="Jacobians; pool; kernel evolution",
     sends="Jacobians",
     python_only=("kernel_bytes", "slots_per_model", "value_bits"),
 )
@@ -69,14 +69,14 @@ def ntk_fl(
 ) -> Algorithm:
     """Builds NTK-FL: clients send Jacobians, the server evolves the kernel (Yue et al., ICML 2022, section 4.1).
 
-    A round whose learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status
-    (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
+    If a round's learning rate is above the largest stable one, the model stays unchanged, and ``info["status"]`` says
+    so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
 
     Args:
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
-            entropy, on class labels; a number or a schedule of the round.
+        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross entropy,
+            on class labels; a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
         evolution: Times, kernel and method of the evolution.
         pooling: Sizes of the pool, and the examples that choose the time.
@@ -89,7 +89,7 @@ def ntk_fl(
 
 @recipe(
     papers=("yue2022",),
-    parts="its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
+    parts="fewer, sparse Jacobians; shuffled pool; kernel evolution",
     sends="Jacobians",
     python_only=("kernel_bytes", "slots_per_model", "value_bits"),
 )
@@ -102,11 +102,11 @@ def cp_ntk_fl(
     pooling: Pooling = Pooling(),
     compression: Compression = Compression(),
 ) -> Algorithm:
-    """Builds CP-NTK-FL: NTK-FL with less on the wire, and less to be read from it (Yue et al., ICML 2022, section 4.2).
+    """Builds CP-NTK-FL: NTK-FL that sends less and reveals less of the data (Yue et al., ICML 2022, section 4.2).
 
-    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is the data's
-    (``data.projection.projected``, with the seed that ``wire.key_server`` hands out): the model takes d1' inputs. The
-    ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
+    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is applied to the data before
+    (``data.projection.projected``, with the seed of ``wire.key_server``), so the model takes the d1' projected inputs.
+    The ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
     smaller), the outputs and the targets.
 
     Args:

@@ -53,10 +53,10 @@ Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R
 def spectral_dual(
     eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
 ) -> Array:
-    """Returns the dual [Psi, m, C] after each number of steps, from the eigendecomposition of the kernel.
+    """Returns the dual R_t [Psi, m, C] for each number of steps t, from the eigendecomposition of the kernel.
 
-    Eigenvalues below zero are rounding errors and count as zero. Steps beyond ``2 / lambda_max`` diverge and may
-    overflow to non-finite values, as the descent would.
+    Eigenvalues below zero are rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the
+    descent does.
 
     Args:
         eigenvalues: Eigenvalues of the kernel, [m].
@@ -100,9 +100,9 @@ def descend_dual(
     times: tuple[int, ...],
     active: Array | bool = True,
 ) -> Array:
-    """Returns the dual [Psi, n, C] after each number of steps, by taking the steps.
+    """Returns the dual R_t [Psi, n, C] for each number of steps t, by taking the steps.
 
-    ``R_{t+1} = R_t + step force(K R_t)``, from zero, with ``max(times)`` products.
+    ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -137,10 +137,10 @@ def chebyshev_degree(time: int) -> int:
 
 
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
-    """Returns Chebyshev coefficients [Psi, D + 1] of ``p_t`` on [0, top], for x = 1 - 2 z / top, and a degree [].
+    """Returns Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
 
-    D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree add up to at most ``CUT`` of t for
-    every t. They are found by interpolation at Chebyshev nodes: terms beyond D fold into the others.
+    The variable is 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree
+    add up to at most ``CUT`` of t for every t. They come from interpolation at Chebyshev nodes.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.
@@ -165,7 +165,7 @@ def chebyshev_dual(
     active: Array | bool = True,
     degree: Array | int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Returns the dual [Psi, n, C] after each number of steps, by a Chebyshev series in products with the kernel.
+    """Returns the dual R_t [Psi, n, C] for each number of steps t, by a Chebyshev series in products with the kernel.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -174,12 +174,11 @@ def chebyshev_dual(
         times: The Psi numbers of steps.
         largest: Upper bound of the eigenvalues of K that matter to the residual; ``step * largest`` is at most 2.
         active: If False, nothing is computed, and the result is zero.
-        degree: Number of terms of the series beyond the first; by default as many as ``CUT`` needs.
+        degree: Degree of the series; by default as large as ``CUT`` needs.
 
     Returns:
-        The dual, the number of products [] taken, and ``inside`` [] bool: whether no ``T_k r`` has outgrown r. One
-        outgrows r exactly if the residual has a part at an eigenvalue beyond ``largest``; then the dual is useless, and
-        the steps must be taken instead.
+        The dual, the number of products [] taken, and ``inside`` [] bool: whether ``largest`` is such a bound. If not,
+        a term of the series outgrows the residual, the dual is useless, and the steps must be taken instead.
     """
     largest = jnp.where(largest > 0, largest, 1.0)
     coefficients, enough = chebyshev_series(jnp.minimum(step * largest, 2.0), times)
@@ -212,9 +211,9 @@ def chebyshev_dual(
 
 
 def largest_eigenvalue(product: Product, start: Array) -> Array:
-    """Returns the largest eigenvalue of a symmetric positive semi-definite operator, from below, by Lanczos' iteration.
+    """Estimates the largest eigenvalue of a symmetric positive semi-definite operator, a scalar, from below.
 
-    It takes 24 products. The result is a scalar, 0 if ``start`` is 0.
+    Lanczos' iteration takes 24 products; the result is 0 if ``start`` is 0.
 
     Args:
         product: Function from an array of ``start``'s shape to its image.
@@ -242,7 +241,8 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
     """Returns the estimated seconds of each possible method, by its name, from measured costs.
 
-    Left out is the kernel [n, n], which every method computes; the whole kernel [n C, n C], where one needs it, counts.
+    The kernel [n, n], which every method computes, is not counted; the whole kernel [n C, n C] is, for the methods that
+    need it.
 
     Args:
         evolution: Options of the evolution.
@@ -282,7 +282,7 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """The evolution of the linearised network under its kernel."""
+    """The evolution of the linearised network under the kernel of ``Evolution.kernel``."""
 
     product: Product
     lambda_max: Array  # [] largest eigenvalue
@@ -291,7 +291,7 @@ class Dynamics(NamedTuple):
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:
-    """Returns the kernel in use as a product, its largest eigenvalue, and the evolution under it.
+    """Returns the kernel of ``evolution`` as a product, its largest eigenvalue, and the evolution under it.
 
     Args:
         pool: The pooled examples.
@@ -338,7 +338,7 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns the largest eigenvalue of H [n, n] or of the whole kernel [n C, n C], and the evolution under it."""
+    """Returns the largest eigenvalue of a kernel, H [n, n] or the whole one [n C, n C], and the evolution under it."""
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 

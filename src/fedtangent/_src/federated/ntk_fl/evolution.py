@@ -1,11 +1,10 @@
-"""The server's evolution of NTK-FL: from pooled examples to new weights without a Jacobian in memory.
+"""NTK-FL's round at the server: from pooled examples to new weights, without a Jacobian in memory.
 
-Conventions, consistent between function and weights: with the squared error the loss is ``1/(2 N C) sum |f - y|^2``
-over the N real examples, and ``Theta`` sums over parameters. So a step of gradient descent with learning rate eta moves
-the function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, print eta
-/ N with the kernel H in (9a) and eta / (N C) in (10); only the latter in both makes weights and function agree.)
-Targets are used unchanged, one-hot with or without their mean (``data.classification_targets``): the paper does not say
-which.
+Conventions: with the squared error the loss is ``1/(2 N C) sum |f - y|^2`` over the N real examples, and ``Theta`` sums
+over parameters. So a step of gradient descent with learning rate eta moves the function of the linearised network by
+``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, print eta / N with the kernel H in (9a) and eta /
+(N C) in (10); only the latter in both makes weights and function agree.) Targets are used unchanged, one-hot with or
+without their mean (``data.classification_targets``): the paper does not say which.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def ntk_evolve(
 ) -> tuple[PyTree, dict[str, Array]]:
     """Computes one round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
 
-    It evolves the network linearised at ``params`` by t steps of full-batch gradient descent on the pooled examples for
-    every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss. The evolution
-    is in float64.
+    The network linearised at ``params`` takes t steps of full-batch gradient descent on the pooled examples, in
+    float64, for every t in ``evolution.times``. The weights at which the real network has the smallest loss are kept.
 
     Args:
         model: The network.
@@ -58,20 +56,23 @@ def ntk_evolve(
             or probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
         evolution: Times, kernel, method and loss of the evolution.
-        validation: Examples x [m, ...] and y [m, C] (or labels as above) that the server holds, for instance of
-            held-out clients. The time is chosen by the loss on them; without them, by the loss on the pooled examples
-            (11a).
+        validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss the time is
+            chosen; None: by the loss on the pooled examples (11a).
 
     Returns:
-        The new parameters in their dtype, and ``info``: ``time`` [] int32 chosen (0 if none), ``losses`` [Psi] of the
-        real network at every candidate (infinite if not finite, NaN after the end of the search), ``loss_before`` [],
-        ``status`` (0 fine, 1 every candidate diverged, 2 no examples, 3 refused; except with 0 the parameters are
-        kept), ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C /
-        lambda_max (for the cross entropy 4 N / lambda_max), ``learning_rate`` [] taken, ``products`` [] int32 with the
-        kernel that the evolution took, ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated
-        by 16 fixed random probes if n C > 1024), and ``function_gap`` [], the relative difference on the pooled
-        examples between the linearised network at the chosen weights and the function that the kernel in use predicts.
-        The last two are 0 in exact mode.
+        The new parameters in their dtype, and ``info`` with
+
+        - ``time`` [] int32: the chosen number of steps (0 if none);
+        - ``losses`` [Psi]: of the real network at every candidate (infinite if not finite, NaN after the end of the
+          search);
+        - ``loss_before`` [], and ``learning_rate`` [] taken;
+        - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 refused; with 1 to 3 the parameters are kept;
+        - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
+          lambda_max (for the cross entropy 4 N / lambda_max);
+        - ``products`` [] int32: number of products with the kernel;
+        - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random probes if n
+          C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples, between the linearised
+          network at the chosen weights and the function that the kernel in use predicts. Both are 0 in exact mode.
 
     Raises:
         ValueError: No 64-bit mode, or a bad argument, which the message names.
@@ -150,7 +151,7 @@ _Search = tuple[Array, Array, Array, Array, tuple[PyTree, Array], Array]
 
 
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
-    """Computes the loss of the real network at the parameters in the dtype in which they will be sent, a scalar.
+    """Computes the loss of the real network, a scalar, at parameters of the dtype in which they are sent.
 
     It is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the
     criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
@@ -182,7 +183,7 @@ def choose_time(
     evolution: Evolution,
     at_once: bool = False,
 ) -> Choice:
-    """Returns the candidate weights ``params + J' R_t`` with the smallest finite loss; the first of equals.
+    """Returns the candidate weights ``params + J' R_t`` with the smallest finite loss; of equal losses the first.
 
     Args:
         model: The network.
@@ -190,8 +191,7 @@ def choose_time(
         pull: J', from [n, C] to a change of weights.
         dual: R_t [Psi, n, C] of every candidate, in order of time.
         examples: The examples on which the loss is computed.
-        evolution: Options with ``criterion``, ``loss`` and ``patience``. If the loss falls and then rises, a search
-            with ``patience`` finds the same candidate as the whole search.
+        evolution: Options with ``criterion``, ``loss`` and ``patience``.
         at_once: Whether to apply ``pull`` to all candidates together, if that takes little longer than for one.
     """
     number = dual.shape[0]
@@ -224,10 +224,7 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Returns the error of the averaged kernel, and of the function that it predicts.
-
-    ``together`` probes are taken at once; 0: the kernel is the whole one, and both errors are 0.
-    """
+    """Returns the errors of the averaged kernel, by ``together`` probes at once, and of the function it predicts."""
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
     predicted = dynamics.product(chosen)
@@ -237,10 +234,7 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """Returns ``|Theta - H (x) I| / |Theta|``.
-
-    H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``.
-    """
+    """Returns ``|Theta - H (x) I| / |Theta|``, where ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:

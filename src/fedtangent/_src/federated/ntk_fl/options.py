@@ -33,7 +33,7 @@ class OutputLoss(NamedTuple):
     methods: tuple[str, ...]  # the METHODS that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
-        """Returns the number by which the loss, and the learning rate with it, is divided.
+        """Returns the number by which the loss, and so the learning rate, is divided.
 
         Args:
             num_examples: Number of real examples.
@@ -71,13 +71,11 @@ LOSSES = tuple(OUTPUT_LOSSES)
 
 
 def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
-    """Returns the targets of the cross entropy as probabilities [n, C], from probabilities or from class labels [n].
-
-    Targets of another shape are returned unchanged.
+    """Returns the targets of the cross entropy as probabilities [n, C].
 
     Args:
         name: Name of the argument, for the error message.
-        y: The targets.
+        y: Class labels [n], or probabilities [n, C]; targets of another shape are returned unchanged.
         num_classes: Number of classes C.
         mask: Whether a row is a real example, [n]; None for all.
 
@@ -97,8 +95,8 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
         return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
     if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
         raise ValueError(
-            f"{name}: got rows that are no probabilities, must be (one-hot targets without their mean), or class "
-            "labels [n], for the loss cross_entropy"
+            f"{name}: got rows that are no probabilities, must be probabilities (one-hot, not centred) or class "
+            "labels [n] for the loss cross_entropy"
         )
     return y
 
@@ -111,36 +109,33 @@ class Evolution:
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
     kernel: str = "averaged"
     """averaged (the paper's H for all outputs) or exact. "averaged" evolves every output with the paper's
-    ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel, that is exactly the linearised network's gradient
-    descent."""
+    ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel is the linearised network's gradient descent."""
     method: str = "auto"
-    """auto (the cheapest), eigh, chebyshev, iterate or multirate; all give the same.
+    """auto (the cheapest by measured cost), eigh, chebyshev, iterate or multirate; all give the same result.
 
     "eigh" is one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev" a series of about
     ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
     the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
-    kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
-    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-9 of the dual (1e-8 of a
-    unit of the outputs). The cross entropy has no "eigh" and no "chebyshev"."""
+    kernel and a few hundred products with the whole, equal to about 1e-8 of a unit of the outputs. The cross entropy
+    has no "eigh" and no "chebyshev"."""
     linearise: Linearise | None = None
-    """What stands for the network's Jacobian (a function, made once); the whole network's by default."""
+    """Function that linearises the network, such as ``sparse_linearise(0.9)`` (default: with the whole Jacobian)."""
     criterion: str = "loss"
     """Choose the number of steps by loss or accuracy. Ties of accuracies go to the earlier time."""
     patience: int | None = None
-    """Stop looking once the loss rose so many candidates in a row (default: look at all)."""
+    """Stop the search after the loss rose at this many candidates in a row (default: try all)."""
     unstable: str = "stop"
-    """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
+    """Response to a step size above the largest stable one: stop, clip (to 0.9 of the largest) or allow.
 
-    That is ``2 N C / lambda_max`` of the kernel in use (of the cross entropy ``4 N / lambda_max``). "stop" raises, or
-    where the values are traced keeps the parameters, with status 3; an allowed step diverges at large times. The
-    averaged kernel's lambda_max is below the whole one's."""
+    The largest stable step is ``2 N C / lambda_max`` of the kernel in use (with the cross entropy ``4 N /
+    lambda_max``). "stop" raises ``ValueError`` or, if the values are traced, keeps the parameters with status 3; an
+    allowed step diverges at large times. The averaged kernel's lambda_max is below the whole one's."""
     loss: str = "squared_error"
-    """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f
-    moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form. It diverges for no step of up to
-    ``4 N / lambda_max``."""
+    """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, as in its authors' code: a step
+    moves f by ``eta / N Theta (y - softmax(f))``, which has no closed form."""
     kernel_bytes: int = 4 * 2**30
-    """The most that the averaged kernel [n, n] may take; beyond it products are taken by C^2 passes through the network
-    each."""
+    """The most bytes of the averaged kernel [n, n] in memory; a larger one is never formed, and a product with it takes
+    C^2 passes through the network."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", _times(self.times))
@@ -166,7 +161,7 @@ def _times(times: Any) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    """Returns whether a number is whole, and from 1 to 2^31 - 1: rounds of a loop are counted in 32 bits."""
+    """Returns whether a number is whole, and from 1 to 2^31 - 1, because loops count in 32 bits."""
     return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 

@@ -1,7 +1,7 @@
 """NTK-FL as a local problem and a server of the common loop (Yue et al., ICML 2022, section 4.1).
 
 A client's message stands for its Jacobians, outputs and targets. The simulator sends the examples instead and lets the
-server rebuild the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the wire ledger
+server compute the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the wire ledger
 for the Jacobians.
 """
 
@@ -23,7 +23,7 @@ from fedtangent._src.types import AnyArray, Array, Client, Key, Local, Model, Py
 
 
 def send_examples() -> Local:
-    """Builds the client's part: it sends its examples, which stand for their Jacobians, and does not train."""
+    """Builds the client's part: a client sends its examples, from which the server computes their Jacobians."""
 
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
@@ -51,13 +51,10 @@ def ntk_server(
         learning_rate: eta of the descent, a number or a schedule of the round.
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples that choose the time, as in ``ntk_evolve``.
-        pool_size: The most examples that are pooled (rows of the kernel; ``largest_sample`` never drops an example). By
-            default as many as the messages have rows, padding included. ``info["examples_dropped"]`` counts the others.
+        pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
+            counts the others. None: all, padding included. ``largest_sample`` never drops an example.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
             together (section 4.2), by the round's key; the update stays the same up to rounding.
-
-    Raises:
-        ValueError: An argument that is not allowed.
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:

@@ -37,10 +37,10 @@ SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is compu
 
 
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
-    """Builds the ``Linearise`` of a network whose examples' Jacobians [C, P] are sparsified.
+    """Builds a function that linearises a network with sparsified Jacobians [C, P] of its examples.
 
     For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and thresholds are
-    found without making the Jacobian; other models form Jacobians of blocks of examples.
+    found without the Jacobian; other models form Jacobians of blocks of examples.
 
     Args:
         sparsity: Share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` numbers of
@@ -49,9 +49,6 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: D
             the bits of ``dtype``.
         dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype,
             of a few thousand parameters at a time, summed in float64; updates are computed in float64.
-
-    Raises:
-        ValueError: An argument out of range.
     """
     sparsify.check_sparsity(sparsity)
     if value_bits is not None:
@@ -258,7 +255,7 @@ def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
 
 
 def _add_square(total: Array, rows: Array) -> Array:
-    """Returns ``found + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
+    """Returns ``total + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):

@@ -44,14 +44,14 @@ class Tangent(NamedTuple):
     push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
     pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
     whole: Callable[[], Array]  # () -> [n C, n C], <J_ik, J_jm>
-    remade: bool = False  # whether push and pull recompute the Jacobian's entries: many at once then cost as one
+    remade: bool = False  # whether push and pull recompute the Jacobian; many calls at once then cost as one
 
 
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
 
 
 def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
-    """Returns the examples in float64 with padding set to zero, so that not even a NaN in the padding counts.
+    """Returns the examples in float64 with padding set to zero, so that NaN in the padding has no effect.
 
     Args:
         x: Inputs [n, ...].
@@ -66,7 +66,7 @@ def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
 
 
 def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
-    """Returns the linearisation of the whole network, with structured kernels and no Jacobian in memory.
+    """Returns the linearisation of the whole network, without its Jacobian in memory.
 
     Args:
         model: The network.
@@ -89,9 +89,7 @@ def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
 
 
 def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Returns the function ``g -> H g`` [n, C] without the kernel in memory.
-
-    A product takes C^2 passes through the network and back.
+    """Returns the function ``g -> H g`` [n, C]; a product takes C^2 passes through the network and back.
 
     Args:
         tangent: The linearised network.
@@ -117,12 +115,12 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
 
 
 def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -> int:
-    """Returns how many duals to pull, or changes to push, at once.
+    """Returns how many calls of ``push`` or ``pull`` to make at once.
 
     Args:
         tangent: The linearised network.
         params: Shapes of the parameters.
-        count: The number of all duals or changes.
+        count: The number of all calls.
         least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
     """
     num_bytes = 8 * pytrees.size(params)

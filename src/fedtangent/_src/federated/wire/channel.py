@@ -71,7 +71,7 @@ def lossless() -> Channel:
 
 
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
-    """Builds the channel that sends messages unchanged and charges the bytes of ``uplink`` (see ``types.Uplink``)."""
+    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` (``Uplink``) counts."""
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
@@ -79,8 +79,8 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
     """Builds NTK-FL's uplink: for each example the Jacobian [C, P], C outputs and C targets (NTK-FL, section 4.1).
 
     A sparsified Jacobian (CP-NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)`` largest numbers and their
-    places. The simulator never forms the Jacobian (it sends the examples and rebuilds the kernel from them); the wire
-    ledger is charged for the Jacobian, in the dtype of the parameters.
+    places. The simulator sends the examples, from which the server computes the kernel; the wire ledger charges the
+    Jacobians.
 
     Args:
         output_size: Outputs C.
@@ -105,8 +105,7 @@ def chain(*channels: Channel) -> Channel:
     first.
 
     Raises:
-        ValueError: A channel that is not made of this file's stages, or has a memory: put error feedback around the
-            chain.
+        ValueError: A channel of the user's, or one with error feedback: put the error feedback around the chain.
     """
     stages: list[Stage] = []
     for i, channel in enumerate(channels):
@@ -123,10 +122,10 @@ def with_error_feedback(channel: Channel) -> Channel:
     """Builds the channel that adds to a client's next message the numbers that ``channel`` left out.
 
     With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
-    Karimireddy et al., 2019, algorithm 1), so that the sent numbers plus the memory are the sum of the messages. The
-    memory is kept per model and client, and stays while a client is absent or rejected. It costs no bytes. Use it with
-    compressors whose error is shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many
-    levels): with others the memory grows without bound. Leaves that are not floating are sent unchanged.
+    Karimireddy et al., 2019, algorithm 1). The memory is kept per model and client, and stays while a client is absent
+    or rejected. It costs no bytes. Use it with compressors whose error is shorter than the message (``top_k``,
+    ``random_k`` without rescaling, quantisers with many levels): with others the memory grows without bound. Leaves
+    that are not floating are sent unchanged.
     """
 
     def init(message: PyTree) -> PyTree:
@@ -221,7 +220,7 @@ def random_k(
 
     def code(code: Code) -> Code:
         count = _count(k, fraction, code.numbers)
-        # A place that the receiver can draw itself is not one it has to be told.
+        # Places that the receiver can draw need not be sent.
         is_shared = shared_seed and code.numbers == code.places
         return code._replace(numbers=count, places=count if is_shared else code.places)
 
@@ -296,8 +295,7 @@ def uniform_quantiser(bits: int) -> Channel:
     """Builds the quantiser that rounds to 2^bits levels between the least and the largest number of the message.
 
     The levels are equally far apart. A number is rounded to one of its two neighbours at random, so that the result is
-    unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). A number takes ``bits`` bits, and the message
-    also sends its two ends.
+    unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). The two ends are sent too.
 
     Raises:
         ValueError: Bits outside 2 .. 16.
@@ -332,13 +330,13 @@ def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
     channel: Channel = build_written("channels", text)
     if text == "lossless":
         if error_feedback:
-            raise ValueError("error_feedback: a lossless channel owes nothing; name another channel")
+            raise ValueError("error_feedback: got True with a lossless channel, must be False: it leaves nothing out")
         return None
     return with_error_feedback(channel) if error_feedback else channel
 
 
 ENTRIES = (
-    WrittenEntry("lossless", "updates as they are", lossless),
+    WrittenEntry("lossless", "unchanged updates", lossless),
     WrittenEntry("clip", "updates scaled to a largest Euclidean length", clip, papers=("mcmahan2018",), number="norm"),
     WrittenEntry("top_k", "the largest numbers of an update", lambda share: top_k(fraction=share), number="share"),
     WrittenEntry("random_k", "random numbers of an update", lambda share: random_k(fraction=share), number="share"),

@@ -28,7 +28,7 @@ _HEADER = "fedtangent key file 1"
 
 
 class Secret:
-    """Secret bytes that must not be shown by accident: only ``reveal`` returns them."""
+    """Secret bytes that are not shown by accident: only ``reveal`` returns them."""
 
     __slots__ = ("_value",)
 

@@ -3,9 +3,9 @@
 Clients write their numbers as whole numbers modulo 2^bits, and each pair of clients agrees on a random mask, which one
 of them adds and the other subtracts. A masked message is uniformly distributed; in the sum all masks cancel exactly.
 
-The simulation is of one round without malice: masks are drawn among the clients whose messages arrive, as if these were
-known in advance. (The protocol reaches the same sum: each client's secrets are shared among the others, who reveal the
-secrets of clients that dropped out.) Key agreements are replaced by draws from the round's key, and charged.
+Clients are simulated as honest, and masks are drawn only among the clients whose messages arrive. (The protocol reaches
+the same sum: each client's secrets are shared among the others, who reveal the secrets of clients that dropped out.)
+Key agreements are replaced by draws from the round's key; their bytes are charged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ BITS = (32, 64)
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
-    """Returns ``server`` behind secure aggregation, so that it receives the weighted mean, and the aggregate it needs.
+    """Returns the aggregate of secure aggregation, and ``server`` behind it, which receives only the weighted mean.
 
-    Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest weight of the round, each rounded to a multiple
-    of ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The server decodes both sums; the mean is their
-    quotient. No other information reaches ``server``.
+    Client i sends ``u_i m_i`` and ``u_i``, where m_i is its message and u_i its weight over the largest weight of the
+    round, each rounded to a multiple of ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The mean is the
+    quotient of the two sums.
 
     Args:
         server: The server's part of an algorithm.
         slots_per_model: The most messages of a model in a round.
         bits: Bits of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
-        limit: Largest magnitude of a number of a message. Larger numbers are cut to it and not-a-number to 0, because
-            the sum must not wrap around; ``info["saturated"]`` counts them.
+        limit: Largest magnitude of a number of a message. Larger numbers are cut to it and NaN to 0, because the sum
+            must not wrap around; ``info["saturated"]`` counts them.
 
     Raises:
         ValueError: Other bits, 64 without 64-bit mode, a limit that is not positive or leaves no bit for the fraction,
@@ -66,7 +66,7 @@ def masked_numbers(bits: int = 32) -> Channel:
 
 
 def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
-    """Returns the bits after the binary point with which no sum of ``num_messages`` numbers exceeds 2^bits.
+    """Returns how many bits after the binary point keep the sum of ``num_messages`` numbers below 2^bits.
 
     Args:
         num_messages: The most numbers in a sum.
@@ -81,7 +81,10 @@ def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
     whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
     # one bit is left over, for sums of numbers that were rounded up
     if bits - 1 - whole < 1:
-        raise ValueError(f"limit: got {limit:g}, which leaves sums of {num_messages} messages no digit of {bits} bits")
+        raise ValueError(
+            f"limit: got {limit:g}, must be smaller: sums of {num_messages} messages leave no bit of {bits} "
+            "for fractions"
+        )
     return bits - 1 - whole
 
 
@@ -106,7 +109,7 @@ def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Ar
     """
     leaves = jax.tree.leaves(messages)
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold others")
+        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold other dtypes")
     dtype = jnp.result_type(*leaves, jnp.float32)
     values = jnp.concatenate([leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves], axis=1)
     share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]

@@ -29,8 +29,7 @@ def permuted(key: Key, rows: PyTree) -> PyTree:
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
     """Returns ``aggregate`` and ``server`` behind a shuffler: messages arrive in a random order and without names.
 
-    Messages travel with their weights and without the clients' ids; the order is drawn with the round's key. All
-    messages of a round are in memory at once.
+    Messages travel with their weights; the order is drawn with the round's key. All messages of a round are in memory.
 
     Args:
         aggregate: Reduction of a round's messages.

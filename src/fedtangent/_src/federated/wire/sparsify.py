@@ -39,7 +39,7 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """Returns numbers rounded to the nearest number of fewer bits, with 8 bits for the exponent.
+    """Returns numbers rounded to ``bits`` bits, 8 of them for the exponent.
 
     Args:
         values: The numbers.
@@ -49,14 +49,12 @@ def rounded(values: Array, bits: int | None) -> Array:
 
 
 def threshold_of(count: Count, largest: Array, k: int) -> Array:
-    """Returns a threshold for each example that exactly its k largest magnitudes (and ties) reach, [b].
+    """Returns for each example a threshold [b] that exactly its k largest magnitudes, and ties with the k-th, reach.
 
-    It is the k-th magnitude, or a number between it and the next smaller one. It is 0 if fewer than k entries are above
-    zero.
+    It is 0 if fewer than k entries are above zero.
 
     Args:
-        count: Function from thresholds [b] to the number of entries of each example of at least that magnitude, exact
-            and not rising in the threshold.
+        count: Function from thresholds [b] to the number of entries of each example of at least that magnitude.
         largest: Upper bounds of the magnitudes, [b], float32 or float64, finite.
         k: Number of entries to keep.
     """
@@ -81,13 +79,11 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
 
 
 def thresholds(numbers: Array, sparsity: float) -> Array:
-    """Returns the magnitude from which the numbers of each row are kept, [b], for a Jacobian that is in memory.
-
-    ``num_kept`` of each row's numbers stay, as ``threshold_of`` chooses them.
+    """Returns the magnitude from which the numbers of each row are kept, [b], for a Jacobian in memory.
 
     Args:
         numbers: The rows [b, ...].
-        sparsity: Share of the numbers that is set to zero.
+        sparsity: Share of the numbers of a row that is set to zero.
     """
     flat = jnp.abs(numbers).reshape((numbers.shape[0], -1))
     return threshold_of(count_numbers(flat), jnp.max(flat, axis=1), num_kept(sparsity, flat.shape[1]))
@@ -126,7 +122,7 @@ def count_numbers(numbers: Array, times: int = 1) -> Count:
 
     Args:
         numbers: The numbers [b, Q].
-        times: How often each number occurs.
+        times: How often each number counts.
     """
     magnitudes = jnp.abs(numbers)
     return lambda threshold: times * jnp.sum(magnitudes >= threshold[:, None], axis=1, dtype=jnp.int32)

@@ -42,14 +42,13 @@ def subsampled(local: Local, beta: float) -> Local:
     """Returns ``local`` on a random part of each client's examples (Yue et al., ICML 2022, section 4.2).
 
     A client of n examples uses ``num_sampled(n, beta)`` of them, drawn in every round, uniformly without replacement,
-    with the client's key of the round; a client that trains two models in a round draws the same examples for both.
-    ``info["examples"]``, by which the wire ledger charges bytes per example, counts the drawn examples. A client's
-    weight in an average still counts all its examples: with one beta for all clients this differs only by rounding, and
-    does not change with the draw. Arrays are as small as the largest draw. ``beta = 1`` returns ``local``.
+    with the client's key of the round, so that the draw is the same for all models. ``info["examples"]``, by which the
+    wire ledger charges bytes per example, counts the drawn examples; a client's weight in an average counts all its
+    examples.
 
     Args:
         local: A client's part of an algorithm.
-        beta: Share of the examples, in (0, 1].
+        beta: Share of the examples, in (0, 1]; 1 returns ``local``.
 
     Raises:
         ValueError: A beta outside (0, 1].

@@ -1,4 +1,4 @@
-"""FedAvg on deep linear networks (DeepLin, papers: ``liu_deep_linear``); rows are examples, the paper's are columns.
+"""FedAvg on deep linear networks (DeepLin, papers: ``liu_deep_linear``); examples are rows here, columns in the paper.
 
 Where to find the paper's equations: (1), (5) in ``models.linear_networks`` and ``gram.products``; (3), (4) in the loss
 ``squared_error_sum``; (6) to (8), (10), (17) in ``rounds``; (14) to (16) in ``gram``; (18), Theorem IV.2 and its

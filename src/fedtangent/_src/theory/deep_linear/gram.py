@@ -1,12 +1,13 @@
 """Gram matrices of deep linear networks, eq. (14) and (15) of DeepLin, as operators and for small problems as matrices.
 
 With rows for examples, ``A_i = X (W^(i-1) .. W^1)'`` [n, fan_in of layer i] and ``B_i = W^L .. W^(i+1)`` [C, fan_out
-of layer i], eq. (15) maps residuals R [n_c, C] of client c to ``1/(m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` [n, C];
-eq. (14) is the case of one and the same network and data. No matrix of n C x n C is needed.
+of layer i] belong to the server's network at all inputs X, and A_ic, B_ic to client c's network at its n_c inputs. Eq.
+(15) maps residuals R [n_c, C] of client c to ``1/(m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` [n, C], m the hidden width;
+eq. (14) is the case in which both networks and both sets of inputs are the same. No n C x n C matrix is needed.
 
 The spectrum of the operator lies on the range of X, because every A_i is X times a matrix: in an orthonormal basis of
-that range, of r rows, the operator acts on r C numbers. The Lanczos method finds the largest eigenvalue of the operator
-and, applied to its inverse, the least.
+that range, of r vectors, the operator acts on r C numbers. The Lanczos method finds the largest eigenvalue of the
+operator and, applied to its inverse, the least.
 """
 
 from __future__ import annotations
@@ -46,9 +47,6 @@ def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> Lay
     Args:
         weights: One matrix per layer.
         dimension: Required fan_in of the first layer; None for any.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     if not isinstance(weights, list | tuple) or not weights:
         got = "none" if isinstance(weights, list | tuple) else f"{' '.join(repr(weights).split()):.60}"
@@ -71,9 +69,6 @@ def products(weights: Sequence[ArrayLike], x: ArrayLike) -> Products:
     Args:
         weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
         x: Inputs [n, d].
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     inputs = checks.check_rows("x", x, "n, d")
     layers = layers_of(weights, inputs.shape[1])
@@ -92,9 +87,9 @@ def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -
     """Applies the operator of eq. (15) to residuals: [n, C].
 
     Args:
-        of: Server's network at n examples.
+        of: Products of the server's network at n examples.
         residuals: Residuals [n_c, C] of one client.
-        local: Client's network at its n_c examples; by default the server's, which is eq. (14).
+        local: Products of the client's network at its n_c examples; by default ``of``, which is eq. (14).
     """
     client = of if local is None else local
     values = real_array("residuals", residuals)
@@ -119,15 +114,13 @@ def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "n
 def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
     """Computes the least and the largest eigenvalue of eq. (14) on the range of X.
 
-    The least is 0 for networks that are narrower than both ends of their map, because they reach only matrices of lower
-    rank.
+    The least is 0 if a hidden layer is narrower than both the rank of X and the number of outputs.
 
     Args:
         weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
-        x: Inputs [n, d].
+        x: Inputs [n, d], not all 0.
 
     Raises:
-        ValueError: As for ``products``, or all inputs are 0.
         RuntimeError: The Lanczos method or the solver of linear systems does not converge.
     """
     of = products(weights, in_row_space(checks.check_rows("x", x, "n, d")))
@@ -167,12 +160,12 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
 
 
 def in_row_space(x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "r d"]:
-    """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``, the examples of a problem of full rank.
+    """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``; raises ``ValueError`` if X is 0.
 
-    A residual in the range of X has r rows in the basis U. Raises ``ValueError`` if X is 0.
+    The r rows are the examples of a problem of full rank: a residual in the range of X has r rows in the basis U.
     """
     if not x.any():
-        raise ValueError("x: got zeros alone, must hold an example that is not 0")
+        raise ValueError("x: got zeros only, must have an example that is not 0")
     _, singular, right = np.linalg.svd(x, full_matrices=False)
     nonzero = singular > max(x.shape) * np.finfo(float).eps * singular[0]
     return np.asarray(singular[nonzero, None] * right[nonzero])

@@ -1,8 +1,9 @@
 """A round of FedAvg on deep linear networks in DeepLin's notation: gradients, residual and the terms of eq. (17).
 
-With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` defines A_i, B_i
-and s). A round is K such steps at each of N clients from the server's weights (7), and their mean (8). In terms of the
-residual it is eq. (17), whose last term E contains all products of two or more layers' changes (10).
+With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` defines A_i and
+B_i; ``s = (m^(L-1) C)^(-1/2)``). A round is K such steps at each of N clients from the server's weights (7), and their
+mean (8). In terms of the residual it is eq. (17), whose last term E contains all products of two or more layers'
+changes (10).
 """
 
 from __future__ import annotations
@@ -50,14 +51,9 @@ def full_batch_work(
     Args:
         x: Inputs [n, d], the paper's X'.
         y: Targets [n, C], the paper's Y'.
-        partition: Examples of each client; every example belongs to exactly one client, because the paper's X is the
-            clients' examples together.
+        partition: Examples of each client, at least one; every example belongs to exactly one client.
         learning_rate: Step size eta of ``1/2 |f(X_c) - Y_c|^2``.
         local_steps: Number K of steps of each client.
-
-    Raises:
-        ValueError: Shapes that do not fit, numbers out of range or not finite, a client without examples, or an example
-            of no client or of several.
     """
     inputs, targets = checks.check_rows("x", x, "n, d"), checks.check_rows("y", y, "n, C")
     if len(inputs) != len(targets):
@@ -69,7 +65,7 @@ def full_batch_work(
 
 
 def fitting(weights: Weights, work: FullBatchWork) -> Layers:
-    """Returns the layers of a network from x to y; raises ``ValueError`` if its shapes do not fit them.
+    """Returns checked weights as float64; raises ``ValueError`` unless they map the inputs x to targets y.
 
     Args:
         weights: Weights ``W^1 .. W^L``.
@@ -82,11 +78,11 @@ def fitting(weights: Weights, work: FullBatchWork) -> Layers:
 
 
 def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Matrix]:
-    """Computes the gradients of the sum of squares by every layer's weights (eq. 6).
+    """Computes the gradient of ``1/2 |f(X) - Y|^2`` by each layer's weights, shaped like them (eq. 6).
 
     Args:
-        of: Network at n examples.
-        residuals: Its residuals.
+        of: Products of the network at the n examples X.
+        residuals: ``f(X) - Y``.
     """
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
 
@@ -146,18 +142,15 @@ class ResidualTerms(NamedTuple):
 
 
 def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
-    """Computes the four terms of eq. (17) for the round that starts at ``weights``.
+    """Computes the four terms of eq. (17) for the round that starts at ``weights``; their sum is the next residual.
 
     Args:
         initial: Weights at which the kernel P(0) is evaluated.
         weights: Weights at the start of the round.
         work: The clients' full-batch work.
 
-    Returns:
-        The terms ``first`` to ``fourth`` and their ``total``, [n, C] each.
-
     Raises:
-        ValueError: The shapes do not fit, or a client's weights overflow at the learning rate.
+        ValueError: A client's weights overflow at the learning rate.
     """
     instance("work", work, FullBatchWork)
     initial, weights = fitting(initial, work), fitting(weights, work)
@@ -182,10 +175,7 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 def _higher_orders(
     now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n C"]:
-    """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more.
-
-    Entry i of ``orders`` is the sum of all products of the layers so far that contain i changes.
-    """
+    """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more."""
     orders = [x]
     for w, to in zip(weights, after, strict=True):
         same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]
@@ -196,10 +186,7 @@ def _higher_orders(
 def balancedness(weights: Weights) -> list[Matrix]:
     """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
-    One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of
-    FedAvg with K = 1. With K > 1 the change by a round's mean is of first order in the clients' drift.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are not finite.
+    One step of gradient descent, and so a round of FedAvg with K = 1, changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i
+    G^i')`` with the gradients G. With K > 1 a round changes it by a term of first order in the clients' drift.
     """
     return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]

@@ -119,7 +119,7 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """Factor of the sum of squares in a round at infinite width, in the long run: the sharp form of rho.
+        """Factor by which a round shrinks the sum of squares at infinite width, in the long run: the exact form of rho.
 
         A round leaves at most this share of ``|M - M*|^2``; with K > 1 a single round may leave more of
         ``|X (M - M*)|^2``.
@@ -129,11 +129,8 @@ class DeepLinearTheorem:
     def singular_values(self, weights: Weights) -> tuple[float, float]:
         """Computes the least and the largest singular value of products of layers, relative to infinite width.
 
-        The products are ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L. Their singular values in the limit are
-        ``m^(layers/2)``, times the least or largest of X for the latter.
-
-        Raises:
-            ValueError: Weights of other shapes than the initial ones, or a single layer.
+        The products are ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L. At infinite width their singular values are
+        ``m^(layers/2)``, times the least or the largest singular value of X for the latter.
         """
         weights, c, low, high = self._alike(weights), self.constants, list[float](), list[float]()
         if c.depth < 2:
@@ -155,16 +152,13 @@ class DeepLinearTheorem:
             weights: Weights of the server.
             loss: Loss relative to the start, L(t) / L(0).
             rounds: Number of finished rounds t.
-
-        Raises:
-            ValueError: Weights of other shapes than the initial ones.
         """
         weights, c = self._alike(weights), self.constants
         whole("rounds", rounds, 0)
-        hypotheses = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
+        hypotheses = [assumption("A", "loss relative to the start", loss, "<=", c.rate() ** rounds)]
         if c.depth > 1:
             low, high = self.singular_values(weights)
-            text = "singular value over that of the limit"
+            text = "singular value relative to infinite width"
             hypotheses += [
                 assumption("B, largest", text, high, "<=", 1.25),
                 assumption("B, least", text, low, ">", 0.75),
@@ -247,9 +241,6 @@ def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
     Args:
         work: Full-batch work of the clients.
         depth: Number L of layers.
-
-    Raises:
-        ValueError: A depth below 1.
     """
     instance("work", work, FullBatchWork)
     whole("depth", depth)
@@ -268,10 +259,8 @@ def linear_model(weights: Weights) -> Float64[np.ndarray, "d C"]:
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     """Computes the rate above which a client's descent diverges at infinite width: the least ``2 d_out / (L |X_c|^2)``.
 
-    It is inf if all X_c are 0.
-
     Args:
-        work: Full-batch work of the clients.
+        work: Full-batch work of the clients; the result is inf if all their inputs X_c are 0.
         depth: Number L of layers.
     """
     instance("work", work, FullBatchWork)

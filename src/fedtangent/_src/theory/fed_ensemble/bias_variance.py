@@ -87,9 +87,6 @@ def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float =
             independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
         expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
@@ -134,21 +131,18 @@ def ensemble_laws(
     rounds: Sequence[int],
     num_models: int,
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Computes ``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``, for large scans.
+    """Computes ``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``, in few passes.
 
-    The initial function is ``f0 = G z`` for a factor G of its covariance at all points, of the numerical rank q of the
-    kernel (about 50 for 100 radial basis functions). The flow moves the q columns like initial functions with targets
-    0, so that one forward pass with C + q outputs serves all rounds. The models of many schedules go through one pass
-    together, as if they were one ensemble.
+    The initial function is ``f0 = G z`` for a factor G of its covariance at all points, with as many columns q as the
+    covariance has numerical rank. The flow moves the columns like initial functions with targets 0, so that one forward
+    pass with C + q outputs serves all rounds. The models of many schedules go through one pass together, as if they
+    were one ensemble.
 
     Args:
         kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel.
         cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
         rounds: Numbers of finished rounds, from 0 to R.
         num_models: Number K of models.
-
-    Raises:
-        ValueError: No cohorts, cohorts of different shapes, or as for ``federated_flow``.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
@@ -186,9 +180,6 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_varia
             and all terms are exact. With S > 1 the standard errors come from the draw of schedules.
         expected: Expected targets ybar(x) [m, C] at points of p(x).
         noise_variance: E_x Var[y | x].
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
         raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
@@ -228,9 +219,6 @@ def corollary_1(
         flow: Flow of K models; None for the limit only.
         r: Number of finished rounds; by default all rounds of the flow.
         max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
-
-    Raises:
-        ValueError: Another number of models than the flow's, or shapes that do not fit.
     """
     whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:
@@ -260,10 +248,7 @@ def _combined(
     expected: Float64[np.ndarray, "m C"],
     noise: float,
 ) -> Decomposition:
-    """Computes the terms from means [S, m, C] and inner variances [S] of S groups.
-
-    The variance of a group's mean includes ``share`` of its inner variance.
-    """
+    """Computes the terms of S groups; a group mean's variance includes ``share`` times the group's inner variance."""
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
         between = means.var(axis=0, ddof=1).mean()

@@ -1,7 +1,7 @@
 """The assumptions of Theorem 1, measured on a run.
 
 They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 (FE-2021), and further assumptions that the
-proof uses without naming them. An age is a number of rounds in which every client trains a model once.
+proof uses without naming them. An age is a number of rounds in which every client trains each model once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class AgePlan(NamedTuple):
 
     @property
     def least_progress(self) -> Float64[np.ndarray, "A"]:
-        """The smallest step size times local steps in each age (rounds in which each client trains once), [A]."""
+        """Smallest step size times local steps in each age, [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
 
     @property
     def most_progress(self) -> float:
-        """Largest ``eta tau`` of any client and round."""
+        """Largest step size times local steps of any client and round."""
         return float(self.rates.max() * self.steps[self.trains].max())
 
 
@@ -112,7 +112,7 @@ class Theorem1Data(NamedTuple):
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """Measures all assumptions that can be measured, the theorem's stated ones first.
+    """Measures the assumptions of the theorem that can be measured, the stated assumptions first.
 
     Args:
         problem: Data of the run.
@@ -141,14 +141,11 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest ``||J_i g_i / n_i||`` at a global minimum (``J g = 0``) over the largest at the start.
-
-    There g is the part of the initial residual in Theta's null space, which training cannot reach; the squared norm
-    is ``g_i' Theta_ii g_i``. It is 0 if Theta has full rank: every global minimum then fits all the data.
-    """
+    """Computes the largest ``||J_i g_i / n_i||`` at a global minimum (``J g = 0``) over the largest at the start."""
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0
+    # training cannot reach the part in Theta's null space; without null space every minimum fits all the data
     unreached = np.einsum("nz,mz,kmc->knc", null, null, problem.residual, optimize=True)
     start = _largest_gradient(problem, problem.residual)
     return _largest_gradient(problem, unreached) / start if start > 0 else 0.0
@@ -187,10 +184,10 @@ def _of_the_rounds(problem: Theorem1Data) -> list[Assumption]:
     used = plan.examples[: plan.num_ages * plan.rounds_per_age]
     once = float(np.mean(plan.visits[:, :, np.asarray(partition.sizes) > 0] != 1))
     shares = np.bincount(np.asarray(partition.indices, np.int64), minlength=len(problem.theta))
-    steps, text = plan.steps[plan.trains], "sum_i Theta_i = Theta: examples not held once"
+    steps, text = plan.steps[plan.trains], "sum_i Theta_i = Theta: examples of no or several clients"
     return [
         assumption("constant_examples_per_round", "(iv) examples of a model's round, max - min", np.ptp(used), "<=", 0),
-        assumption("every_client_once_an_age", "eq. (27): share of clients' ages that miss or repeat", once, "<=", 0),
+        assumption("every_client_once_an_age", "eq. (27): share of ages without exactly one visit", once, "<=", 0),
         assumption("clients_divide_the_data", text, np.sum(shares != 1), "<=", 0),
         assumption("weights_by_examples", "largest |p_i - n_i / nbar|", plan.weight_error.max(), "<=", 1e-6),
         assumption("equal_local_steps", "tau, max - min over clients", np.ptp(steps), "<=", 0),

@@ -125,7 +125,7 @@ class Theorem1:
         """Computes the decrease of the bound's logarithm after each age, [A + 1].
 
         Args:
-            form: One of ``FORMS``; "first_order" is the rate without the factor 1/3.
+            form: "proof", "equation_18" or "informal" (see the module); or "first_order", without the factor 1/3.
             eigenvalue: Number that replaces lambda_m, for a negative control.
         """
         choice("form", form, FORMS)
@@ -196,15 +196,12 @@ def theorem_1(
 
     Args:
         kernels, y_train, partition, cohorts, num_models: As for ``federated_flow``, with outputs that share a kernel.
-        rule: Rule of FedAvg by gradient descent.
+        rule: Rule of plain FedAvg by gradient descent.
         rounds_per_age: K of the theorem; by default the number of models.
         networks: Known properties of the networks; by default none.
 
     Returns:
         The theorem for this run. An assumption that fails does not raise; it is reported in ``assumptions``.
-
-    Raises:
-        ValueError: Shapes that do not fit, numbers out of range, or a rule other than plain FedAvg.
     """
     y = checks.check_rows("y_train", y_train, "n, C")
     theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
@@ -247,9 +244,6 @@ def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) 
         theta: Kernel [n, n] of the training points.
         operator: M_r [n, n], ``Flow.operator(r, model)``.
         residual: Initial residual ``f_0(X) - Y`` [n, C].
-
-    Raises:
-        ValueError: Numbers that are not real.
     """
     a = real_array("operator", operator) @ real_array("residual", residual)
     return float(np.sqrt(max(float(np.sum(a * (real_array("theta", theta) @ a))), 0.0)))
@@ -265,9 +259,6 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
         c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1.
         examples_per_round: nbar.
         width: Width l.
-
-    Raises:
-        ValueError: A number below 0, or a divisor that is not above 0.
     """
     _not_negative(progress=progress, c1=c1, c2=c2, r0=r0)
     _positive(examples_per_round=examples_per_round, width=width)
@@ -292,9 +283,6 @@ def linearisation_gap(
         lambda_min: Least eigenvalue of Theta_0.
         examples_per_round: nbar.
         d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
-
-    Raises:
-        ValueError: A number below 0, or a divisor that is not above 0.
     """
     _not_negative(kappa=kappa, progress=progress, lambda_min=lambda_min, d4_norm=d4_norm)
     _positive(examples_per_round=examples_per_round)
@@ -317,9 +305,6 @@ def gap_from_drift(
         r0: Norm R_0 of the initial residual.
         lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).
         examples_per_round: nbar.
-
-    Raises:
-        ValueError: A number below 0, or a divisor that is not above 0.
     """
     _not_negative(drift=drift, r0=r0, lambda_min=lambda_min)
     _positive(examples_per_round=examples_per_round)

@@ -23,9 +23,6 @@ def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float
 
     Returns:
         The bound at each point, [m], at most 1.
-
-    Raises:
-        ValueError: An epsilon that is not above 0 or has another shape.
     """
     whole("num_models", num_models)
     far, variance = real_array("epsilon", epsilon), np.diag(np.asarray(limit.cov))

@@ -1,4 +1,4 @@
-"""The Gaussian process of Fed-ensemble's models after sufficiently many rounds: every trained model is a draw of it."""
+"""The Gaussian process of Fed-ensemble's models after sufficiently many rounds: each trained model is a draw of it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Operator = Float64[np.ndarray, "n n"]  # on the residual at the training points
 class Expansion(NamedTuple):
     """An operator to second order in the step; the error of ``total`` is of third order."""
 
-    first_order: Operator  # one exponential
+    first_order: Operator  # the exponential of the summed or averaged operators
     second_order: Operator  # the lemma's correction, proportional to the step's square
 
     @property
@@ -47,10 +47,7 @@ class Expansion(NamedTuple):
 
 
 def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"]) -> Operator:
-    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act.
-
-    Costs K products instead of K^2: operator i is multiplied with the sum of the operators before it.
-    """
+    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2, operators in the order in which they act, with 2 K products."""
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
         total += operator @ before - before @ operator
@@ -81,9 +78,6 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     Args:
         operators: Operators [K, n, n], the first to act first.
         step: The number h.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     a = _operators(operators)
     number("step", step)
@@ -99,9 +93,6 @@ def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -
         operators: Operators [N, n, n].
         weights: Weights [N], non-negative, summing to 1.
         step: The number h = eta tau.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
@@ -157,9 +148,6 @@ def age_operators(
         learning_rate: eta, a number or one per round [R].
         model: Index of the model.
         rounds: Rounds of the age in order; all rounds if None. A round without a client of the model changes nothing.
-
-    Raises:
-        ValueError: Shapes that do not fit, numbers out of range, or no round.
     """
     theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
@@ -222,9 +210,6 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
 
     Args:
         age, dynamics: As for ``second_order_terms``.
-
-    Raises:
-        ValueError: Another name of the dynamics.
     """
     return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
@@ -277,9 +262,6 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
     Args:
         ages: Operators of one or more ages.
         dynamics: "gradient_flow" or "gradient_descent".
-
-    Raises:
-        ValueError: No age, or another name of the dynamics.
     """
     if not ages:
         raise ValueError("ages: got none, must be at least one")

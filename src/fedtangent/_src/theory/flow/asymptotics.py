@@ -26,8 +26,8 @@ from fedtangent._src.types import Gaussian
 if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
 
-# Singular values of I - L, relative to the largest: those that are 0, those that are not. I - L is known to rounding of
-# L, whose norm is about 1: below LEAST in absolute terms too little is left of it.
+# Singular values of I - L, relative to the largest: below NULL they count as 0, above LEAST as not 0; between the two
+# float64 cannot tell. LEAST holds in absolute terms too: I - L is known to the rounding of L, whose norm is about 1.
 NULL, LEAST = 1e-13, 1e-11
 
 
@@ -99,7 +99,7 @@ def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]
     between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
     if between.any():
         raise SingularKernelError(
-            "the fixed point of these rounds is not unique in float64: the pass over them moves some direction by only "
+            "the fixed point of these rounds is not unique in float64: a pass over them moves one direction by only "
             f"{singular[between].min():.3g} of itself, others by {singular[0]:.3g}; take larger steps, or a better "
             "conditioned kernel"
         )
@@ -123,20 +123,20 @@ class Pass:
         return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
     def fixed_point(self) -> Gaussian:
-        """Computes the law of the model at the fixed point of repeated passes that its initial state leads to."""
+        """Computes mean and covariance of the model after infinitely many passes from its initial state."""
         on_residual, on_along, c = self._influence()
         mean = self._mean(on_residual)
         return Gaussian(mean, covariance_terms(self.flow.blocks, on_residual + c * on_along, 1 - c).total)
 
     def mean(self) -> Float64[np.ndarray, "m C"]:
-        """Computes the mean of ``fixed_point`` alone, [m, C]; the covariance needs a prior, the mean does not."""
+        """Computes the mean of ``fixed_point``, [m, C], which needs no prior."""
         return self._mean(self._influence()[0])
 
     def _mean(self, on_residual: Float64[np.ndarray, "rows q"]) -> Float64[np.ndarray, "m C"]:
         return (on_residual @ self.flow.targets).reshape(-1, self.flow.y_train.shape[1])
 
     def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
-        """Computes how the fixed point depends on residuals and ``J(X) w_0`` [m, q], and the share that decay takes."""
+        """Computes how the fixed point depends on residuals and ``J(X) w_0`` [m, q], and f_0's share that decays."""
         matrix, decays = self._matrix(), self._decay() is not None
         change = np.eye(len(matrix)) - matrix
         constants = _constants(change)
@@ -145,7 +145,8 @@ class Pass:
         drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
         if not drift <= 1e-9:
             raise SingularKernelError(
-                f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
+                "these rounds have no fixed point: every pass moves the model further in one direction, by "
+                f"{drift:.3g} of its whole move"
             )
         ends = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
         solved = np.linalg.lstsq(np.concatenate([change, constants]), ends, rcond=None)[0]
@@ -164,10 +165,7 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes the end of a pass from zeros, for unit residuals and for unit ``J(X) w_0``, [d, q] each.
-
-        The second is 0 unless weight decay has removed w_0.
-        """
+        """Computes the end of a pass from zeros [d, q] for unit residuals, and for unit ``J(X) w_0`` if ``decayed``."""
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))
@@ -205,9 +203,9 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of the step sizes at which passes do not grow: inf if every one is stable, 0 if none.
+    """Computes the largest factor of all step sizes at which repeated passes do not grow: inf if all are stable.
 
-    The search begins far below every client's bound and doubles.
+    The search begins far below every client's bound and doubles; the result is 0 if no factor is stable.
 
     Args:
         flow: Flow whose R rounds are a pass.
@@ -300,14 +298,11 @@ def _stiffness(flow: Flow, i: int) -> float:
 
 
 def _largest_x(flow: Flow, steps: int) -> float:
-    """Computes the supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*).
-
-    Gradient descent has x* <= 2. If the steps differ, only a server that does not extrapolate is known to be safe.
-    """
+    """Computes the supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*)."""
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)
-    if flow.rounds.batches is not None or flow.kind.weighs_steps:
+    if flow.rounds.batches is not None or flow.kind.weighs_steps:  # safe if the server does not extrapolate
         return 2.0 if server <= 1 else 0.0
     if server >= 2:
         return float(1 - (1 - 2 / server) ** (1 / steps))

@@ -31,13 +31,11 @@ def federated_flow(
 ) -> Flow:
     """Computes the exact law of every model after every round of federated training, without training a network.
 
-    The law is the mean and the covariance over initial functions.
-
-    Each client takes the rule's local steps from the server's model on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2`` (FE-2024,
-    eq. 9, summed over outputs), and the server replaces its model by the weighted average of the clients' models. The
-    prediction assumes a model linear in its parameters: a linear model, a network linearised at its initial weights
-    (with the empirical kernel), or a network of infinite width (with the analytic kernel; at width w the error is of
-    order w^-1/2).
+    The law is the mean and the covariance of the model's function over random initial functions. Each client takes the
+    rule's local steps from the server's model on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2`` (FE-2024, eq. 9, summed over
+    outputs), and the server replaces its model by the weighted average of the clients' models. The prediction assumes a
+    model linear in its parameters: a linear model, a network linearised at its initial weights (with the empirical
+    kernel), or a network of infinite width (with the analytic kernel; at width w the error is of order w^-1/2).
 
     Args:
         kernels: Kernel blocks of n training and m test points; the covariance needs the nngp blocks. With a

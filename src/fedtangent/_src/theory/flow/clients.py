@@ -88,7 +88,7 @@ def build_clients(
     place = np.zeros(len(sizes), np.int32)
     largest, smallest = np.zeros(len(sizes)), np.zeros(len(sizes))
     buckets: list[Bucket] = []
-    # Powers of two, small clients together: few programs to compile, and at most twice the rows that are held.
+    # Powers of two, small clients together: few programs to compile, and at most twice the rows in use.
     scale = np.ceil(np.log2(np.maximum(sizes, SMALLEST_BUCKET))).astype(int)
     for power in np.unique(scale[sizes > 0]):
         members = np.flatnonzero((scale == power) & (sizes > 0))
@@ -101,10 +101,9 @@ def build_clients(
 
 
 def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Float[Array, "..."]:
-    """Computes the eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
+    """Computes the eigenvalues of A_i, ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
 
-    The value at lambda = 0 is ``eta T / n_i``. The result is accurate to rounding for small x (through log1p and expm1)
-    and valid for x > 1 too, where 1 - x is negative.
+    At lambda = 0 the value is ``eta T / n_i``. The result is accurate to rounding for small x, and valid for x > 1 too.
 
     Args:
         eigenvalues: Eigenvalues lambda of Theta_ii.
@@ -167,7 +166,7 @@ def _build_bucket(
 
 
 class Gains(NamedTuple):
-    """Factors from a client's residual g and tilt b_i to its update, mode by mode: ``z = residual g - tilt b_i``."""
+    """Factors of a client's residual g and tilt b_i in its update, mode by mode: ``z = residual g - tilt b_i``."""
 
     residual: Float[Array, "s"]  # A, the factor of the residual
     tilt: Float[Array, "s"]  # C, the factor of the tilt; 0 for a rule without tilt
@@ -185,8 +184,7 @@ def gains(
     """Computes the gains of ``steps`` full-batch steps of size ``rate``; the module documents their formulas.
 
     Args:
-        kind: Static part of the rule.
-        numbers: Numbers of the rule.
+        kind, numbers: Static part and numbers of the rule.
         eigenvalues: Eigenvalues of Theta_ii, [s].
         rate: Learning rate, [].
         num_examples: Number n_i of the client's examples, [].
@@ -209,8 +207,7 @@ def sizes_of_steps(
     """Returns the size of each local step, [most_steps]; 0 after the client's last step.
 
     Args:
-        kind: Static part of the rule.
-        numbers: Numbers of the rule.
+        kind, numbers: Static part and numbers of the rule.
         rate: Learning rate of the round, [].
         steps: Number of the client's local steps, [].
     """
@@ -218,7 +215,7 @@ def sizes_of_steps(
 
 
 def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransformation:
-    """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1.
+    """Returns the clients' optimiser of a round, scaled so that its first step along a gradient of 1 has length 1.
 
     Args:
         kind: Static part of the rule.
@@ -234,12 +231,15 @@ def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransfor
 def kappas(
     optimizer: optax.GradientTransformation, nu: Float[Array, ""], sizes: Float[Array, "most_steps"]
 ) -> tuple[Float[Array, "most_steps"], Float[Array, ""]]:
-    """Returns kappa before each local step, [most_steps], and after the last, [].
+    """Computes how far a constant force of size 1 has moved the client before each local step and after the last.
 
     Args:
-        optimizer: The client's, in unit steps.
+        optimizer: The clients' optimiser (``unit_optimizer``).
         nu: Pull to the start, [].
         sizes: Sizes of the steps, [most_steps].
+
+    Returns:
+        kappa before each step, [most_steps], and after the last step, [].
     """
 
     def step(carry: tuple[Array, PyTree], eta: Array) -> tuple[tuple[Array, PyTree], Array]:
@@ -253,7 +253,7 @@ def kappas(
 
 
 class Drive(NamedTuple):
-    """Functions that drive local training at the server's models: on all training rows, or on one client's rows."""
+    """Values of the server's models from which local training starts, on all training rows or on one client's rows."""
 
     values: Float[Array, "s *K D"]  # the residual; f under a loss other than the squared error
     tilt: Float[Array, "s *K D"] | None  # values of b; None without a tilt common to all clients
@@ -280,10 +280,9 @@ def descent_by_steps(
     """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
 
     Args:
-        kind: Static part of the rule.
-        numbers: Numbers of the rule.
+        kind, numbers: Static part and numbers of the rule.
         block: Kernel block Theta_ii [s, s].
-        optimizer: The clients' optimiser in unit steps (``unit_optimizer``).
+        optimizer: The clients' optimiser (``unit_optimizer``).
         of_step: Returns the batch of step t.
         steps: Number of the client's local steps, [].
         sizes: Sizes of the steps (``sizes_of_steps``), [most_steps].
@@ -314,11 +313,7 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of the batch's loss by the outputs f [b, D], 0 for padding rows.
-
-    Under the squared error (``targets`` None) f holds outputs minus targets, and the derivative is f over the number of
-    examples.
-    """
+    """Computes the derivative of the batch's loss by outputs f [b, D]; without ``targets`` f holds residuals."""
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)

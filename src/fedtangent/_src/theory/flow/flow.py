@@ -87,8 +87,7 @@ class Flow:
         """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C].
 
         Args:
-            r: Number of finished rounds, or a sequence of such numbers.
-            model: Index of one model, or None for all.
+            r, model: Finished rounds and model, as documented at ``Flow``.
         """
         self.check_linear("mean")
         return self.predict(*functions.zero_functions(self, model), r, model)
@@ -96,14 +95,11 @@ class Flow:
     def residual(
         self, r: int | Sequence[int], f0_train: ArrayLike | None = None, model: int | None = None
     ) -> Float[Array, "*r n C"]:
-        """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train``.
-
-        Without ``f0_train`` it is the residual of the mean over initial functions of mean zero.
+        """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train`` (by default: of the mean of all runs).
 
         Args:
-            r: Number of finished rounds, or a sequence of such numbers.
+            r, model: Finished rounds and model, as documented at ``Flow``.
             f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all.
-            model: Index of one model, or None for all.
         """
         if f0_train is None:
             self.check_linear("residual of the mean")
@@ -129,13 +125,12 @@ class Flow:
         Args:
             f0_train, f0_test: Initial function at the training and the test points: [n, C] and [m, C] of one model, or
                 with ``model=None`` [K, n, C] and [K, m, C] of all models.
-            r: Number of finished rounds, or a sequence of such numbers.
-            model: Index of one model, or None for all.
+            r, model: Finished rounds and model, as documented at ``Flow``.
             along_train, along_test: ``J(x) w_0`` in the same shapes, the part of a linearised network that weight decay
                 shrinks. By default the rule's ``homogeneity`` times f0.
         """
         if (along_train is None) != (along_test is None):
-            raise ValueError("along_train: got one of it and along_test, must be both or none")
+            raise ValueError("along_train: got one of along_train and along_test, must be both or neither")
         at_test = functions.started(self, "test", f0_test, along_test, model)
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, at_test, self.kernels.at_test, r, model)
@@ -149,13 +144,10 @@ class Flow:
         *,
         along_train: ArrayLike | None = None,
     ) -> Float[AnyArray, "*r n C"]:
-        """Computes ``f_r(X)`` at the training points, [..., n, C]; the arguments are documented at ``predict``.
+        """Computes ``f_r(X)`` at the training points, [..., n, C].
 
         Args:
-            f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all.
-            r: Number of finished rounds, or a sequence of such numbers.
-            model: Index of one model, or None for all.
-            along_train: ``J(X) w_0`` in the same shape; by default the rule's ``homogeneity`` times f0.
+            f0_train, r, model, along_train: As for ``predict``.
         """
         trained = functions.started(self, "train", f0_train, along_train, model)
         return self._evolved(trained, trained, self.at_train, r, model)
@@ -193,8 +185,7 @@ class Flow:
         shape is [m C, m C]. The cost is one backward pass over r rounds with m columns per model.
 
         Args:
-            r: Number of finished rounds.
-            model: Index of one model, or None for all.
+            r, model: Number of finished rounds, and model as documented at ``Flow``.
         """
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
@@ -208,8 +199,7 @@ class Flow:
         With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
 
         Args:
-            r: Number of finished rounds, or a sequence of such numbers.
-            model: Index of one model, or None for all.
+            r, model: Finished rounds and model, as documented at ``Flow``.
         """
         covs = (jnp.asarray(self.cov(i, model)) for i in np.atleast_1d(r).tolist())
         variances = [jnp.diagonal(cov, axis1=-2, axis2=-1) for cov in covs]
@@ -219,12 +209,9 @@ class Flow:
     def cross_cov(self, r: int, model: int, other: int) -> Float[Array, "m m"]:
         """Computes the covariance [m, m] between two models that start from the same random initial function.
 
-        Models that start from independent functions have covariance 0.
-
         Args:
             r: Number of finished rounds.
-            model: Index of a model.
-            other: Index of the other model.
+            model, other: Indices of the two models.
         """
         prior, prior_cross, prior_test = prior_blocks(self._prior)
         other = whole("other", other, 0, self.num_models - 1)
@@ -238,8 +225,7 @@ class Flow:
         """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
 
         Args:
-            r: Number of finished rounds.
-            model: Index of one model, or None for all.
+            r, model: Number of finished rounds, and model as documented at ``Flow``.
 
         Returns:
             B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
@@ -256,11 +242,9 @@ class Flow:
     def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[Array, "m m"]:
         """Computes the covariance of the average of the K models, [m, m].
 
-        The models start from independent functions; with ``common_start`` all start from one and the same function.
-
         Args:
             r: Number of finished rounds.
-            common_start: Whether all models start from one and the same function.
+            common_start: Whether all models start from one random function; otherwise from independent ones.
         """
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
@@ -285,9 +269,8 @@ class Flow:
         """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
 
         It is computed from the operator of the rounds, not from Theta^-1, and is reached if ``contraction(model) < 1``.
-        If one model can fit the data of all clients, it is the limit of Theorem 2 for the data of the clients that
-        train. Weight decay and labels that contradict each other shift it (see ``bias``). The cost is O((R + n) n^2):
-        for small problems.
+        If one model can fit the data of all clients, it is the limit of Theorem 2 for the clients that train. Weight
+        decay and contradictory labels shift it (see ``bias``). The cost is O((R + n) n^2): for small problems.
 
         Raises:
             SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
@@ -308,7 +291,7 @@ class Flow:
         return mean - (reference @ self.targets).reshape(mean.shape)
 
     def contraction(self, model: int = 0) -> float:
-        """Computes the spectral radius of a pass over all rounds: its contraction of the distance to the fixed point.
+        """Computes the spectral radius of a pass over all rounds, its contraction of the distance to the fixed point.
 
         The state of a pass includes momentum and corrections of server and clients; directions that no round changes
         are left out.
@@ -324,8 +307,8 @@ class Flow:
 
         The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
         contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
-        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
-        search doubles and bisects; each trial costs one call of ``spectrum``.
+        only. It is inf if every rate is stable. The search doubles and bisects from 0; each trial costs one call of
+        ``spectrum``.
 
         Args:
             model: Index of the model.
@@ -359,16 +342,12 @@ class Flow:
         """Returns ``model``; raises ``ValueError`` unless it is the index of a model."""
         return whole("model", model, 0, self.num_models - 1)
 
-    def check_linear(self, what: str) -> None:
-        """Raises ``ValueError`` for a loss under which a run is not linear in its initial function.
-
-        Args:
-            what: Name of the requested quantity in the message.
-        """
+    def check_linear(self, quantity: str) -> None:
+        """Raises ``ValueError``, naming ``quantity``, if a run is not linear in its initial function under the loss."""
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run "
-                "of one initial function is known (predict), of which draws can be averaged"
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
+                "from one initial function is known (predict), and can be averaged over drawn initial functions"
             )
 
     @property
@@ -385,15 +364,13 @@ class Flow:
     def program(self, model: int | None, columns: int) -> Program:
         """Builds the input of the compiled recursion for one model, or for all models with ``model=None``.
 
-        A round needs the residuals of its clients only. With many columns it is cheaper to gather the clients' rows of
-        Theta, with few columns it is cheaper to multiply by all of Theta.
-
         Args:
             model: Index of one model, or None for all.
             columns: Number of coefficient columns D of each model.
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1
         sizes = np.asarray(self.partition.sizes)[self.slots.client] * self.slots.present
+        # A round needs its clients' residuals only: their rows of Theta are gathered if many columns make that cheaper.
         # rows of the clients, on average over rounds
         rows = np.sum(sizes) * self.kind.rows_per_example / self.num_rounds * num_models / self.num_models
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
@@ -412,7 +389,7 @@ class Flow:
         """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows.
 
         Args:
-            a: Coefficients, [q, ..].
+            a: Coefficients.
             count: Number of rows in the result, counted from the first; None for all.
         """
         if count is None or count >= len(a):
@@ -429,18 +406,15 @@ class Flow:
     def blocks(self) -> KernelBlocks:
         """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
         if isinstance(self.kernels, LargeKernel):
-            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for mean, covariance and operator")
         return self.kernels
 
-    def check_law(self, what: str) -> KernelBlocks:
-        """Returns the kernel blocks; raises ``ValueError`` for a run without a closed-form law.
+    def check_law(self, quantity: str) -> KernelBlocks:
+        """Returns the kernel blocks; raises ``ValueError``, naming ``quantity``, without a closed-form law.
 
         The law needs the squared error and kernel blocks (not a large kernel).
-
-        Args:
-            what: Name of the requested quantity in the message.
         """
-        self.check_linear(what)
+        self.check_linear(quantity)
         return self.blocks
 
     def _evolved(

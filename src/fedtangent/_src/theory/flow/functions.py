@@ -1,4 +1,4 @@
-"""Converts initial functions to inputs of the recursion, and its coefficients back to functions."""
+"""Converts initial functions to the recursion's input, and the recursion's coefficients back to functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Runs(NamedTuple):
 def zero_functions(
     flow: Flow, model: int | None
 ) -> tuple[Float64[np.ndarray, "*K n C"], Float64[np.ndarray, "*K m C"]]:
-    """Returns the zero function at the training and at the test points, for one model or (``model=None``) for all.
+    """Returns the zero function at the training and at the test points of a flow.
 
     Args:
         flow: Flow with n training and m test points.
@@ -42,20 +42,15 @@ def zero_functions(
 
 
 def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
-    """Builds the input of the recursion from initial functions at the points of one split.
+    """Builds the recursion's input, f_0 and (with weight decay) ``J w_0`` [rows, K, D], at the points of one split.
 
     Args:
         flow: Flow that the functions belong to.
         split: "train" or "test".
         f0: Initial function of one model [n, C], or of all models [K, n, C]; m in place of n for "test".
-        along: ``J w_0`` at the same points and of the same shape; None for ``homogeneity`` times f0.
+        along: ``J w_0`` at the same points and of the same shape, with weight decay only; None for ``homogeneity``
+            times f0.
         model: Index of the one model, or None for all.
-
-    Returns:
-        f_0 and, with weight decay, ``J w_0``: [rows, K, D] each.
-
-    Raises:
-        ValueError: A wrong shape, a number that is not finite, or ``along`` without weight decay.
     """
     rows = len(flow.theta) if split == "train" else flow.num_test
     start = _rows(flow, f"f0_{split}", f0, rows, model)
@@ -96,15 +91,12 @@ def runs(
     num_train: int,
     model: int | None,
 ) -> Runs:
-    """Computes ``Flow.runs``.
+    """Computes ``f_r`` at training and test points for E initial functions, as ``Flow.runs`` documents.
 
     Args:
-        flow: Flow to follow.
-        f0_train: E initial functions at the training points, [E, K, n, C], or of one model [E, n, C].
-        f0_test: The same functions at the test points, [E, K, m, C] or [E, m, C].
+        flow, f0_train, f0_test, model: As for ``Flow.runs``, of ``flow``.
         rounds: Numbers of finished rounds, in any order.
         num_train: Number of training points in the result, counted from the first.
-        model: Index of one model, or None for all.
     """
     axes = "E, K" if model is None else "E"
     if not np.ndim(f0_train) == np.ndim(f0_test) == len(axes.split()) + 2 or not len(f0_train) == len(f0_test) > 0:

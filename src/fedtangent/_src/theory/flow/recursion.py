@@ -63,7 +63,7 @@ class Input(NamedTuple):
 
 
 def zero_state(program: Program, columns: int) -> FlowState:
-    """Returns the state before the first round, all zeros, with ``columns`` coefficient columns of each model.
+    """Returns the state before the first round, all zeros.
 
     Args:
         program: Input of the recursion.
@@ -86,10 +86,7 @@ def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes the linear map of a pass on one model's beta and, with server momentum, the momentum of beta.
-
-    Its shape is [1, 1] without and [2, 2] with server momentum.
-    """
+    """Computes the linear map of a pass on one model's beta [1, 1], or on beta and its server momentum [2, 2]."""
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -329,11 +326,7 @@ def _train(
     e: Float[Array, "s D"] | None,
     batches: Int[Array, "T B"] | None,
 ) -> Float[Array, "s D"]:
-    """Computes z [s, D] of client ``i`` of a bucket in round ``j``.
-
-    ``e`` [s, D] are the coefficients of the client's h_i or c_i, which tilts its objective by -e. ``batches`` [T, B]
-    are places in the client's examples, -1 as padding; None: all examples in every step.
-    """
+    """Computes z [s, D] of a bucket's client ``i`` in round ``j``; ``e`` are the coefficients of its h_i or c_i."""
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
         assert bucket.block is not None

@@ -137,9 +137,6 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
         rule: Rule to read.
         local_steps: Steps of each client [N].
         stepwise: Whether local steps are taken one by one even if the rule has a closed form.
-
-    Raises:
-        ValueError: Values out of range, or options that exclude each other.
     """
     _check_values(rule)
     kind = Kind(
@@ -172,7 +169,7 @@ def check_fed_avg(rule: Rule) -> None:
     for option in fields(Rule)[2:]:
         value, default = getattr(rule, option.name), option.default
         if value is not default and (default is None or np.ndim(value) or value != default):
-            raise ValueError(f"{option.name}: got {value!r:.60}, must be {default!r} here: this is of FedAvg")
+            raise ValueError(f"{option.name}: got {value!r:.60}, must be {default!r}: the theorem is about FedAvg")
 
 
 def check_normalisers(
@@ -211,7 +208,8 @@ def batch_places(
 ) -> Int[np.ndarray, "R S T B"] | None:
     """Returns the batches of every slot as places in its client's examples, [R, S, T, B] with -1 as padding.
 
-    Returns None if every step takes all of the client's examples.
+    Returns None if every step takes all of the client's examples. Raises ``ValueError`` for an empty batch, a wrong
+    shape, or a row of another client.
 
     Args:
         rule: Rule with the batches.
@@ -219,9 +217,6 @@ def batch_places(
         partition: Training rows of each client.
         client: Client of every slot [R, S].
         present: Whether the slot is filled, [R, S] bool.
-
-    Raises:
-        ValueError: A wrong shape, a batch without rows, or a row of another client.
     """
     if rule.batches is None:
         return None

@@ -36,13 +36,11 @@ def predicted_loss(
     of local steps and of clients, mu, ..); ``jax.grad`` needs ``jax_enable_x64``.
 
     Args:
-        flow: Flow of the run. Without nngp blocks every model starts as the zero function, and the variance is 0.
+        flow: Flow of the run, with outputs "shared". Without nngp blocks every model starts as the zero function, and
+            the variance is 0.
         y_test: Targets [m, C] at the test points.
         r: Number of finished rounds; all rounds by default.
         mixing: Weights [K] of the models in the prediction; uniform by default (eq. 2).
-
-    Raises:
-        ValueError: Shapes that do not fit, or outputs "full".
     """
     instance("flow", flow, Flow)
     if flow.outputs != "shared":

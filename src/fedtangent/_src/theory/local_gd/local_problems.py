@@ -1,8 +1,9 @@
 """The local problem of a node in a round of Local-GD on separable data, in its dual, which needs only a Gram matrix.
 
-With ``A`` the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b`` with b [n] at least 0. Each
-``LocalSolver`` returns b and a bound of the error of ``A' b``. Its arguments are ``A A'`` [n, n], ``A w`` [n], the mask
-[n] of the rows that are examples, and the parameters that all nodes share; ``vmap`` serves all nodes.
+With ``A`` [n, d] the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b`` with b [n] at least 0.
+Each ``LocalSolver`` returns b and a bound of the error of ``A' b``. Its arguments are ``gram = A A'`` [n, n],
+``across = A w`` [n], the ``mask`` [n] of the rows that are examples, and the parameters that all nodes share; ``vmap``
+serves all nodes.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     predictor (Nocedal and Wright, 2006, algorithm 16.4).
 
     Args:
-        gram, across, mask: As for every ``LocalSolver``.
-        parameters: Not used.
+        gram, across, mask, parameters: As for every ``LocalSolver``; ``parameters`` is not used.
     """
     return _nonnegative(gram, jnp.where(mask, 1 - across, -1.0))
 
 
 def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises eq. (12): solves ``ln b = level - A w - A A' b`` by Newton's method.
+    """Minimises eq. (12) exactly: solves ``ln b = level - A w - A A' b`` by Newton's method.
 
     The error is the largest residual of this equation, relative to its largest right-hand side.
 
@@ -86,7 +86,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 
 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Descends on eq. (12) (algorithm 2); the error is 0, or NaN if the descent diverges.
+    """Takes gradient steps on eq. (12) (algorithm 2); the error is 0, or NaN if the descent diverges.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.
@@ -103,11 +103,7 @@ def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
 
 def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G positive semidefinite; returns b [n] and an error bound of ``A'b``.
-
-    The bound is the largest of three numbers: the worst violation of a constraint, whose right side is 1; the distance
-    of ``A'b`` from the exact one that the duality gap allows, relative to its length; and rounding.
-    """
+    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G semidefinite; returns b [n] and a bound of the error of ``A'b``."""
     size = jnp.max(jnp.diagonal(gram))
     size = jnp.where(size > 0, size, 1.0)
     height = jnp.maximum(jnp.max(linear), 1e-300)
@@ -132,11 +128,7 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries (rounding) become 0.
-
-    The system may be singular (repeated examples) but has a solution. A small ridge makes it regular; steps of
-    refinement from b remove the effect of the ridge and keep the components that the system does not determine.
-    """
+    """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere, at least 0 in spite of rounding."""
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)
     factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)

@@ -6,8 +6,7 @@ so that a round is a step of the parallel projection method. Its limit lies in t
 Theorem 2). If each round also moves the model back towards the start, at a suitable pace, the limit is the point of the
 intersection nearest to the start (Lemma 4, Theorem 3); from 0 that is the hard-margin support vector machine (eq. 15).
 
-All nodes' local problems are solved at once, in their duals (``local_problems``), in float64: their steps need only
-the nodes' Gram matrices, formed once.
+All nodes' local problems are solved at once, in their duals (``local_problems``), in float64.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class FeasibleSets(NamedTuple):
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
     gram: Float64[np.ndarray, "N n n"]  # their inner products
-    held: Bool[np.ndarray, "N n"]  # which rows are examples
+    held: Bool[np.ndarray, "N n"]  # which rows are examples, not padding
 
     @property
     def dimension(self) -> int:
@@ -76,8 +75,8 @@ def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable
         separable: Whether to check that a hyperplane through 0 separates the labels (Assumption 1).
 
     Raises:
-        ValueError: Shapes that do not fit, other labels, or (with ``separable``) labels that no hyperplane through 0
-            separates; ``farkas`` returns a certificate of that.
+        ValueError: With ``separable``, labels that no hyperplane through 0 separates (``farkas`` returns a
+            certificate).
     """
     nodes = nodes_of(x, y, partition)
     if nodes.y.shape[2:] == (1,):
@@ -112,8 +111,8 @@ def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
 
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
-    0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed. Inputs
-    count by their directions; a margin below ``LEAST_MARGIN`` of them counts as none.
+    0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed for
+    inputs of norm 1. A margin below ``LEAST_MARGIN`` counts as none.
     """
     instance("sets", sets, FeasibleSets)
     rows = sets.signed[sets.held]
@@ -138,7 +137,7 @@ def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
         w: Point [d], or one for each node [N, d].
 
     Raises:
-        ValueError: Another shape, or a set that is empty or too thin for float64 to find the point.
+        ValueError: A set is empty or too thin for float64 to find the point.
     """
     at, shape = real_array("w", w), (len(sets.held), sets.dimension)
     if at.shape not in (shape, shape[1:]):
@@ -171,11 +170,7 @@ def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
-    """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
-
-    Raises:
-        ValueError: As for ``project``.
-    """
+    """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept)."""
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
@@ -183,15 +178,10 @@ def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
 def halpern(num_rounds: int, first_index: int = 1) -> Float64[np.ndarray, "num_rounds"]:
     """Returns ``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
 
-    Both values of ``first_index`` meet the conditions of Lemma 4.
-
     Args:
         num_rounds: Number of rounds.
         first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
-            round changes nothing.
-
-    Raises:
-        ValueError: Numbers out of range.
+            round changes nothing. Both meet the conditions of Lemma 4.
     """
     whole("num_rounds", num_rounds)
     return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
@@ -219,7 +209,7 @@ def parallel_projections(
         weights: Weights p_i, "uniform" (as in the paper), "examples", or N numbers.
 
     Raises:
-        ValueError: Numbers out of range, or as for ``project``.
+        ValueError: As for ``project``.
     """
     models, residuals = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     _check_solved(np.asarray(residuals))
@@ -252,7 +242,7 @@ def exponential_models(
             ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
 
     Raises:
-        ValueError: Numbers out of range, or Newton's method does not converge.
+        ValueError: Newton's method does not converge.
         DivergenceError: Descent diverges; it is a ``ValueError`` too.
     """
     level = number("log_inverse", log_inverse)
@@ -319,9 +309,6 @@ def direction_distance(w: ArrayLike, other: ArrayLike) -> Float64[np.ndarray, ".
 
     Returns:
         The distances [...], NaN where one of the two models is 0, which has no direction.
-
-    Raises:
-        ValueError: Values that are not real numbers.
     """
     unit = [real_array(name, v) for name, v in (("w", w), ("other", other))]
     with np.errstate(invalid="ignore"):

@@ -31,10 +31,7 @@ def nodes_of(x: ArrayLike, y: ArrayLike, partition: Partition) -> Nodes:
     Args:
         x: Inputs [n, d].
         y: Targets [n] or [n, C].
-        partition: Examples of each node.
-
-    Raises:
-        ValueError: Shapes that do not fit, numbers that are not finite, or a node without an example.
+        partition: Examples of each node, at least one.
     """
     inputs, targets = checks.check_rows("x", x, "n, d"), real_array("y", y)
     if targets.ndim not in (1, 2) or len(targets) != len(inputs) or 0 in targets.shape:
@@ -70,11 +67,8 @@ def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple
     """Checks and returns step size and number of a node's local steps; None if neither is set.
 
     Args:
-        learning_rate: Step size.
+        learning_rate: Step size; it and ``local_steps`` must be set both or neither.
         local_steps: Number of steps.
-
-    Raises:
-        ValueError: Only one of the two is set, or a number is out of range.
     """
     if (learning_rate is None) != (local_steps is None):
         raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")

@@ -60,9 +60,8 @@ def local_regression(
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
 
     Raises:
-        ValueError: Shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
-            the other; local work until convergence at a node with as many examples as dimensions or more, where eq.
-            (3) has no solution.
+        ValueError: One of ``learning_rate`` and ``local_steps`` without the other; local work until convergence at a
+            node with as many examples as dimensions or more, where eq. (3) has no solution.
 
     Example, two clients of one example each in three dimensions, with local work until convergence:
 
@@ -108,8 +107,8 @@ class LocalRegression:
     nodes: Nodes
     weights: Float64[np.ndarray, "N"]  # sum 1
     bases: Float64[np.ndarray, "N r d"]  # V_i'; rows beyond the rank of X_i are 0
-    answers: Float64[np.ndarray, "N r *C"]  # (, C), what local work draws V_i' w to
-    kept: Float64[np.ndarray, "N r"]  # the share of the way that is left after the local work
+    answers: Float64[np.ndarray, "N r *C"]  # value of V_i' w at which local work converges
+    kept: Float64[np.ndarray, "N r"]  # share of the distance to ``answers`` that is left after the local work
     gone: Float64[np.ndarray, "N r"]  # 1 - kept, to relative precision; 0 beyond the rank
     known: Bool[np.ndarray, "N r"]  # within the rank of X_i
 
@@ -156,7 +155,7 @@ class LocalRegression:
         np.add.at(totals, (np.arange(len(client))[:, None], client), np.asarray(rounds.weight, np.float64))
         if not (totals.sum(axis=1) > 0).all():
             empty = int(np.argmin(totals.sum(axis=1) > 0))
-            raise ValueError(f"rounds: got no node in round {empty}, must be one or more in each")
+            raise ValueError(f"rounds: got no node in round {empty}, must be one or more nodes in each")
         return totals / totals.sum(axis=1, keepdims=True)
 
     # ---- all rounds at once, for all nodes in every round ----------------------------------------------------------
@@ -222,7 +221,7 @@ class LocalRegression:
             start: Initial model w_0, zeros by default.
 
         Raises:
-            ValueError: A tolerance outside (0, 1), or one that is not reached.
+            ValueError: The tolerance is not reached.
         """
         number("tolerance", tolerance, above=0, below=1)
         right, values, _ = self._stacked
@@ -250,9 +249,6 @@ def minimum_norm(x: ArrayLike, y: ArrayLike, start: ArrayLike | None = None) -> 
         x: Inputs [n, d].
         y: Targets [n]; or [n, C], for which the model is [d, C].
         start: Initial model, zeros by default.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are not finite.
     """
     count = len(real_array("x", x)) if np.ndim(x) else 0
     pooled = nodes_of(x, y, Partition(np.arange(count), np.array([0, count])))
@@ -294,7 +290,7 @@ def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> Loc
         bound of the factor of the distance to it in a round. As a string it is a report.
 
     Raises:
-        ValueError: A start of another shape, or local work that diverges.
+        ValueError: Local work diverges.
     """
     instance("run", run, LocalRegression)
     begin = check_start(start, run.shape)

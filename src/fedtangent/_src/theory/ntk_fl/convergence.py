@@ -131,7 +131,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
 
     def proof_factor(self) -> float:
-        """Computes the largest factor of the squared residual in a step or round, (51) or (76), for this R."""
+        """Computes the largest factor of the squared residual in a step (51) or round (76), with R = ``radius``."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -159,7 +159,7 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
         [m, n] float64.
 
     Raises:
-        ValueError: An unstable step, or numbers out of range.
+        ValueError: An unstable step.
     """
     eigenvalues, vectors = np.linalg.eigh(np.asarray(kernels.ntk_train, np.float64))
     number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
@@ -173,7 +173,7 @@ def ntk_evolved(
 ) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
-    The functions are those of ``ntk_evolution``, without its matrix [m, n]: each step,
+    The functions equal ``ntk_evolution``'s, without its matrix [m, n]: each step,
     ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
     at the test points change by ``-kernels.at_test(a_t)``.
 
@@ -187,13 +187,13 @@ def ntk_evolved(
         [T, n, C] float64.
 
     Raises:
-        ValueError: Shapes that do not fit, times that do not increase, or an unstable step.
+        ValueError: Times that do not increase, or an unstable step.
     """
     start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
     increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]
     checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
     if not increasing or sorted(set(increasing)) != increasing:
-        raise ValueError(f"times: got {increasing}, must be some that rise")
+        raise ValueError(f"times: got {increasing}, must be increasing")
     number("step", step, above=0)
 
     @jax.jit
@@ -262,9 +262,6 @@ def ntk_theorem_1(
 
     Returns:
         The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     return _theorem(
         "Theorem 1", checks.check_rows("x", x, "N, d"), residual, network, (learning_rate, 1, 1), delta, radius
@@ -291,9 +288,6 @@ def ntk_theorem_2(
             FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
         local_steps: Number tau of local steps.
         radius: R, the distance that a neuron moved, including local steps.
-
-    Raises:
-        ValueError: As for ``ntk_theorem_1``, or an example that does not belong to exactly one client.
     """
     inputs = checks.check_rows("x", x, "N, d")
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
@@ -352,10 +346,7 @@ def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumpt
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """Checks the three conditions of the proof; together they make its factor at most the theorem's.
-
-    Each condition takes a third of the margin.
-    """
+    """Checks the proof's three conditions; each takes a third of the margin, so the theorem's factor holds."""
     spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
     stretch = _growth(c) / (c.learning_rate * c.local_steps)
     wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
@@ -377,10 +368,7 @@ def _growth(c: NtkConstants) -> float:
 
 
 def _step_terms(c: NtkConstants) -> float:
-    """Computes the terms of (76) that depend on the step only: ``2 (G - 1) lambda_max / N + eta tau G^2 / M``.
-
-    They are divided by ``eta tau / M``.
-    """
+    """Computes the step's own terms of (76), ``2 (G - 1) lambda_max / N + eta tau G^2 / M``, over ``eta tau / M``."""
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients

@@ -40,9 +40,6 @@ def expected_kernel(x: ArrayLike, covariance: ArrayLike = 1.0) -> Float64[np.nda
     Args:
         x: Inputs [N, d].
         covariance: Covariance of v, [d, d]; or a number times the identity, which the kernel does not depend on.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     inputs = checks.check_rows("x", x, "N, d")
     return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
@@ -78,7 +75,7 @@ def active_neurons(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N n"]:
 def undecided_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
 ) -> float:
-    """Computes Lemma 1's bound of every ``|S_i|``, in one of ``FORMS``.
+    """Computes Lemma 1's bound of ``|S_i|``, the number of neurons whose activation at example i may switch.
 
     Args:
         radius: R, the distance that no neuron exceeds.
@@ -89,9 +86,6 @@ def undecided_bound(
         form: "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example. "union":
             N times that, for all examples. "concentration":
             ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all examples.
-
-    Raises:
-        ValueError: Another form, or numbers out of range.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     if form == "concentration":
@@ -111,9 +105,6 @@ def drift_bound(
         form: "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's inequality for the
             sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry changes by at most
             ``(|S_i| + |S_j|) / n``.
-
-    Raises:
-        ValueError: Another form, or numbers out of range.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
@@ -122,13 +113,8 @@ def drift_bound(
 def sampling_bound(width: float, num_examples: int, delta: float) -> float:
     """Computes Lemma 4's bound of the operator norm of ``H - H_inf``, ``N sqrt(ln(2 N^2 / delta) / (2 n))``.
 
-    It holds with probability 1 - delta for independently drawn neurons.
-
     Args:
-        width, num_examples, delta: As for ``undecided_bound``.
-
-    Raises:
-        ValueError: Numbers out of range.
+        width, num_examples, delta: As for ``undecided_bound``; the neurons are independently drawn.
     """
     _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
@@ -169,9 +155,6 @@ def weight_gap_bound(
         input_size: Dimension d of inputs of norm 1.
         radius: R, the distance that no neuron exceeds in these steps.
         alpha, delta: Constants of Lemma 1.
-
-    Raises:
-        ValueError: Shapes that do not fit, or numbers that are out of range or not finite.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)

@@ -34,7 +34,7 @@ HYPOTHESES = {  # the measured quantity of each
 
 
 class Observed(NamedTuple):
-    """A run, its theorem, and the recorded losses and weights."""
+    """A run with its theorem, the recorded losses and the recorded weights."""
 
     size: Size
     work: FullBatchWork
@@ -176,7 +176,7 @@ def _local_lemmas(run: Observed) -> list[Verdict]:
 def _kernels(
     initial: Sequence[np.ndarray], weights: Sequence[np.ndarray], paths: Sequence[LocalPath], work: FullBatchWork
 ) -> list[tuple[Float64[np.ndarray, "nC nC"], Float64[np.ndarray, "nC nC"]]]:
-    """Computes P(t, k) and P(t, k) - P(0) at every local step k of round t, the clients' columns side by side."""
+    """Computes P(t, k) and P(t, k) - P(0) at every local step k of round t, one block of columns for each client."""
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])
     every = [np.hstack([dense(now, path.before[k]) for path in paths]) for k in range(work.local_steps)]

@@ -44,8 +44,8 @@ def _one_round(size: Size, seed: int) -> list[Verdict]:
     others = np.roll(work.partition.indices, 1)
     moves = [_moved(path[r], path[r + 1]) for r in range(size.rounds)]
     controls = {
-        "a local step less": error(work._replace(local_steps=size.local_steps - 1)),
-        "a mean in place of the sum": error(work._replace(learning_rate=work.learning_rate / size.held)),
+        "one local step less": error(work._replace(local_steps=size.local_steps - 1)),
+        "a mean instead of the sum": error(work._replace(learning_rate=work.learning_rate / size.held)),
         "examples of another client": error(work._replace(partition=work.partition._replace(indices=others))),
         "N forgotten": max(relative_distance(size.clients * move, move) for move in moves),
     }
@@ -69,8 +69,7 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
-    """Checks that the residual's modes approach FedAvg of the linear model as networks become wider."""
-    # Modes are coefficients in the eigenbasis of the limit of P(0). The width of ``size`` is ignored.
+    """Checks that wide networks approach FedAvg of the linear model in every mode of the limit of P(0)."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -109,7 +108,7 @@ def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[V
     estimate, right_errors = [width_slope(widths, errors[""])], errors.pop("")
     rivals = [slope_rival(name, widths, right_errors, errors[name], floors[name]) for name in errors]
     theorem = "DeepLin eq. (16), mode by mode"
-    statement = "residual by mode of P(0), each network to FedAvg of the linear model: slope against width"
+    statement = "distance of each network's residual, by mode of P(0), from the linear model's: slope against width"
     sizes = f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths"
     verdicts = [judged(theorem, statement, SLOPE, SLOPE_MARGIN, estimate, [rival]) for rival in rivals]
     return [verdict._replace(sizes=sizes) for verdict in verdicts]
@@ -118,9 +117,7 @@ def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[V
 def _by_mode(
     measured: list[Coefficients], predicted: list[Coefficients], right: list[Coefficients]
 ) -> Float64[np.ndarray, "E"]:
-    """Returns the error of each network's prediction over all rounds: the root mean square over modes."""
-    # The error of a mode is relative to how far the mode moves by the right theory. Lists have an entry for each
-    # network.
+    """Returns each network's error over all rounds: the root mean square over modes, each relative to its movement."""
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))

@@ -49,7 +49,7 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
     Args:
         size: Sizes of the problem.
         seed: Seed of the draw.
-        spread: Least singular value of X.
+        spread: Least singular value of X; the largest is 1.
         truth: Spectral norm of W*.
     """
     rng = np.random.default_rng([seed, size.dimension])

@@ -61,7 +61,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     b = np.linalg.solve(problem.blocks.ntk_train, problem.blocks.ntk_test_train.T).T
     whole = np.trace(test + b @ prior @ b.T - 2 * b @ cross.T)
     wrong = {
-        **{f"K - 1 for K, K = {k}": (k / (k - 1), k) for k in NUM_MODELS[1:]},
+        **{f"K - 1 instead of K = {k}": (k / (k - 1), k) for k in NUM_MODELS[1:]},
         "cross terms once": (float(np.trace(test + b @ prior @ b.T - b @ cross.T) / whole), 1),
         "the prior's variance": (float(np.trace(test) / whole), 1),
     }
@@ -78,7 +78,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
         (f"{SOONER} times sooner", f"{early:.1e}", early > close),
         f"{close:.0%}",
     )
-    claim = Claim(COROLLARY, "squared distance of the ensemble from m(x), over k(x, x) / K, the worst K", sizes)
+    claim = Claim(COROLLARY, "squared distance of the ensemble from m(x) / (k(x, x) / K), the worst K", sizes)
     return [_judged(claim, LIMIT_MARGIN, list(ratios.values()), rivals), reached]
 
 
@@ -117,12 +117,12 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
         wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
         rivals = [Rival(mistake, abs(right / by - 1), partial(_mean, values / by)) for mistake, by in wrong.items()]
-        claim = Claim(DECOMPOSED, f"{name} of the ensemble of {LAST} over its closed form", sizes)
+        claim = Claim(DECOMPOSED, f"{name} of the ensemble of {LAST} / its closed form", sizes)
         return _judged(claim, margin, [values / right], rivals)
 
     return [
-        part("bias", BIAS_MARGIN, {"variance not taken off": exact.bias.value + exact.variance.value}),
-        part("initialisation", MARGIN, {"K - 1 for K": LAST / (LAST - 1) * exact.initialisation.value}),
+        part("bias", BIAS_MARGIN, {"variance not subtracted": exact.bias.value + exact.variance.value}),
+        part("initialisation", MARGIN, {"K - 1 instead of K": LAST / (LAST - 1) * exact.initialisation.value}),
         _error(problem, exact, runs, seed, sizes),
         _schedules(seed, schedules, num_rounds),
     ]
@@ -135,12 +135,12 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
     errors = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
     total, variance = exact.total.value, exact.variance.value
     wrong = {
-        "bias of h itself, as FE-2024 prints it": total + variance,
+        "bias of h, not of its mean, as FE-2024 prints": total + variance,
         "no data uncertainty": total - exact.noise,
         "no variance": total - variance,
     }
     rivals = [Rival(mistake, abs(total / by - 1), partial(_mean, errors / by)) for mistake, by in wrong.items()]
-    statement = "mean squared error on fresh labels over data uncertainty + bias (of the mean of h, FE-2021) + variance"
+    statement = "mean squared error on fresh labels / (data uncertainty + bias (of the mean of h, FE-2021) + variance)"
     return _judged(Claim(DECOMPOSED, statement, sizes), MARGIN, [errors / total], rivals)
 
 
@@ -159,7 +159,7 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules",
     ).judged(
         (f"{variance:.6g}", f"{exact:.6g}", abs(variance - exact) <= EXACT * exact),
-        ("divided by S for S - 1", f"{biased:.6g}", abs(variance - biased) > EXACT * exact),
+        ("divided by S instead of S - 1", f"{biased:.6g}", abs(variance - biased) > EXACT * exact),
         f"{EXACT:.0e}",
     )
 

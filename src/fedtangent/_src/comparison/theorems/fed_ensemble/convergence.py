@@ -1,8 +1,8 @@
 """Theorem 1's bounds and the measured decay of linear models that meet its assumptions (``networks``: of networks).
 
 The bounds hold for all initial residuals, so the worst one is measured: the operator norm of one age's effect on the
-residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem and its proof allow
-the residual takes thousands to millions of ages to fall; the norm of one age bounds them all.
+residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem allows the residual
+takes thousands to millions of ages to fall; operator norms multiply, so the norm of one age bounds them all.
 
 The proof lets the network's empirical kernel differ from the limit by a third of the least eigenvalue, which the factor
 1/3 in the exponent allows for. The models here have such a kernel: the limit less that third in its weakest direction.
@@ -33,7 +33,7 @@ NUM_MODELS = 5
 STEPS = 4  # tau
 UNEQUAL_STEPS = (3, 4, 2, 4, 5, 4)
 FALLING_STEPS = np.array([0.02, 0.01, 0.005, 0.0025])  # eta_0 tau
-WHAT = "fall of the worst initial residual's logarithm in an age / exponent u / 3, least over models"
+WHAT = "decay of the log residual per age / exponent u / 3, worst initial residual, least over models"
 FEDERATION = f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 3, K = {NUM_MODELS}, nbar = 3"
 WHERE = f"{FEDERATION}, kernel lambda_m / 3 off"
 
@@ -67,12 +67,11 @@ class EdgeCase(NamedTuple):
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
         """Computes how much the logarithm of the worst initial residual falls in an age, over the bound's exponent.
 
-        By the theorem it is at least 1. It is the least over all models and one age at each rate. A bound that holds
-        for one age and every initial residual holds for any number of ages, as operator norms multiply.
+        By the theorem it is at least 1. The result is the least over all models and one age at each rate.
 
         Args:
             rates: Learning rates, [A].
-            exponent: Cumulative exponent of the theory.
+            exponent: Cumulative exponent of the theory, [A + 1].
         """
         least = np.inf
         for rate, fallen in zip(rates, np.diff(exponent), strict=True):
@@ -90,13 +89,11 @@ def _edge_case(
     scale: float = 1.0,
 ) -> EdgeCase:
     """Draws a case with as many groups of clients as models; the groups take turns at the models."""
-    # If the ``steps`` of the clients differ, the features of the client with the fewest are halved, and so its kernel
-    # is a fourth. ``scale`` is the expected norm of the random features.
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
     rows = tuple(np.split(rng.permutation(n), np.cumsum(sizes)[:-1]))
     local_steps = np.broadcast_to(np.asarray(steps), (len(sizes),))
-    if np.ptp(local_steps):
+    if np.ptp(local_steps):  # the client with the fewest steps gets a quarter of its kernel
         features[rows[int(np.argmin(local_steps))]] /= 2
     theta = features @ features.T
     values, vectors = np.linalg.eigh(theta)
@@ -125,41 +122,42 @@ def _as_proved(seed: int) -> Verdict:
     rates = [progress / STEPS, progress / STEPS / 2]  # kappa_3 <= u / 6
     theorem = case.theorem(rates)
     exponent = theorem.exponent()
-    statement = f"every assumption holds, those of the proof too: {WHAT}"
+    statement = f"all assumptions hold, also the proof's: {WHAT}"
     claim = Claim("FE-2021 Theorem 9.1, as proved", statement, f"{WHERE}, eta_0 tau = {progress:.1e} and half of it")
     note = f"(kappa_2 {theorem.constants.kappa_2:.1e}; fail: {', '.join(theorem.failing) or 'none'})"
     factor = theorem.exponent("first_order")[-1] / exponent[-1]
-    return _decay(claim, case.decay(rates, exponent), note, "1 for 1/3", factor, not theorem.failing)
+    return _decay(claim, case.decay(rates, exponent), note, "1 instead of 1/3", factor, not theorem.failing)
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks the theorem at the largest step with kappa_2 < 1, the only condition that is printed."""
-    # The last line of the proof needs a smaller step.
+    """Checks the theorem at the largest step with kappa_2 < 1, its printed condition; the proof needs less."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
     exponent = theorem.exponent()
-    statement = f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}"
+    statement = f"the largest step with kappa_2 < 1, where only kappa_3, of the proof's last line, is too large: {WHAT}"
     claim = Claim("FE-2024 Theorem 1 (FE-2021 4.1)", statement, f"{WHERE}, eta_0 tau = {STEPS * rate:.1e}")
     note = f"(kappa_2 {theorem.constants.kappa_2:.3f}; fail: {', '.join(theorem.failing)})"
     factor = theorem.exponent("informal")[-1] / exponent[-1]
-    control, applies = "4.1 as stated, t = rounds x local steps: K/6 for 1/3", set(theorem.failing) <= {"kappa_3_small"}
+    control, applies = (
+        "4.1 as stated, t = rounds x local steps: K/6, not 1/3",
+        set(theorem.failing) <= {"kappa_3_small"},
+    )
     return _decay(claim, case.decay([rate], exponent), note, control, factor, applies)
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks that the residual decays as Theorem 9.1 says where its assumptions do not hold: unequal local steps."""
-    # The theorem has one number tau of local steps; here it is the least of all clients.
+    """Checks the decay of Theorem 9.1 with unequal local steps, which it excludes; tau is their least."""
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
     statement = (
-        f"outside of the theorem, which has one tau: the least of {least} to {most} local steps for tau, and kappa_2 < "
-        f"1 at the most: {WHAT}"
+        f"unequal local steps, {least} to {most}, which the theorem excludes; tau is the least, and kappa_2 < 1 "
+        f"for the most: {WHAT}"
     )
     claim = Claim("FE-2021 Theorem 9.1, unequal steps", statement, f"{WHERE}, eta_0 = {rate:.1e}")
     note, decay = f"(fail: {', '.join(theorem.failing)})", case.decay([rate], theorem.exponent())
-    return _decay(claim, decay, note, "the most steps for the least", most / least)
+    return _decay(claim, decay, note, "the most steps instead of the least", most / least)
 
 
 def _rate(seed: int) -> Verdict:
@@ -178,13 +176,12 @@ def _rate(seed: int) -> Verdict:
     statement = "rates of an age's modes / (eta_0 tau lambda / nbar) - 1: slope in the step"
     sizes = f"{FEDERATION}, eta_0 tau = {FALLING_STEPS[-1]:g} .. {FALLING_STEPS[0]:g}"
     noticed = 1 + least_noticed(lambda error: abs(slope((1 + error) * nbar) - 1) >= 0.1)
-    control = f"mean n_i = {mean_size:g} for nbar = {nbar:g}", slope(mean_size)
+    control = f"mean n_i = {mean_size:g} instead of nbar = {nbar:g}", slope(mean_size)
     return Claim("FE-2021 eq. (27)", statement, sizes).near(slope(nbar), control, 0.1, f"rate x {noticed:.5f}")
 
 
 def _pulling(seed: int) -> RandomFederation:
-    """Draws a case of one example a client in which the first client's step raises the second client's loss."""
-    # The second client does not train the same model in that round.
+    """Draws a case of one example a client in which client 0's step raises the loss of client 1."""
     rng = np.random.default_rng(seed)
     features = 0.3 * np.eye(6, 8, k=1)
     features[0, 0], features[1, 0] = rng.uniform(8, 10), rng.uniform(18, 22)
@@ -201,15 +198,13 @@ def _growth(seed: int) -> Verdict:
     right = float(np.expm1(np.log1p(printed) + progress * (c2**2 - c2)))
     return Claim(
         "FE-2021 eq. (20), (26)",
-        "growth of the residual inside an age / kappa_2 with C_i^2 for C_i, ||Theta_i|| being no less; worst residual",
+        "growth of the worst residual inside an age / kappa_2 with C_i^2 in place of C_i as the bound of ||Theta_i||",
         f"n = 6, 6 clients, K = 2, eta_0 tau = {progress:g}, kappa_2 = {printed:.1e}",
     ).bounded(growth / right, "kappa_2 as printed: ||Theta_i|| <= C_i", growth / printed)
 
 
 def _movement(seed: int) -> Verdict:
     """Checks eq. (18), second line: how far the weights move for the worst initial residual."""
-    # In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by ``J' Theta^-1 (1 - A^t)
-    # g_0``.
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)
@@ -219,6 +214,7 @@ def _movement(seed: int) -> Verdict:
     values, vectors = np.linalg.eigh(case.empirical.theta)
     root, age, at, ratios, wrong = vectors / np.sqrt(values), case.empirical.true_age(rate), 1, [], []
     while at <= ages:
+        # ages that take the residual g to A g move a linear model's weights by J' Theta^-1 (1 - A) g
         moved = float(np.linalg.norm(root.T @ (np.eye(len(age)) - age), 2))
         ratios.append(moved / bound[at])
         wrong.append(moved / printed[at])
@@ -227,7 +223,7 @@ def _movement(seed: int) -> Verdict:
         "FE-2021 Theorem 9.1, eq. (18) second line",
         f"movement of the weights / bound summed over ages, worst initial residual; fail: {', '.join(theorem.failing)}",
         f"n = 4, 3 clients of 1 and 2, K = 2, nbar = 2, 1 to {ages} ages, kappa_2 = {theorem.constants.kappa_2:.2f}",
-    ).bounded(float(np.max(ratios)), "as printed, 3 eta_0 nbar for 3", float(np.max(wrong)))
+    ).bounded(float(np.max(ratios)), "as printed, 3 eta_0 nbar instead of 3", float(np.max(wrong)))
 
 
 ENTRIES = entries(

@@ -1,9 +1,9 @@
 """K trained models and the Gaussian law of each: entry by entry, and as sums at infinite width.
 
-Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over them:
-a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each sum is
-extrapolated to infinite width (``comparison/statistics.py``). The same sum of the predictions from the networks'
-initial functions, whose expectation is known, is subtracted as a control variate: most of the scatter cancels.
+Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over
+entries: a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each
+sum is extrapolated to infinite width (``comparison/statistics.py``), with the same sum of the predictions from the
+networks' initial functions, whose expectation is known, as a control variate.
 
 Plain float64 NumPy. Samples are outputs of K models at m points, C outputs each.
 """
@@ -111,10 +111,10 @@ def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
 
 
 class Sampled(NamedTuple):
-    """The outputs of K trained networks of one width, and those that the infinite-width flow predicts for them.
+    """Outputs of K trained networks of one width, and the infinite-width flow from the initial function of each.
 
-    Each prediction starts from the initial function of its network. With one hidden layer the mean and covariance of
-    the predictions are known at every width, so that the networks' sampling error can be reduced by the predictions'.
+    With one hidden layer, mean and covariance of the predictions are known at every width, so the predictions serve as
+    control variates of the networks.
     """
 
     width: int
@@ -135,17 +135,13 @@ class Ensembles(NamedTuple):
         return combined([one.width for one in self.sampled], values, by_width=True)
 
     def variance_ratio(self, law: ModelLaw) -> Interval:
-        """Estimates variances of networks over the variances of ``law``, summed over points, at infinite width.
-
-        The ratio is 1 if ``law`` is right.
-        """
+        """Estimates variances of networks over variances of ``law``, summed over points, at infinite width."""
         return self._ratio(np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
     def covariance_ratio(self, law: ModelLaw) -> Interval:
-        """Estimates off-diagonal covariances of networks over the covariances of ``law`` at infinite width.
+        """Estimates off-diagonal covariances of networks over covariances of ``law`` at infinite width.
 
-        The ratio is 1 if ``law`` is right. It is a regression of the sample covariance S on the law's L through zero,
-        ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+        It is a regression of the sample covariance S on the law's L, ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
         """
         return self._ratio(_off_diagonal(law))
 

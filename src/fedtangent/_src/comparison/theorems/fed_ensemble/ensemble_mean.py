@@ -48,7 +48,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return [
         chebyshev.judged(
             (str(share), f"<= {bound:.3f}", share.within(0, bound)),
-            ("K^2 for K", f"above {bound / NUM_MODELS:.3f}", share.outside(0, bound / NUM_MODELS)),
+            ("K^2 instead of K", f"above {bound / NUM_MODELS:.3f}", share.outside(0, bound / NUM_MODELS)),
             f"bound x {share.value / bound:.2g}",
         ),
         gaussian.judged(
@@ -60,9 +60,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m draws"], float]:
-    """Trains ``draws`` ensembles in one run."""
-    # Returns their limit and their means at the test points after the last round, and the training residual at the last
-    # round over the initial one.
+    """Trains ``draws`` ensembles in one run; returns limit, test means, and last over first training residual."""
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))

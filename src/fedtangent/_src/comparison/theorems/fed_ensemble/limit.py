@@ -71,9 +71,9 @@ class TrainedEnsemble(NamedTuple):
     """K networks of one width at the start and the last round, and the flow from the same initial functions."""
 
     width: int
-    start: Samples
-    samples: Samples
-    own_flow: Samples
+    start: Samples  # initial functions
+    samples: Samples  # outputs at the last round
+    own_flow: Samples  # the flow at the last round from each network's initial function
     uplink_bytes: int
     downlink_bytes: int
 
@@ -105,10 +105,9 @@ class Theorem2(NamedTuple):
 
 def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
     """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients."""
-    # Inputs are at least ``SPACING`` apart. The network has one hidden layer of cosines, whose kernel on these inputs
-    # has a condition number of about 20: with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run
-    # reaches the limit. Test inputs are at least ``AWAY`` from the training inputs: nearer, the predicted variance
-    # nearly vanishes, and the small effects of finite width and unfinished training are many times larger.
+    # The network has one hidden layer of cosines. With inputs at least ``SPACING`` apart its kernel's condition number
+    # is about 20; with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test
+    # inputs are at least ``AWAY`` from the training inputs, where the predicted variance does not nearly vanish.
     toy = ft.data.load("sine", seed=seed, gap=True, test_points=61)
     chosen: list[int] = []
     for i, x in enumerate(toy.x_train[:, 0]):
@@ -190,8 +189,7 @@ def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
     """Estimates the relative increase of the variance by the finite width, and its standard error.
 
-    The estimate is the mean difference of squares, about the law's mean, of networks and of the flow from the same
-    initial functions: their common sampling error nearly cancels.
+    It compares squares, about the law's mean, of networks and of the flow from the same initial functions.
 
     Args:
         trained: Networks of one width.
@@ -215,7 +213,7 @@ def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
         b[:, rows] = np.linalg.solve(k.ntk_train[np.ix_(rows, rows)], k.ntk_test_train[:, rows].T).T
         laws[f"the {count} smallest clients missing"] = _law(result, b)
     laws["untrained"] = _law(result, np.zeros(k.ntk_test_train.shape))
-    laws["prior kernel for the tangent kernel"] = _law(result, np.linalg.solve(k.nngp_train, k.nngp_test_train.T).T)
+    laws["prior kernel as tangent kernel"] = _law(result, np.linalg.solve(k.nngp_train, k.nngp_test_train.T).T)
     b = np.linalg.solve(k.ntk_train, k.ntk_test_train.T).T
     laws |= {f"cross terms x {by}": _law(result, b, by) for by in (0.9, 0.75, 0.5)}
     return laws
@@ -275,7 +273,7 @@ def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
         far = float(np.linalg.norm(away)) / result.movement
         rivals.append(Rival(name, far, bound(mean_error, pairs, result.movement, away)))
     estimate = mean_error(pairs, result.movement)
-    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, estimate, rivals)
+    return _judged(result, "error of the mean, relative to the movement,", 0.0, MEAN_MARGIN, estimate, rivals)
 
 
 def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:

@@ -37,19 +37,18 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
-    """Checks that the distance to the limiting kernel falls as l^-1/2, and drift and gap at least so fast."""
-    # The control is the change of the outputs, which does not fall.
+    """Checks slopes in the width of the distance to the limiting kernel (-1/2), of drift and of gap (at most)."""
     widths = tuple(run.setting.size.largest for run in runs)
     far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
     last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}
     distance, drift, gap, change = (width_slope(widths, values) for values in (far, *last.values()))
     claim = Claim("FE-2021 Theorem 9.1", "operator norm of Theta_t - Theta: slope in the width", where)
-    verdicts = [half_slope(claim, distance, ("Theta_0 for the limit Theta", drift), MARGIN)]
+    verdicts = [half_slope(claim, distance, ("Theta_0 instead of the limit Theta", drift), MARGIN)]
     slopes = {
         ("section 9.3", "operator norm of Theta_t - Theta_0: slope in the width"): drift,
-        ("section 9.4", "||g - g_lin||, own linearisation: slope in the width"): gap,
+        ("section 9.4", "||g - g_lin||, network and its linearisation: slope in the width"): gap,
     }
-    control, steep = ("initial function for the linearised one", change), (-np.inf, -0.5)
+    control, steep = ("initial function instead of the linearised network", change), (-np.inf, -0.5)
     for (place, statement), slope in slopes.items():
         claim, notices = Claim(f"FE-2021 {place}", statement, where), -0.5 - slope.value + slope.length
         expected = "-1/2 or steeper: O(l^-1/2)"
@@ -74,12 +73,11 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
 
     statement = "||g - g_lin|| / R_0 drift t e^(-lambda t), t = eta_0 tau ages / nbar: largest over networks"
     claim = Claim("FE-2021 section 9.4, first order", statement, where)
-    return claim.bounded(worst(1.0), "2 lambda for lambda", worst(2.0))
+    return claim.bounded(worst(1.0), "2 lambda instead of lambda", worst(2.0))
 
 
 def _as_printed(scale: str, seed: int) -> Verdict:
-    """Checks section 9.4's last line: the gap is below kappa_4 / (1 - q) at any age."""
-    # The constants are measured on each network.
+    """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age, with constants of each network."""
     setting = small_networks.setting(LONG, LONG_WIDTH, seed)
     networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0
@@ -100,7 +98,7 @@ def _as_printed(scale: str, seed: int) -> Verdict:
         f"||g - g_lin|| / printed kappa_4 / (1 - q), C_1 <= {networks.c1.max():.2f} measured, kappa_2 {largest:.2f}: "
         "largest over networks and ages",
         f"{WHERE}, width {LONG_WIDTH}, {LONG.ages} ages, {networks.c1.size} networks",
-    ).bounded(max(ratios), "one age's kappa_4 for all of them", max(wrong))
+    ).bounded(max(ratios), "kappa_4 of one age, not of all", max(wrong))
 
 
 ENTRIES = entries(

@@ -34,8 +34,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _decay(scale: str, seed: int) -> Verdict:
-    """Checks the decay of networks trained with kappa_2 < 1."""
-    # C_1, R_0 and kernels are measured, and the verdict names the assumptions that fail.
+    """Checks the decay of networks trained with kappa_2 < 1, and names the assumptions that fail."""
     networks = small_networks.follow(small_networks.setting(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
@@ -53,13 +52,13 @@ def _decay(scale: str, seed: int) -> Verdict:
     measured = f"{fall:.3f} (kappa_2 {largest:.2f}, C_1 {networks.c1.max():.2f}; fail: {', '.join(sorted(failing))})"
     return Claim(
         "FE-2021 Theorem 9.1 (FE-2024 Theorem 1), networks",
-        "trained networks, kappa_2 < 1; outside only in kappa_3, of the proof's last line: fall of the residual's "
-        "logarithm / exponent u t / 3, least over networks and ages",
+        "trained networks, kappa_2 < 1, where only kappa_3, of the proof's last line, is too large: decay of the log "
+        "residual / exponent u t / 3, least over networks and ages",
         f"n = 15, 6 clients of 1 to 3, K = 5, nbar = 3, width {WIDTH}, {TRAINED.ages} ages, {networks.c1.size} "
         "networks",
     ).judged(
         (measured, ">= 1", fall >= 1 and failing <= {"kappa_3_small"}),
-        ("eq. (18) as printed, K/3 for 1/3", f"{wrong:.3f}", wrong < 1),
+        ("eq. (18) as printed, K/3 instead of 1/3", f"{wrong:.3f}", wrong < 1),
         f"rate x {fall:.3f}",
     )
 
@@ -77,8 +76,8 @@ def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     hessians = [f"{np.mean(measured['c1']):.2f}" for measured in (smooth[0], smooth[-1])]
     lipschitz = Claim(
         "FE-2021 Lemma 9.1, first line",
-        "||J_i(w) - J_i(w')|| / ||w - w'|| in a ball, largest over clients and pairs: slope in the width (a constant C "
-        "in the papers' weights, which are l^-1/2 times these)",
+        "||J_i(w) - J_i(w')|| / ||w - w'|| in a ball, largest over clients and pairs: slope in the width (-1/2 is a "
+        "constant C in the papers' weights, which are l^-1/2 times these)",
         where,
     )
     norms = Claim(
@@ -89,13 +88,13 @@ def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     )
     c1 = Claim(
         "FE-2021 section 9.3, C_1",
-        "C_1 / sqrt(l), which kappa_2 has: slope in the width. (The page's C_1 -> 0 is not seen: l^-1/2 ||Hessian|| is "
+        "C_1 / sqrt(l) of kappa_2: slope in the width. (The paper's C_1 -> 0 does not hold: l^-1/2 ||Hessian|| is "
         f"{' .. '.join(hessians)})",
         where,
     )
     return [
         half_slope(lipschitz, slope("lipschitz"), ("ReLU, which (ii) excludes", slope("lipschitz", kinked))),
-        half_slope(norms, slope("norm"), ("C_i of the last layer alone", slope("last_layer")), 0.2),
+        half_slope(norms, slope("norm"), ("C_i of the last layer only", slope("last_layer")), 0.2),
         half_slope(c1, slope("c1_term"), ("C_1 itself", slope("c1"))),
     ]
 

@@ -113,7 +113,7 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> Schedule:
-    """Returns ``per_client_permutations``, cached: each schedule object has a separate compiled program.
+    """Returns ``per_client_permutations``, cached so that all runs share a compiled program.
 
     Args:
         num_clients: Clients N.
@@ -123,7 +123,7 @@ def permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Returns ``count`` seeds for runs of K models, different for every K and ``first``: results are independent.
+    """Returns ``count`` seeds for runs of K models, different for every K and ``first``.
 
     Args:
         num_models: Number of models K.
@@ -143,7 +143,7 @@ def laws(
 
     Args:
         problem: Data, kernels and training.
-        schedule: The schedule, which a seed makes definite.
+        schedule: The schedule, drawn with each seed.
         rounds: Rounds of the laws.
         seeds: Seeds of the runs.
     """
@@ -185,10 +185,10 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
+    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
 
-    Raises:
-        ValueError: There are fewer than two K, or a variance is not positive.
+    Args:
+        variances: Variance at each of two or more K, all positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):

@@ -53,7 +53,7 @@ class RandomFederation(NamedTuple):
     def true_age(
         self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0
     ) -> Float64[np.ndarray, "n n"]:
-        """Computes the operator of one age on a model's residual, client by client, not using ``theory``.
+        """Computes the operator of one age on a model's residual, client by client, without ``theory``.
 
         Args:
             rate: Learning rate of the clients.

@@ -140,11 +140,11 @@ def jacobian(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> 
 def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> float:
     """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
 
-    It is exact for one example. The papers' weights are l^-1/2 times the weights here, so it is l^1/2 times the norm
-    here, where l is the width. The Hessian is block diagonal in the hidden units; for an example of norm r the block of
-    unit u is ``[[p r^2, q r], [q r, 0]]`` in the direction of the example and of the unit's last weight a_u, with ``p =
-    a_u phi''(z)`` and ``q = phi'(z)`` at the unit's input z, times the layers' scales. For all examples at once the
-    norm is at most the root of the sum of squares.
+    The papers' weights are l^-1/2 times the weights here, so C_1 is l^1/2 times the Hessian's norm here, l the width.
+    The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2, q r],
+    [q r, 0]]`` in the direction of the example and of the unit's last weight a_u, with ``p = a_u phi''(z)`` and ``q =
+    phi'(z)`` at the unit's input z, times the layers' scales. The bound for all examples is the root of the sum of
+    squares; it is exact for one example.
 
     Args:
         activation, params, x: As for ``jacobian``.
@@ -164,7 +164,7 @@ def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
 
 
 def own_linearisation(model: Model) -> Model:
-    """Builds ``model`` linearised in its weights about the initial weights, which are kept in its parameters."""
+    """Builds ``model`` linearised in its weights about the initial weights, which its parameters keep."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)

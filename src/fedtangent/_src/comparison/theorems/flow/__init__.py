@@ -1,1 +1,1 @@
-"""The exact federated flow: linear models follow it, networks approach it as they become wide."""
+"""The checks of the exact federated flow."""

@@ -1,4 +1,4 @@
-"""The exact federated flow: simulated linear models equal it, networks come nearer to it as they become wider.
+"""Checks of the exact federated flow: linear models equal it, and networks approach it as they become wider.
 
 Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
 ``federated_flow``, and the arguments of a wrong theory that ignores it.
@@ -59,7 +59,7 @@ class Option(NamedTuple):
     both: Arguments = NONE  # arguments of the recipe, and fields of the Rule with the same names
     simulated: Arguments = NONE  # further arguments of the recipe
     predicted: Arguments = NONE  # further fields of the Rule
-    ignored: Arguments | None = None  # fields of a Rule that ignores the option; None: ignores the schedule
+    ignored: Arguments | None = None  # fields of a wrong Rule that ignores the option; None: the schedule is ignored
     uniform: bool = False  # clients have equal weights, instead of their numbers of examples
     lazy: bool = True  # networks approach the flow as their width grows
 
@@ -231,8 +231,7 @@ def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: i
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest error of any network to the flow from its initial function, at any round."""
-    # It is relative to how far the flow moves the function at the test points over the whole run.
+    """Computes the largest error of any network to the flow at any round, over how far the flow moves the function."""
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 

@@ -83,7 +83,7 @@ def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
 
     controls = {
         "lambda / 2": error(log_inverse + np.log(2)),
-        "a mean in place of the sum": error(log_inverse - np.log(size.per_node)),
+        "a mean instead of the sum": error(log_inverse - np.log(size.per_node)),
         "a node missing": error(log_inverse, weights=size.without_last()),
         "the projections of eq. (13)": relative_distance(log_inverse * projections[-1], model),
         "alpha of eq. (16)": error(log_inverse, alpha=halpern(rounds)),
@@ -101,8 +101,7 @@ def _few_rounds(case: Classified) -> str:
 
 
 def _lemma_2_residual(case: Classified) -> Verdict:
-    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``."""
-    # Then it changes equally in each decade of ``ln(1/lambda)``.
+    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``: equally in each decade of the level."""
     models, growths = case._weak_models(FEW_ROUNDS), []
     for modified in (False, True):
         bar = case._projections(FEW_ROUNDS, modified)[-1]
@@ -133,12 +132,12 @@ def _power_law(
 
 
 def _lemma_2_direction(case: Classified) -> Verdict:
-    """Checks eq. (14): Local-GD turns to the projections' direction as ``ln ln(1/lambda) / ln(1/lambda)``."""
-    # Over these values of lambda ``1 / ln(1/lambda)`` would have slope 1.1: the check cannot tell it from the bound.
+    """Checks eq. (14): the distance in direction from the projections falls as ``ln ln(1/lambda) / ln(1/lambda)``."""
     models = case._weak_models(FEW_ROUNDS)
     plain, modified = (direction_distance(models, case._projections(FEW_ROUNDS, m)[-1]) for m in (False, True))
     statement = "distance in direction from the projections, against ln ln(1/lambda) / ln(1/lambda): slope"
     claim = Claim("Local-GD Lemma 2, (14)", statement, _few_rounds(case))
+    # 1 / ln(1/lambda) would have slope 1.1 over these values of lambda: the two cannot be told apart
     return _power_law(claim, np.log(LEVELS) / LEVELS, plain, ("the projections of eq. (16)", modified), 1.0)
 
 
@@ -149,7 +148,7 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
         end = parallel_projections(case.sets, ROUNDS, start=start, weights=weights)[-1]
         violations[name] = float(1 - case.sets.margins(end).min())
     begin = "0" if from_zero else "elsewhere"
-    statement = f"the mean of projections ends in all sets: largest 1 - y x'w, from {begin}"
+    statement = f"the mean of projections ends in all feasible sets: largest 1 - y x'w, from {begin}"
     claim = Claim("Local-GD Lemma 3", statement, f"{case.problem.size}, {ROUNDS} rounds")
     return claim.exact(max(violations.pop(""), 0.0), violations)
 
@@ -157,7 +156,7 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 def _theorem_2(case: Classified) -> Verdict:
     """Checks that Local-GD's direction tends to the direction of the projections' end point, not to the SVM's."""
     models = case._weak_models(ROUNDS)
-    statement = "distance in direction from the mean's end in all sets, against ln ln(1/lambda) / ln(1/lambda): slope"
+    statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
     sizes = f"{case.problem.size}, {ROUNDS} rounds, ln(1/lambda) = {LEVELS[0]:.0e} to {LEVELS[-1]:.0e}"
     distance = direction_distance(models, case._projections(ROUNDS)[-1])
     control = "the SVM", direction_distance(models, case.svm)
@@ -165,8 +164,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks that with eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k."""
-    # The control is the plain mean of projections, whose direction does not.
+    """Checks that with eq. (16) the direction tends to the SVM's as 1 / k; control: the plain mean."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -174,20 +172,18 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks that eq. (16), started away from 0, converges as 1 / k to the feasible point nearest to its start."""
-    # A feasible point lies in every node's feasible set. The negative control is the distance from the SVM's solution.
+    """Checks that eq. (16) converges as 1 / k to the feasible point nearest to its start; control: the SVM."""
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]
     distance, from_svm = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))
-    statement = "distance from the point of all sets nearest to the start, against the round: slope"
+    statement = "distance from the feasible point nearest to the start, against the round: slope"
     sizes = f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}, a start as far from 0 as the SVM"
     claim = Claim("Local-GD Lemma 4", statement, sizes)
     return _power_law(claim, LATE, distance, ("distance from the SVM", from_svm), -1.0)
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end."""
-    # The end of the projections is the subject of Lemmas 3 and 4 and Theorems 2 and 3.
+    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end (the other statements)."""
     case = _problem(of_scale(scale, *SIZES), seed)
     return [
         *(_simulated_rounds(case, modified) for modified in (False, True)),
@@ -202,7 +198,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 ENTRIES = entries(
     _checks,
-    "separable classification: local max-margin models, their mean in the feasible set, the modified at the SVM",
+    "separable classification: local max-margin models; their mean ends feasible, the modified one at the SVM",
     papers=("localgd",),
     statement="Lemmas 2, 3 and 4, Theorems 2 and 3 of Local-GD",
     functions=(hard_margin, feasible_sets, parallel_projections, halpern, exponential_models, direction_distance),

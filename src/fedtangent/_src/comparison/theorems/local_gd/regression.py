@@ -25,9 +25,7 @@ NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def _problem(size: Size, seed: int) -> LinearProblem:
-    """Draws the problem of section 5: Gaussian inputs, true weights N(0, 4) of each node, noise of variance 0.04."""
-    # Two nodes have a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well
-    # below all others: this eigenvalue sets the rate of late rounds.
+    """Draws the problem of section 5; one eigenvalue of the averaged projection is well below all others."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.per_node, size.dimension))
     x[1, 0] = ALIKE * x[0, 0] + np.sqrt(1 - ALIKE**2) * x[1, 0]
@@ -77,7 +75,7 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
     theories = {
         "": _theory(problem, STEPS),
         "L = 1": _theory(problem, 1),
-        "a local step less": _theory(problem, STEPS - 1),
+        "one local step less": _theory(problem, STEPS - 1),
         "local work until convergence": _theory(problem),
         "projections onto other rows": _theory(problem, STEPS, problem.partition._replace(indices=dealt)),
     }
@@ -97,26 +95,23 @@ def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
 
 def _finite_steps(problem: LinearProblem) -> Verdict:
     """Checks that runs with finite L differ from eq. (6) by at most the sum of their unfinished local work."""
-    # A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that remains, with s the least
-    # eigenvalue of any ``X_i X_i'``, times the mean over nodes of how far eq. (4) moves a model. Old distances shrink.
     exact = _theory(problem)
     models = exact.models(ROUNDS)
     moves = [np.linalg.norm(exact.local(w) - w, axis=1).mean() for w in models[:-1]]
-    longest = np.cumsum(moves)
+    longest = np.cumsum(moves)  # a round adds its unfinished share of the mean move; old distances shrink
     many = (STEPS, 2 * STEPS, 4 * STEPS)
     ratios, controls = [], []
     for steps in many:
         gap = np.linalg.norm(_models(problem, steps, ROUNDS) - models, axis=1)[1:] / longest
         ratios.append(float(gap.max()) / _theory(problem, steps).unfinished)
         controls.append(float(gap.max()) / _theory(problem, 2 * steps).unfinished)
-    statement = "distance of finite L from eq. (6), every round / what the local work leaves, (1 - eta s / N)^L"
+    statement = "distance of finite L from eq. (6), every round / bound by the unfinished local work, (1 - eta s / N)^L"
     sizes = f"{problem.size}, L = {', '.join(map(str, many))}, {ROUNDS} rounds"
-    return Claim("Local-GD Lemma 1", statement, sizes).bounded(max(ratios), "that of 2 L steps", max(controls))
+    return Claim("Local-GD Lemma 1", statement, sizes).bounded(max(ratios), "the bound of 2 L steps", max(controls))
 
 
 def _rate(problem: LinearProblem) -> Verdict:
-    """Checks Theorem 1's rate: late rounds multiply the distance to the centralised model by 1 - an eigenvalue."""
-    # It is the least eigenvalue of the mean projection.
+    """Checks that late rounds multiply the distance to the centralised model by one minus the least eigenvalue."""
     theory = _theory(problem)
     least, following = (float(np.log1p(-value)) for value in theory.eigenvalues[[-1, -2]])
     first = int(np.ceil(SETTLED / (least - following)))
@@ -146,7 +141,7 @@ def _limit(problem: LinearProblem, cohort: int) -> Verdict:
     solutions = {
         "": minimum_norm(problem.x, problem.y, start),
         "a node's examples left out": minimum_norm(problem.x[:most], problem.y[:most], start),
-        "the mean of the nodes' own": _theory(problem).models(1, start)[-1],
+        "the mean of the nodes' solutions": _theory(problem).models(1, start)[-1],
     }
     if not full:
         solutions["the solution nearest to 0"] = minimum_norm(problem.x, problem.y)
@@ -167,7 +162,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 ENTRIES = entries(
     _checks,
-    "every round of a linear regression in closed form, the rate at which it nears the centralised model, its end",
+    "every round of a linear regression in closed form, its limit, and its rate towards the centralised model",
     papers=("localgd",),
     statement="Lemma 1 and Theorem 1 of Local-GD",
     functions=(local_regression, local_theorem_1, minimum_norm),

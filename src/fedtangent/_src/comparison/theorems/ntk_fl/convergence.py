@@ -106,8 +106,7 @@ def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay."""
-    # The clients' step is eta / M, because their mean loss is over N / M examples.
+    """Simulates FedAvg at Theorem 2's largest step eta (eta / M on a client's mean loss), and returns the decay."""
 
     def theorem_at(step: float) -> ft.theory.NtkTheorem:
         pair = PAIR, case.residual, CLIENTS, case.start
@@ -153,38 +152,34 @@ def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = 
 
 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step."""
-    # The exponent of (14) is a quarter of it.
+    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step, 4 times the exponent of (14)."""
     least = float(np.linalg.eigvalsh(case.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
     worst = float(rates.flat[int(np.argmax(np.abs(rates - 1)))])
-    statement = "decay of the squared residual's logarithm a step, over (9a)'s, farthest from 1 of all t and rounds"
+    statement = "decay per step of the squared residual's logarithm / (9a)'s, farthest from 1 over all t and rounds"
     sizes = f"N = 2 of 2 clients, n = {decay.theorem.constants.width}, {ROUNDS} rounds"
     claim = Claim("NTK-FL eq. (9a)", statement, sizes)
     return _rate(claim, worst, "without the square: eta lambda / N a step", 2 * worst)
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """Checks FedAvg's true rate here, by (58) with the initial activation pattern."""
-    # The exponent of (15) is a quarter of it. A client of one example multiplies its residual by ``(1 - eta h_m /
-    # N)^tau``, h_m its diagonal entry of H, so that a round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m
-    # / N)^tau) / h_m) / M``.
+    """Checks FedAvg's true rate here, by (58) with the initial activation pattern; 4 times the exponent of (15)."""
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.kernel)
 
     def slowest(num_clients: int) -> float:
+        # a client of one example multiplies its residual by (1 - eta h_m / N)^tau, h_m its diagonal entry of H
         moved = (1 - (1 - eta * diagonal / 2) ** LOCAL_STEPS) / diagonal
         return float(np.linalg.eigvals(np.eye(2) - case.kernel * moved / num_clients).real.max())
 
     right, wrong = (float(decay.late_slope() / (-2 * np.log(slowest(num_clients)))) for num_clients in (2, 1))
-    statement = "late decay of the squared residual's logarithm a round, over that of (58)"
+    statement = "late decay per round of the squared residual's logarithm / (58)'s"
     sizes = f"N = 2, M = 2, n = {decay.theorem.constants.width}, tau = {LOCAL_STEPS}, {decay.at[-1]} rounds"
     return _rate(Claim("NTK-FL Theorem 2, (58)", statement, sizes), right, "without the 1/M of (58)", wrong)
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
-    """Checks that a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
-    # With a step of M times eta_2 at the clients, whose losses are means, the M would cancel.
+    """Checks (16): a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()
     predicted = one.learning_rate * t * two.num_clients / (two.learning_rate * two.local_steps)

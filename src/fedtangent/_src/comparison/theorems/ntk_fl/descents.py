@@ -52,15 +52,13 @@ Watch = Callable[[PyTree, PyTree], dict[str, Array]]
 
 
 class Descents(NamedTuple):
-    """Two descents after 0, 1, .. T steps; squared residuals are sums over examples and outputs."""
+    """Gradient descent on a network and on its linearisation after 0, 1, .. T steps; residuals are sums of squares."""
 
     network: Float[AnyArray, "T"]  # squared residual of the network under gradient descent
     tangent: Float[AnyArray, "T"]  # that of the network at the linearisation's weights, which are NTK-FL's
     linear: Float[AnyArray, "T"]  # that of the linearised network itself
     largest: Float[AnyArray, "T"]  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
-    apart: Float[
-        AnyArray, "T"
-    ]  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
+    apart: Float[AnyArray, "T"]  # sum over outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
     gap: Float[AnyArray, "T"]  # l1 distance of the two weights
     watched: Mapping[str, AnyArray]  # values returned by ``watch``, [T, ..]
 
@@ -90,7 +88,7 @@ def descents(
         steps: Number of steps.
         kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
             paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
-        watch: Returns numbers by name from the initial weights and the network's, at the start and after every step.
+        watch: Function of the initial and the present weights that returns numbers by name, called after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     examples = jnp.asarray(x), jnp.asarray(y)

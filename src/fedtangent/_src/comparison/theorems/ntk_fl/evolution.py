@@ -63,7 +63,6 @@ class _Round(NamedTuple):
 
 def _evolution(seed: int, width: int) -> Verdict:
     """Checks (9a) at training and new points, in every round of a run."""
-    # The network is linearised at the weights of the round's start and evaluated at the weights of its end.
     problem = sphere(seed, width, SIZE, NEW)
     history = _history(problem, TIMES, seed, ROUNDS)
     times = [int(t) for t in np.asarray(history.rounds["time"])[:, 0]]
@@ -86,7 +85,7 @@ def _evolution(seed: int, width: int) -> Verdict:
     worst = {name: np.max(values) for name, values in errors.items()}
     return Claim(
         "NTK-FL eq. (9a), (9b)",
-        "network linearised at a round's start, at the weights that the recipe sends = (9a), each of its rounds",
+        "network linearised at a round's start, at the weights of the round's end = (9a), every round",
         f"sphere, N = {SIZE} on 3 clients of 6, 5 and 9, {NEW} points more, n = {width}, t = "
         f"{', '.join(map(str, times))}, half of the largest stable step",
     ).exact(worst.pop(""), worst)
@@ -110,10 +109,7 @@ def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) ->
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks Remark 1: the residual of (9a) tends to 0, and the network at (9b)'s weights departs from it with t."""
-    # The squared residual of the network at the recipe's candidates, over (9a)'s, grows with t, and so does the
-    # distance of these weights from gradient descent's. The control is the same ratio for the linearised network, which
-    # follows (9a) at every t.
+    """Checks Remark 1: as t grows, (9a)'s residual tends to 0, and the network at (9b)'s weights departs from it."""
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]

@@ -46,8 +46,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
-    """Checks that a bound is exceeded at most in a share delta of the draws, and a wrong bound more often."""
-    # ``fails(factor)`` is how often the bound times ``factor`` is exceeded.
+    """Checks that a bound times 1 is exceeded in at most a share delta of the draws, and a wrong bound more often."""
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
     return claim.between(fails(1.0), (control, wrong), limits, f"<= delta = {DELTA:g}", f"bound x {noticed:g}")
@@ -55,8 +54,6 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
     """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached."""
-    # R makes the bound 0.99 neurons: a single neuron that may switch violates it. The bound times a factor is violated
-    # when a neuron may switch at R over that factor.
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -64,9 +61,7 @@ def _lemma_1(seed: int, draws: int) -> Verdict:
     def fails(factor: float) -> Interval:
         return exceeded(nearest > critical / factor)
 
-    statement = (
-        "how often some |S_i| is above the bound that Markov's inequality gives the union, where that is 0.99 neurons"
-    )
+    statement = "how often any |S_i| exceeds Markov's bound for all examples at once, here 0.99 neurons"
     sizes = f"N = {num} orthonormal inputs, n = {width}, R = {critical:.3g} alpha, {draws} draws"
     claim = Claim("NTK-FL Lemma 1", statement, sizes)
     return _rarely(claim, fails, "the lemma as printed, for all examples at once", fails(1 / num))
@@ -83,22 +78,17 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
     def fails(factor: float) -> Interval:
         return exceeded(largest - mean <= factor * (bound - mean))
 
-    statement = "how often some |S_i| is above its mean and the deviation that Hoeffding's inequality allows the union"
+    statement = "how often any |S_i| exceeds its mean by more than Hoeffding's bound for all examples at once"
     sizes = f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, {draws} draws"
     claim = Claim("NTK-FL Lemma 1, by Hoeffding's inequality", statement, sizes)
     return _rarely(claim, fails, "half of the deviation", fails(0.5))
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 3 for close inputs."""
-    # A neuron switches on one input at a time, which changes a row and a column of H. The lemma as printed applies
-    # Markov's inequality to one entry although it sums over N^2 entries: here it fails. For the sum the inequality
-    # gives N times as much, far more than is measured.
+    """Checks Lemma 3 for close inputs, by Markov's inequality for the sum over entries; as printed it fails here."""
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
-    statement = (
-        "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries"
-    )
+    statement = "how often neurons that move by R change H by more than Markov's bound for the sum over entries"
     sizes = f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws"
     control = "the lemma as printed, by the inequality for one entry", exceeded(norms <= printed)
     return _rarely(
@@ -107,7 +97,7 @@ def _lemma_3(seed: int, draws: int) -> Verdict:
 
 
 def _switched(seed: int, draws: int) -> Verdict:
-    """Checks (27) and (28): an entry of H changes by at most the neurons that switched on either input."""
+    """Checks (27) and (28): an entry of H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``."""
     drift = _drift_on_arc(seed, draws)
     some = drift.counted > 0
     ratio, wrong = (float(np.max(drift.frobenius[some] / norms[some])) for norms in (drift.counted, drift.half_counted))

@@ -1,4 +1,4 @@
-"""Lemma 2 of NTK-FL: the distance between its weights and those of gradient descent on the network."""
+"""Lemma 2 of NTK-FL: the distance between its weights and gradient descent's."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks (25) for one input with equal entries: (25b) to (25d) are equalities, and the gap is larger."""
-    # The proof uses the network's residuals for both weights; NTK-FL's weights follow the residuals of the linearised
-    # network.
+    """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities and the gap is larger."""
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, DIMENSION), DIMENSION**-0.5)
@@ -82,7 +80,7 @@ def _part_left_out(seed: int, width: int) -> Verdict:
     statement = "l1 distance of NTK and descent weights / (25d) and the part that (25a) leaves out"
     claim = Claim("NTK-FL Lemma 2, (25)", statement, f"N = 1, entries of one size, n = {width}, eta = 1, {STEPS} steps")
     ratio, wrong = float(ratios.complete.max()), float(ratios.switched.max())
-    right, control = (f"{ratio:.3f}", "<= 1", ratio <= 1), ("(25d) alone, as printed", f"{wrong:.3f}", wrong > 1)
+    right, control = (f"{ratio:.3f}", "<= 1", ratio <= 1), ("(25d) without it, as printed", f"{wrong:.3f}", wrong > 1)
     return claim.judged(right, control, f"bound x {ratio:.2g}")
 
 

@@ -1,0 +1,137 @@
+"""Networks approach theory as width^-1/2: four architectures, each trained by four algorithms.
+
+``compare`` puts networks of three widths beside the closed form (FedAvg, SCAFFOLD), or beside the kernel's features
+(norm clipping; power-of-choice, which trains the clients of the largest losses and is no recipe of the package). The
+slope of log distance against log width is -1/2 where the theory is that of the network. Digits of 4 x 4 pixels.
+
+    python benchmarks/slopes.py --output results/bench
+    python benchmarks/slopes.py --models dense --algorithms power_of_choice --draws 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import fedtangent as ft
+from fedtangent._src.output.tables import TextTable, console
+from fedtangent._src.types import Array, Engine, Key, PyTree
+from fedtangent.types import Algorithm, Cohort, FederatedData, Model, Schedule
+
+EXAMPLES, POINTS, CLIENTS, ROUNDS = 60, 30, 6, 4
+RATE, WORK = 0.5, ft.Work(steps=4, batch_size=5)
+IMAGE = (4, 4, 1)
+MODELS: dict[str, Callable[[], Model]] = {
+    "dense": lambda: ft.models.mlp(16, 10, widths=(64,)),
+    "convolution": lambda: ft.models.ntk_cnn(IMAGE, 10),
+    "residual": lambda: ft.models.ntk_resnet(IMAGE, 10),
+    "attention": lambda: ft.models.ntk_transformer(IMAGE, 10),
+}
+
+
+class Row(NamedTuple):
+    """Networks of one architecture, trained by one algorithm, beside theory."""
+
+    model: str
+    algorithm: str
+    theory: str
+    distances: str  # of networks from theory after the last round, by width
+    slope: str  # with its 95 % interval
+    holds: str
+    control_fails: str
+    seconds: float
+
+
+@ft.recipe  # type: ignore[arg-type]  # it makes its own schedule
+def power_of_choice(
+    model: Model, num_clients: int, candidates: int, chosen: int, client_learning_rate: float, work: ft.Work
+) -> Algorithm:
+    """Power-of-choice (Cho et al., 2020): of some random clients those with the largest losses train."""
+
+    def sample(key: Key, losses: Array, round_: Array) -> tuple[Cohort, Array]:
+        drawn = jax.random.permutation(jax.random.fold_in(key, round_), num_clients)[:candidates]
+        client = drawn[jnp.argsort(-losses[drawn])[:chosen]].astype(jnp.int32)
+        return Cohort(client, jnp.zeros_like(client), jnp.ones(chosen, jnp.float32)), losses
+
+    schedule = Schedule(1, num_clients, chosen, lambda key: jnp.zeros(num_clients), sample)
+    base = ft.fed_avg(model, schedule, client_learning_rate, work=work)
+
+    def step(state: PyTree, data: FederatedData, engine: Engine) -> tuple[PyTree, dict[str, PyTree]]:
+        assert base.params is not None
+        outputs = model.apply(jax.tree.map(lambda leaf: leaf[0], base.params(state)), data.x)
+        errors = jnp.mean((outputs - data.y) ** 2, axis=-1)[data.indices]
+        client = jnp.searchsorted(data.offsets, jnp.arange(len(errors)), side="right") - 1
+        losses = jnp.zeros(num_clients, errors.dtype).at[client].add(errors) / jnp.diff(data.offsets)
+        return base.step(state._replace(schedule=losses), data, engine)
+
+    composition = base.composition._replace(rule="its clients are chosen by their losses")
+    return base._replace(name="power_of_choice", step=step, composition=composition)
+
+
+def algorithms(model: Model) -> dict[str, Algorithm]:
+    """The algorithms by name."""
+    plan, clipped = ft.schedules.uniform_sampling(CLIENTS, 3), ft.Averaging(channel=ft.channels.clip(0.3))
+    return {
+        "fed_avg": ft.fed_avg(model, plan, RATE, work=WORK),
+        "scaffold": ft.scaffold(model, plan, RATE, work=WORK),
+        "clipped": ft.fed_avg(model, plan, RATE, work=WORK, averaging=clipped),
+        "power_of_choice": power_of_choice(model, CLIENTS, 4, 2, RATE, WORK),
+    }
+
+
+def row_of(model: str, algorithm: str, widths: tuple[int, ...], draws: int, seed: int) -> Row:
+    """The comparison of one architecture and one algorithm."""
+    began, digits = time.perf_counter(), ft.data.load("digits", num_train=EXAMPLES, num_test=POINTS)
+    x, x_test = (images.reshape(-1, 4, 2, 4, 2).mean((2, 4))[..., None] for images in (digits.x_train, digits.x_test))
+    y, y_test = (np.eye(10)[labels] - 0.1 for labels in (digits.y_train, digits.y_test))
+    clients = ft.partition.of([np.arange(i, EXAMPLES, CLIENTS) for i in range(CLIENTS)])
+    result = ft.compare(
+        algorithms(MODELS[model]())[algorithm],
+        (x, y, x_test, y_test),
+        clients,
+        num_rounds=ROUNDS,
+        seed=seed,
+        evaluation=ft.Evaluation(2, progress=False),
+        widths=widths,
+        draws=draws,
+    )
+    (slope,) = (verdict for verdict in result.verdicts if "slope" in verdict.statement)
+    theory = "closed form" if isinstance(result, ft.types.Comparison) else "features"
+    distances = ", ".join(f"{float(gap.error[-1].mean()):.3f}" for gap in result.gaps)
+    outcome = {True: "yes", False: "no", None: "undecided"}
+    holds, fails = outcome[slope.holds], outcome[slope.control_fails]
+    return Row(model, algorithm, theory, distances, slope.measured, holds, fails, time.perf_counter() - began)
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="folder for slopes.json")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    names = ["fed_avg", "scaffold", "clipped", "power_of_choice"]
+    parser.add_argument("--algorithms", nargs="+", choices=names, default=names)
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--draws", type=int, default=64, help="networks of each width")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    ft.enable_x64()
+    pairs = tqdm([(model, algorithm) for model in options.models for algorithm in options.algorithms])
+    rows = [row_of(m, a, tuple(options.widths), options.draws, options.seed) for m, a in pairs]
+    cells = [[cell if isinstance(cell, str) else f"{cell:.0f}" for cell in row] for row in rows]
+    console().print(TextTable(f"slopes, {options.draws} draws", Row._fields, cells))
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "slopes.json").write_text(json.dumps([row._asdict() for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
