@@ -43,6 +43,12 @@ def test_every_user_is_tested_on_its_own_examples() -> None:
         for client in range(3):
             assert (drawn.x[part][clients.client(client)] == client).all()
     assert len(drawn.y["train"]) + 10 == len(loaded.x_train)
+    whole = written()
+    stranger = whole.user_test.copy()
+    stranger[-3:] = 4  # a user between two who train, and who only tests
+    kept = first_users(whole._replace(user_test=stranger), 0)
+    assert len(kept.x_test) == len(stranger) - 3 and set(kept.user_test.tolist()) <= {0, 1, 2, 3}
+    assert (kept.x_test[:, 0, 0, 0] == kept.user_test).all()  # nobody has another's examples
     with pytest.raises(ValueError, match="num_clients: got 5, must be from 1 to 4, the users of made"):
         first_users(written(), 5)
     with pytest.raises(

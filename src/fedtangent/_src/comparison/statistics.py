@@ -340,3 +340,16 @@ def relative_errors(
     off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (measured - predicted, scale))
     with np.errstate(divide="ignore"):
         return np.sqrt(np.divide(off, of, out=np.zeros_like(off), where=off != 0))
+
+
+def run_errors(
+    predicted: Num[np.ndarray, "r ... m C"], measured: Num[np.ndarray, "r ... m C"], start: Num[np.ndarray, "... m C"]
+) -> Float[np.ndarray, "..."]:
+    """Computes ``relative_errors`` over all r rounds together, relative to how far the predictions move.
+
+    Args:
+        predicted: Predicted outputs at r rounds.
+        measured: Measured outputs.
+        start: Initial outputs.
+    """
+    return relative_errors(predicted, measured, predicted - start, (0, -2, -1))

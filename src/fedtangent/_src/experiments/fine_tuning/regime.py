@@ -153,9 +153,9 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
         return ft.fed_avg(model._replace(init=lambda key: start), schedule, rate, work, loss="squared_error")
 
     def measure(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
-        outputs = algorithm.predict(state, jnp.asarray(x_test, jnp.float32)).mean
-        right = jnp.argmax(outputs, axis=-1) == labels_test
-        return {"mse": jnp.mean((outputs - targets_test) ** 2), "accuracy": jnp.mean(right)}
+        outputs, members = algorithm.predict(state, jnp.asarray(x_test, jnp.float32))
+        accuracy = ft.measures.accuracy(members, labels_test, "squared_error")
+        return {"mse": jnp.mean((outputs - targets_test) ** 2), "accuracy": accuracy}
 
     run = {"num_rounds": settings.num_rounds, "seed": seed, "start": start}
     ends, often = (ft.Evaluation(max(1, settings.num_rounds // n), progress=False) for n in (1, 10))

@@ -84,8 +84,8 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     """Selects the examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
 
-    Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
-    users, and for more users than it has.
+    Users are then numbered from 0. Users who only test are left out; test examples without users all remain. Raises
+    ``ValueError`` for a data set without users, and for more users than it has.
 
     Args:
         loaded: The data set.
@@ -103,9 +103,9 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     selected = loaded._replace(x_train=loaded.x_train[rows], y_train=loaded.y_train[rows], user_train=owner[rows])
     if loaded.user_test is None:
         return selected
-    test_owner = np.searchsorted(users, loaded.user_test)
-    rows = np.flatnonzero(test_owner < (number or len(users)))
-    return selected._replace(x_test=loaded.x_test[rows], y_test=loaded.y_test[rows], user_test=test_owner[rows])
+    rows = np.flatnonzero(np.isin(loaded.user_test, users[: number or None]))
+    test_owner = np.searchsorted(users, loaded.user_test[rows])
+    return selected._replace(x_test=loaded.x_test[rows], y_test=loaded.y_test[rows], user_test=test_owner)
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:

@@ -129,12 +129,12 @@ def with_error_feedback(channel: Channel) -> Channel:
     """
 
     def init(message: PyTree) -> PyTree:
-        return pytrees.zeros_like(message), channel.init(message)
+        return pytrees.accumulator(message), channel.init(message)
 
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         owed, inner = memory
         whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
-        sent, inner = channel.send(key, whole, inner)
+        sent, inner = channel.send(key, pytrees.cast_like(whole, message), inner)
         owed = jax.tree.map(lambda w, received, e: w - received if ledger.is_floating(w) else e, whole, sent, owed)
         return sent, (owed, inner)
 
@@ -276,7 +276,8 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         values, total = unsent.values, unsent.values.size
         width = min(bucket_size or total, total)
         buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
-        norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
+        scale = pytrees.magnitude(buckets, axis=1)
+        norm = scale * jnp.sqrt(jnp.sum(jnp.square(buckets / scale), axis=1, keepdims=True))
         share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
         noise = jax.random.uniform(key, (total,), values.dtype)
         level = jnp.floor(share * levels + jnp.pad(noise, (0, -total % width)).reshape(-1, width))

@@ -157,11 +157,11 @@ def decode_mean(total: Array, like: PyTree, bits: int) -> PyTree:
 
     Args:
         total: Sum of the encoded messages, [P + 1].
-        like: Messages [M, ...], whose shapes and dtypes the mean has.
+        like: Messages [M, ...], whose shapes the mean has; its dtypes too, but float32 for half precision.
         bits: Bits of a whole number, 32 or 64.
     """
-    dtype = jnp.result_type(*jax.tree.leaves(like), jnp.float32)
+    dtype = pytrees.precision(like)
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
     parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], dtype), like))[1]
     mean = parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1))
-    return jax.tree.map(lambda leaf, values: values.astype(leaf.dtype), like, mean)
+    return jax.tree.map(lambda leaf, values: values.astype(pytrees.widest(leaf.dtype)), like, mean)
