@@ -27,7 +27,8 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     Args:
         model: Dense network with biases in its first layer.
         params: Parameters at which the derivatives were taken.
-        seen: Jacobians [m, C, P] or gradients [m, P].
+        seen: Derivatives that the server received, and which entries were sent: ``values`` are Jacobians [m, C, P] or
+            gradients [m, P].
         fill: Value of a pixel for which no pair was sent.
 
     Raises:

@@ -261,7 +261,10 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
 
 
 def _arguments(command: Command, values: Mapping[str, object], groups: Groups) -> dict[str, object]:
-    """Builds the arguments of ``prepare``; groups of a description are instances with the chosen entries' defaults."""
+    """Builds the arguments of ``prepare``: records of the command's options, and the described run.
+
+    ``groups`` holds a class for each record of the command's options, and instances for the options of a run.
+    """
     kinds = [group for group in groups.values() if isinstance(group, type)]
     of_command = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     of_run = {f.name for g in groups.values() if not isinstance(g, type) for f in dataclasses.fields(g)} - of_command

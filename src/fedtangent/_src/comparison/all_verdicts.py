@@ -242,7 +242,7 @@ def _followed(
     exact_variance: Float[np.ndarray, "K"],
     law: Float[np.ndarray, "K"],
 ) -> AtRound:
-    """Pairs the networks at the evaluated round number ``at`` with ``predicted`` [K, E, m, C] of each width."""
+    """Pairs the networks at index ``at`` of the evaluated rounds with ``predicted`` [K, E, m, C] of each width."""
     pairs = tuple(Pair(n.width, n.test[at], p) for n, p in zip(networks, predicted, strict=True))
     moved = predicted[-1] - networks[-1].test[0]
     return AtRound(pairs, exact_variance, law, float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1))))))

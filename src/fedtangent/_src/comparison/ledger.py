@@ -189,14 +189,14 @@ def residual_ledger(
     tolerance, and whether the gap is within the tolerance.
 
     The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
-    For a network it adds the integral of FE-2021 section 9.4: while the kernel is Theta_t, the gap grows by ``(Theta_t
-    - Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
-    interval between evaluations the ledger multiplies the kernel's change, measured at the end of the interval, by the
-    coefficients that the flow adds in it, and follows the product with the flow. The sizes of these products are added
-    over clients and intervals, without cancellation, and no client's is below the root mean square of all clients.
-    This is first order in the kernel's change, which is O(width^-1/2) at most. A term of second order in the step size
-    (the kernel's change within a round, and the paper's v_1) is added in proportion: it relates to the first as a
-    client's move within a round to ``|w - w_0|``.
+    For a network it adds the integral of FE-2021 section 9.4. The flow moves the function by ``Theta_0 c``; while the
+    kernel is Theta_t, the gap grows by ``(Theta_t - Theta_0)`` times the growth of c, and then evolves as the linear
+    model does. For every interval between evaluations the ledger multiplies the kernel's change, measured at the end of
+    the interval, by the growth of c in it, and follows the product with the flow. The sizes of these products are added
+    over clients and intervals, so that they cannot cancel; the size that a client gets is at least the root mean square
+    over all clients. This is first order in the kernel's change, which is O(width^-1/2) at most. For terms of second
+    order in the step size (the kernel's change within a round, and the paper's v_1) the term of an interval is
+    multiplied by 1 + a, where a is the largest move of a client's weights within a round, divided by ``|w - w_0|``.
 
     A kernel that changes and comes back between two evaluations is missed: evaluate more often. A mistake in a
     network's prediction shows once it is larger than the tolerance. Each evaluation stores a kernel [n C, n C] (or

@@ -113,15 +113,15 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
     Args:
         setting: The setting.
-        progress: Whether to show progress.
+        progress: Whether to show progress; None: if the work takes some seconds.
         say: Called with a line of text for each step of the work.
 
     Returns:
         Table rows, verdicts, and the data of the figures.
 
     Raises:
-        ValueError: 64-bit mode is off (``fedtangent.enable_x64()``), or there are fewer than five draws, or three
-            widths of a network, which would decide nothing.
+        ValueError: 64-bit mode is off (``fedtangent.enable_x64()``); or there are fewer than five draws or, unless the
+            model is linear, fewer than three widths: they would decide nothing.
     """
     require_float64()
     size, exact_draws = setting.size, 0 if setting.ntk_fl is None else setting.ntk_fl.exact_draws

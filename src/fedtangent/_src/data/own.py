@@ -152,7 +152,10 @@ def _has_classes(y: files.Header | np.ndarray, target_kind: str | None) -> bool:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the file and writes how it is read to standard error, once; raises ``ValueError`` for bad arrays."""
+    """Loads the file; prints to standard error, once a process, how it understands the arrays.
+
+    Raises ``ValueError`` for arrays that do not fit.
+    """
     arrays = archive.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:

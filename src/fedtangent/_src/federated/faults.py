@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import choice
+from fedtangent._src.checks import choice, shown
 from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
@@ -89,7 +89,7 @@ def stragglers(
     mean = np.asarray(mean_time, np.float32)
     if mean.shape not in ((), (schedule.num_clients,)) or not np.all((mean > 0) & np.isfinite(mean)):
         raise ValueError(
-            f"mean_time: must be positive and finite, one number or [{schedule.num_clients}]; got shape {mean.shape}"
+            f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [{schedule.num_clients}]"
         )
     of_client = jnp.asarray(np.log(np.broadcast_to(mean, (schedule.num_clients,))))
 

@@ -143,7 +143,7 @@ def kernel_features(
     rows_per_point = output_size if outputs == "full" else 1
     if isinstance(kernel, KernelBlocks):
         if num_train is not None:
-            raise ValueError(f"num_train: got {num_train}, must be None with KernelBlocks, which say it")
+            raise ValueError(f"num_train: got {num_train}, must be None with KernelBlocks, which hold the number")
         theta, rows = _joined(kernel), len(kernel.ntk_train)
     else:
         theta = checks.symmetric("kernel", kernel)

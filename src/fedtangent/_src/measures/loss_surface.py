@@ -245,7 +245,7 @@ def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], floa
         raise ValueError(f"models: got {got}, must be three")
     for i in (1, 2):
         if _form(models[i]) != _form(models[0]):
-            raise ValueError(f"models: got 1 and {i + 1} of different structure or shapes, must be alike")
+            raise ValueError(f"models: models[0] and models[{i}] differ in structure or shapes, must be alike")
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))}
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         raise ValueError(f"models: got {', '.join(sorted(map(str, dtypes))) or 'no'} arrays, must be floating")

@@ -32,8 +32,8 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
     Percentiles are over initial functions. For one forecast: training and test curves at its learning rate, and the
-    test curve at the best rate. For several: each test curve at the best rate for it. Runs of many rounds get a further
-    panel, with the axis of their last half.
+    test curve at the best rate. For several: each test curve at the best rate for it. Runs of more than
+    eight rounds get a further panel of the main metric, whose vertical axis fits the last half of the rounds.
 
     Args:
         forecasts: The forecasts.

@@ -88,7 +88,7 @@ def _read(path: Path) -> Row:
         raise ValueError(f"runs: {path} is not a JSON file of a run")
     for name, kind in KINDS[path.name].items():
         if not isinstance(content.get(name), kind | None):
-            raise ValueError(f"runs: {path} is not a file of a run: {name} has another type")
+            raise ValueError(f"runs: {path} is not a file of a run: {name} is a {type(content.get(name)).__name__}")
     return content
 
 

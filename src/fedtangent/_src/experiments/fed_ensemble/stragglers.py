@@ -108,7 +108,7 @@ def _draw(study: Study, results: Sequence[Waited]) -> None:
 
 
 def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
-    """Computes the server's waiting time in each round, [seeds, R], with the cohorts and times of the runs."""
+    """Returns how long the server waits in each round, [seeds, R], under the schedule and the seeds of the runs."""
     settings, times = study.settings, []
     for seed in study.seeds:
         schedule = classifiers.schedule_of(settings, classifiers.divide(study, classes, seed), entrant)

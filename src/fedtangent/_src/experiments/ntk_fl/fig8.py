@@ -109,7 +109,9 @@ def _load(study: Study, seed: int) -> AttackedImages:
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
     settings, count = study.settings, study.settings.num_images + study.settings.num_known
     if count > len(loaded.x_test):
-        raise ValueError(f"num_images: got {count} with num_known, the test set has {len(loaded.x_test)}")
+        raise ValueError(
+            f"num_images: got {count} together with num_known, must be at most {len(loaded.x_test)}, the test set"
+        )
     side = math.isqrt(loaded.x_test.shape[1])
     order = np.random.default_rng(seed).permutation(len(loaded.x_test))
     labels = np.asarray(loaded.y_test)[order]

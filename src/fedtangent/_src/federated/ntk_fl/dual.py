@@ -177,8 +177,9 @@ def chebyshev_dual(
         degree: Degree of the series; by default as large as ``CUT`` needs.
 
     Returns:
-        The dual, the number of products [] taken, and ``inside`` [] bool: whether ``largest`` is such a bound. If not,
-        a term of the series outgrows the residual, the dual is useless, and the steps must be taken instead.
+        The dual; the number of products [] taken; and ``inside`` [] bool, whether no term of the series outgrew the
+        residual. If one did, ``largest`` is no such bound, or the residual is not finite; the dual is then useless, and
+        ``descend_dual`` must take the steps.
     """
     largest = jnp.where(largest > 0, largest, 1.0)
     coefficients, enough = chebyshev_series(jnp.minimum(step * largest, 2.0), times)

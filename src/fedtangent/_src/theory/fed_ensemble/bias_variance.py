@@ -248,7 +248,10 @@ def _combined(
     expected: Float64[np.ndarray, "m C"],
     noise: float,
 ) -> Decomposition:
-    """Computes the terms of S groups; a group mean's variance includes ``share`` times the group's inner variance."""
+    """Computes the decomposition from S groups' means and the variances ``within`` the groups.
+
+    The share ``share`` of the latter (1 / J for means of J runs) is part of the variance of a mean.
+    """
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
         between = means.var(axis=0, ddof=1).mean()

@@ -181,10 +181,12 @@ def gains(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes the gains of ``steps`` full-batch steps of size ``rate``; the module documents their formulas.
+    """Computes the factors of a client's residual and tilt in its update, after ``steps`` full-batch steps.
+
+    The module documents their formulas, also of gradient flow for as long a time.
 
     Args:
-        kind, numbers: Static part and numbers of the rule.
+        kind, numbers: The rule, as ``read_rule`` splits it.
         eigenvalues: Eigenvalues of Theta_ii, [s].
         rate: Learning rate, [].
         num_examples: Number n_i of the client's examples, [].

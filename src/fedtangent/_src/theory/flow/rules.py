@@ -255,7 +255,7 @@ def _drawn_places(
         foreign = ~inside | ((places[mine] < 0) & (batches >= 0))
         if np.any(foreign):
             bad = batches[foreign][0]
-            raise ValueError(f"batches: got row {bad} of client {i}, must be rows of that client, -1 for none")
+            raise ValueError(f"batches: got row {bad} in a batch of client {i}, must be rows of that client, or -1")
         is_step = np.arange(rows.shape[2]) < local_steps[i]
         if np.any(is_step & ~np.any(batches >= 0, axis=-1)):
             raise ValueError(f"batches: got an empty one of client {i}, must have one row or more in each local step")

@@ -44,7 +44,7 @@ def predicted_loss(
     """
     instance("flow", flow, Flow)
     if flow.outputs != "shared":
-        raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
+        raise ValueError(f"flow: got one built with outputs={flow.outputs!r}, must be built with 'shared'")
     checks.check_known("y_test", y_test)
     finite("y_test", targets := real_array("y_test", y_test))
     checks.check_shape("y_test", targets, (flow.blocks.ntk_test_train.shape[0], flow.y_train.shape[1]))

@@ -95,7 +95,7 @@ def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable
 
 def _check_labels(nodes: Nodes) -> None:
     if nodes.y.ndim != 2:
-        raise ValueError(f"y: got {nodes.y.shape[2]} columns of targets, must be one of labels")
+        raise ValueError(f"y: got {nodes.y.shape[2]} columns of targets, must be a single column of labels -1 or 1")
     labels = nodes.y[nodes.held]
     if not np.all(np.abs(labels) == 1):
         wrong = labels[np.abs(labels) != 1]
@@ -198,8 +198,9 @@ def parallel_projections(
 ) -> Float64[np.ndarray, "rounds d"]:
     """Computes the global model of the parallel projection method after every round, [R + 1, d] float64.
 
-    ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``: without ``alpha`` the plain mean of the local
-    max-margin models (eq. 13, Lemma 3), with it the modified method (eq. 16, Lemma 4).
+    ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``, where P_i projects onto node i's set (``project``).
+    Without ``alpha`` every alpha_k is 1, and the model is the weighted mean of the projections (eq. 13, Lemma 3); with
+    it this is the modified method (eq. 16, Lemma 4).
 
     Args:
         sets: Feasible sets.
@@ -209,7 +210,8 @@ def parallel_projections(
         weights: Weights p_i, "uniform" (as in the paper), "examples", or N numbers.
 
     Raises:
-        ValueError: As for ``project``.
+        ValueError: A set is empty, or too thin for float64 to find the point; ``alpha`` or another argument has a wrong
+            shape or range.
     """
     models, residuals = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     _check_solved(np.asarray(residuals))
