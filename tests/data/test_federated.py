@@ -41,7 +41,12 @@ def test_what_is_on_the_device(x64):
 def test_dtypes(x64):
     single, regression = X.astype(np.float32), X * 0.1
     assert federated_data(single, Y, PARTITION).x.dtype == jnp.float32
-    assert federated_data(X.astype(np.uint8), Y, PARTITION).x.dtype == jnp.float32
+    pixels = federated_data(X.astype(np.uint8), Y, PARTITION).x
+    assert pixels.dtype == jnp.float32  # and divided by 255, as in a data set
+    np.testing.assert_array_equal(np.asarray(pixels), X.astype(np.uint8) / np.float32(255))
+    np.testing.assert_array_equal(
+        np.asarray(federated_data(X.astype(np.uint8), Y, PARTITION, "int32").x), X.astype(np.uint8)
+    )
     assert federated_data(jnp.asarray(single, jnp.bfloat16), Y, PARTITION).x.dtype == jnp.float32
     # targets follow the inputs, whatever their own precision
     assert federated_data(single, regression, PARTITION).y.dtype == jnp.float32

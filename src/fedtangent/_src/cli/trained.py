@@ -194,7 +194,8 @@ def status(run: Run) -> str:
 
 def _training_losses(run: Run) -> tuple[float, float]:
     """Returns the first and the last training loss."""
-    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    metrics = [e.metrics for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    ends = [values for splits in metrics for split, values in splits.items() if split.startswith("train")]
     first, last = (next(row[name] for name in ("mse", "nll", "loss") if name in row) for row in ends)
     return first, last
 

@@ -38,7 +38,7 @@ class Dataset(NamedTuple):
     user_train: Int[np.ndarray, "n"] | None  # id of the user (writer, speaker, ..) of each example, if there are users
     info: SourceInfo
     kind: str = VECTOR  # of input: "image", "tokens" or "vector"
-    user_test: Int[np.ndarray, "m"] | None = None  # the same for test examples, if their users have training examples
+    user_test: Int[np.ndarray, "m"] | None = None  # the same for test examples; a user may have test examples only
 
     def __repr__(self) -> str:
         """Summarises the data set: kind, classes, shapes of the arrays and origin."""

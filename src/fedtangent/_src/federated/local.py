@@ -95,14 +95,14 @@ def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> _Gradient:
     def objective(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> Float[Array, ""]:
-        return loss(model.apply(params, x), y, mask)
+        return loss(pytrees.wide(model.apply(params, x)), y, mask)
 
     def gradient(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> tuple[Float[Array, ""], PyTree]:
         value, grad = jax.value_and_grad(objective)(params, x, y, mask)
         if problem.tilt is not None:
-            grad = pytrees.add(grad, problem.tilt)
+            grad = pytrees.cast_like(pytrees.add(grad, problem.tilt), params)
         if problem.anchor is not None:
             grad = pytrees.add(grad, pytrees.scale(problem.prox, pytrees.subtract(params, problem.anchor)))
         return value, grad
@@ -280,7 +280,7 @@ def _descended(
 ) -> tuple[PyTree, dict[str, Array]]:
     """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
     (x, y, mask), most, total = _all_examples(work, client)
-    params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
+    params, total_loss = descend(start, x, lambda outputs: loss(pytrees.wide(outputs), y, mask), rate, total, most)
     return params, _info(total_loss, total)
 
 

@@ -146,7 +146,8 @@ def spectrum(theta: ArrayLike) -> Spectrum:
     total = float(values.sum())
     if total == 0:
         return Spectrum(values, float("nan"), float("nan"), float("inf"))
-    share = values[values > 0] / total
+    share = values / total
+    share = share[share > 0]
     rank = float(np.exp(-np.sum(share * np.log(share))))
     rounding = len(values) * np.finfo(np.float64).eps * values[0]
     condition = float(values[0] / values[-1]) if values[-1] > rounding else float("inf")

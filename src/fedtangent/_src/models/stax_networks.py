@@ -118,7 +118,7 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
     if kernel is None:
         _check_kernel(network, one, name)
         kernel = AnalyticKernel(lambda: network, as_examples)
-    return Model(name, init, apply, kernel, outputs.shape[1], reads_tokens=False)
+    return Model(name, init, apply, kernel, outputs.shape[1], vocabulary=0)
 
 
 def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:

@@ -150,7 +150,7 @@ def with_error_feedback(channel: Channel) -> Channel:
     """
 
     def init(message: PyTree) -> PyTree:
-        return pytrees.zeros_like(message), channel.init(message)
+        return pytrees.accumulator(message), channel.init(message)
 
     def with_owed(message: PyTree, owed: PyTree) -> PyTree:
         return jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
@@ -161,7 +161,7 @@ def with_error_feedback(channel: Channel) -> Channel:
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         owed, inner = memory
         whole = with_owed(message, owed)
-        sent, inner = channel.send(key, whole, inner)
+        sent, inner = channel.send(key, pytrees.cast_like(whole, message), inner)
         owed = jax.tree.map(lambda w, received, e: w - received if ledger.is_floating(w) else e, whole, sent, owed)
         return sent, (owed, inner)
 
@@ -200,10 +200,9 @@ def clip(norm: float) -> Channel:
 def _in_units(values: Array) -> tuple[Array, Array, Array]:
     """Returns the rows of ``values`` over a scale, the scales, and the rows' lengths in units of them (1 for a 0).
 
-    With the scale no square is too large or too small for the dtype; no scale lacks an inverse in it.
+    The scale is a power of two, with which no square is too large or too small for the dtype.
     """
-    scale = jnp.max(jnp.abs(values), axis=-1, keepdims=True) / 4
-    scale = jnp.where(scale > 0, scale, 1)
+    scale = pytrees.magnitude(values, axis=-1)
     unit = values / scale
     squares = jnp.sum(jnp.square(unit), axis=-1, keepdims=True)
     return unit, scale, jnp.sqrt(jnp.where(squares > 0, squares, 1))

@@ -164,11 +164,13 @@ def decode_mean(total: Array, scales: Array, like: PyTree, bits: int) -> PyTree:
     Args:
         total: Sum of the encoded messages, [P + 1].
         scales: Scale of each array, [L].
-        like: Messages [M, ...], whose shapes and dtypes the mean has.
+        like: Messages [M, ...], whose shapes the mean has; its dtypes too, but float32 for half precision.
         bits: Bits of a whole number, 32 or 64.
     """
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(scales.dtype)
     parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], scales.dtype), like))[1]
     leaves, structure = jax.tree.flatten(parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1)))
     scaled = [mean * jnp.where(jnp.isfinite(scale), scale, jnp.nan) for mean, scale in zip(leaves, scales, strict=True)]
-    return jax.tree.map(lambda leaf, mean: mean.astype(leaf.dtype), like, jax.tree.unflatten(structure, scaled))
+    return jax.tree.map(
+        lambda leaf, mean: mean.astype(pytrees.widest(leaf.dtype)), like, jax.tree.unflatten(structure, scaled)
+    )
