@@ -109,7 +109,7 @@ mutants: $(INSTALLED) ## put each fault of tests/mutants.toml into a copy: the t
 	$(BIN)/python tests/run_mutants.py $(MUTANT_ARGS)
 
 .PHONY: fuzz
-fuzz: $(INSTALLED) ## random command lines and calls: each ends well, or is refused in one line (FUZZ_ARGS=--help)
+fuzz: $(INSTALLED) ## random command lines and calls end well or are refused; numbers agree with a second way (FUZZ_ARGS=--help)
 	$(BIN)/python tests/fuzz $(FUZZ_ARGS)
 
 .PHONY: lint
