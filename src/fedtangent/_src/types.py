@@ -325,6 +325,10 @@ def _no_memory(message: PyTree, /) -> PyTree:
     return ()
 
 
+def _no_report(key: Key, message: PyTree, memory: PyTree, /) -> dict[str, Array]:
+    return {}
+
+
 class Local(NamedTuple):
     """A client's part of an algorithm, written for one client and one model.
 
@@ -473,11 +477,13 @@ class Channel(NamedTuple):
         uplink: Counts the bytes of a message.
         init: Makes the memory that a client keeps for each model from a tree with the shapes of a message. With error
             feedback, the memory is added to the next message. By default the memory is empty.
+        report: Returns numbers for the history by name, such as ``clipped``, from the arguments of ``send``.
     """
 
     send: Send
     uplink: Uplink
     init: OfParameters = _no_memory
+    report: Callable[[Key, PyTree, PyTree], dict[str, Array]] = _no_report
 
 
 @runtime_checkable

@@ -289,7 +289,40 @@ def test_a_length_whose_square_is_beyond_float32_is_clipped_too(large: float) ->
     np.testing.assert_allclose(c, [2**0.5, -(2**0.5)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("random_k") or "qsgd" in name])
+def test_clipped_messages_are_counted() -> None:
+    def clipped(channel: Channel, size: float, memory: PyTree = None) -> list[bool]:
+        what = {"w": jnp.asarray([size * 3, size * 4], jnp.float32)}
+        return [bool(v) for v in channel.report(KEY, what, memory or channel.init(what)).values()]
+
+    assert clipped(clip(5.1), 1.0) == [False] and clipped(clip(4.9), 1.0) == [True]
+    assert clipped(clip(5e-30), 1.1e-30) == [True] and clipped(clip(5e30), 0.9e30) == [False]
+    assert clipped(chain(top_k(1), clip(4.5)), 1.0) == [False]  # 4 of the 3 and the 4
+    assert clipped(chain(clip(9.0), qsgd(8), clip(1.0)), 1.0) == [True]
+    owed = ({"w": jnp.asarray([30.0, 40.0])}, ())
+    assert clipped(with_error_feedback(clip(9.0)), 1.0) == [False]
+    assert clipped(with_error_feedback(clip(9.0)), 1.0, owed) == [True]
+    assert clipped(qsgd(8), 1.0) == []
+
+
+@pytest.mark.parametrize("channel", [qsgd(8), qsgd(4, bucket_size=3), uniform_quantiser(8), top_k(3), random_k(3)])
+def test_a_message_and_a_multiple_of_it_are_sent_alike(channel: Channel) -> None:
+    """Up to numbers whose squares float32 does not have; a power of two changes no digit."""
+    what = message("float32")
+    exact = vector(sent(channel, what))
+    for power in (2.0**-80, 2.0**80):
+        multiple = {name: leaf * power for name, leaf in what.items()}
+        np.testing.assert_array_equal(vector(sent(channel, multiple)) / power, exact)
+
+
+def test_the_whole_range_of_float32_can_be_quantised() -> None:
+    what = {"w": jnp.asarray([-3e38, 3e38, 1.0], jnp.float32)}
+    for channel in (qsgd(8), uniform_quantiser(8)):
+        np.testing.assert_allclose(sent(channel, what)["w"], what["w"], atol=3e38 / 50)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("random_k", "random_k_plain", "random_k_shared")]
+)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_message_that_is_not_finite_stays_so_and_a_zero_message_is_zero(name: str, bad: float) -> None:
     """Otherwise ``accept`` could not refuse it; with random places only a number that is sent can tell."""

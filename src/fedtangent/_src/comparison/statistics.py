@@ -41,7 +41,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fedtangent._src.intervals import Interval
-from fedtangent._src.types import AnyArray
+from fedtangent._src.types import AnyArray, ArrayLike
 
 LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
@@ -289,6 +289,16 @@ def weighted_line(x: Num[np.ndarray, "n"], y: Num[np.ndarray, "n"], weight: Num[
     information = weight @ (x - centre) ** 2
     slope = float(weight @ ((x - centre) * y) / information)
     return Slope(slope, float(information**-0.5), float(weight @ y / weight.sum() - slope * centre))
+
+
+def log_slope(x: ArrayLike, y: ArrayLike) -> float:
+    """Fits the least-squares slope of ``ln y`` against ``ln x``.
+
+    Args:
+        x: Positive numbers, [n].
+        y: Positive numbers, [n].
+    """
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) -> float:

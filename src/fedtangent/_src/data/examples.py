@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -256,7 +256,8 @@ def _read(
     """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
         parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
-        return data._replace(**{name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}), None
+        read: dict[str, Any] = {name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}
+        return data._replace(**read), None
     if isinstance(data, str):
         return load(data, data_dir, seed), None
     if not isinstance(data, tuple | list) or len(data) not in (2, 4):
@@ -277,7 +278,8 @@ def _of_arrays(
     as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Builds the data set of arrays, and the names of its classes."""
-    xs, ys = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}, {"y_train": y_train}
+    xs = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}
+    ys: dict[str, Any] = {"y_train": y_train}
     kind = TOKENS if as_tokens else VECTOR if xs["x_train"].ndim == 2 else IMAGE
     if x_test is not None or y_test is not None:
         xs["x_test"], ys["y_test"] = own.inputs("x_test", x_test, kind), y_test

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import partition as partitions
-from fedtangent._src.data.dataset import check_float32, finite_rows, pixels
+from fedtangent._src.data.dataset import check_float32, check_resolution, finite_rows, pixels
 from fedtangent._src.data.partition.given import Clients
 from fedtangent._src.types import ArrayLike, FederatedData
 
@@ -110,3 +110,4 @@ def _check_finite(name: str, array: np.ndarray, dtype: np.dtype) -> None:
         finite_rows(name, array)
         if dtype != jnp.float64:
             check_float32(name, array, "must be rescaled, or dtype float64")
+            check_resolution(name, array)

@@ -179,8 +179,8 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     user, user_test = _users(arrays)
     x_train, x_test = (_inputs(f"{name}: x{end}", arrays[f"x{end}"], kind, options) for end in SPLITS.values())
     ys = {f"{name}: y{end}": _as_asked(f"{name}: y{end}", arrays[f"y{end}"], options) for end in SPLITS.values()}
-    y, num_classes, _ = targets(ys)
-    y_train, y_test = y.values()
+    of_splits, num_classes, _ = targets(ys)
+    y_train, y_test = of_splits.values()
     if y_train.shape[1:] != y_test.shape[1:]:
         sizes = y_train.shape[1:], y_test.shape[1:]
         raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")

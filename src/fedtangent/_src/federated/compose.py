@@ -20,6 +20,7 @@ from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
+from fedtangent._src.models.rows import check_rows
 from fedtangent._src.types import (
     Accept,
     Aggregate,
@@ -230,6 +231,7 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
 
 def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
     _check_examples(composed.model, data)
+    check_rows(composed.model, data.x.shape[1:], data.x.dtype)
     if composed.parts.check is not None:
         composed.parts.check(data)
     message, broadcast = _message_shape(composed, data, engine)
@@ -317,12 +319,15 @@ def _train_slot(
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
         broadcast = pytrees.take(broadcasts, row.model)
         message, client_state, info = composed.local.update(update_key, broadcast, before[0], client)
+        on_the_way = composed.channel.report(send_key, message, before[1])
         message, memory = composed.channel.send(send_key, message, before[1])
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
         client_state = composed.local.settle(before[0], client_state, message)
         if composed.parts.accept is not None:
             row = row._replace(weight=jnp.where(composed.parts.accept(message), row.weight, 0))
-        return row, message, TrainedSlots((client_state, memory), row.weight, {"examples": client.size, **info})
+        on_the_way = pytrees.where(row.weight > 0, on_the_way, pytrees.zeros_like(on_the_way))
+        info = {"examples": client.size, **info, **on_the_way}
+        return row, message, TrainedSlots((client_state, memory), row.weight, info)
 
     return train
 

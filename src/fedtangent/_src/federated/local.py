@@ -231,8 +231,9 @@ def minimise(
         client: The client's examples.
 
     Returns:
-        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float) and
-        ``steps`` (int32). A client of size 0 returns ``start`` unchanged.
+        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float), ``steps``
+        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A
+        client of size 0 returns ``start`` unchanged.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -247,10 +248,17 @@ def minimise(
 
     carry = (problem.start, optimizer.init(problem.start), jnp.zeros((), jnp.float32))
     if full_batch:
-        (params, _, total_loss), steps = _full_batch(work, client, step, carry)
+        (params, opt_state, total_loss), steps = _full_batch(work, client, step, carry)
     else:
-        (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
-    return params, _info(total_loss, steps)
+        (params, opt_state, total_loss), steps = _minibatches(work, key, client, step, carry)
+    return params, _info(total_loss, steps) | _unapplied(opt_state)
+
+
+def _unapplied(opt_state: PyTree) -> dict[str, Array]:
+    """Returns how many gradients ``optax.MultiSteps``, which applies several at once, still holds; else nothing."""
+    accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
+    held = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
+    return {"unapplied": jnp.max(jnp.stack(held))} if held else {}
 
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:

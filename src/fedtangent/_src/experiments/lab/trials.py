@@ -150,22 +150,14 @@ def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examp
     """
     owner = {"train": owners(partition.iid(len(examples.y["train"]), num_clients, seed))}
     owner |= {part: examples.rng.integers(num_clients, size=len(examples.y[part])) for part in PARTS[1:]}
-    x = {part: distorted(examples.x[part], of_part, num_clients, seed) for part, of_part in owner.items()}
+    x = {part: _distorted(examples.x[part], of_part, num_clients, seed) for part, of_part in owner.items()}
     return examples._replace(x=x), {part: of_owners(of_part, num_clients) for part, of_part in owner.items()}
 
 
-def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Distorts images in [0, 1] by their clients: feature skew for data without writers.
-
-    Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
-    pixel each way).
-
-    Args:
-        x: Square images of one channel [n, ...], flat or not.
-        owner: Client of each image [n], from 0 to ``num_clients - 1``.
-        num_clients: Number of clients.
-        seed: Seed of the distortions.
-    """
+def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+    """Distorts images in [0, 1] by their clients: feature skew for data without writers."""
+    # Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
+    # pixel each way).
     rng = np.random.default_rng([seed, 1])
     contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
     down, right = rng.integers(-1, 2, (2, num_clients))
