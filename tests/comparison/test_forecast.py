@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,7 +25,6 @@ from fedtangent._src.federated.schedule import all_clients
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.theory.flow import recursion
-from fedtangent._src.theory.flow.rules import Kind
 from fedtangent._src.types import Algorithm
 
 from .. import documents
@@ -171,7 +169,7 @@ def test_the_limit_of_k_models_has_their_mean_and_a_kth_of_the_covariance() -> N
     """Theorem 2 by hand; with the covariance of one model the error is far off."""
     plan = planned(2, algorithm="fed_ensemble", num_models=2)
     setting, blocks = plan.setting, plan.setting.blocks()
-    limit = forecasts_._at_limit(setting, blocks, SimpleNamespace(kind=Kind()))  # type: ignore[arg-type]
+    limit = forecasts_._at_limit(setting, blocks, runs_of(plan).flows[0])
     b = blocks.ntk_test_train @ np.linalg.inv(blocks.ntk_train)
     cross = b @ blocks.nngp_test_train.T
     variance = np.diag(blocks.nngp_test - cross - cross.T + b @ blocks.nngp_train @ b.T).mean()

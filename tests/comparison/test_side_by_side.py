@@ -111,7 +111,7 @@ def test_what_is_told_twice_is_one_number(network_result: Comparison) -> None:
     from_starts = last[f"federated flow, starts of width 64 [{name}]", "test", "mse"]
     assert network_result.curve.score[-1].mean() == pytest.approx(from_starts, rel=1e-9)
     assert abs(rows["federated flow, expected, round 10"].test_mse / from_starts - 1) > 1e-3
-    (slope,) = named(network_result, "each network to the flow: slope")
+    (slope,) = named(network_result, "error of each network to the flow: slope")
     drawn = width_slope((16, 32, 64), [gap.run_error for gap in network_result.gaps])
     assert slope.measured == str(drawn)
     other = width_slope((16, 32, 64), [gap.error[-1] for gap in network_result.gaps])

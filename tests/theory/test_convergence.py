@@ -247,7 +247,7 @@ def test_refuses(maker):
         r"x_train: got shape \(3, 2\), must be of 40 examples": {"networks": Networks(x_train=np.ones((3, 2)))},
         r"initial_kernel: got shape \(2, 2\), must be \(40, 40\)": {"networks": Networks(initial_kernel=np.eye(2))},
         "learning_rate: got -1.0, must be above 0": {"rule": run.rule(learning_rate=-1.0)},
-        "mu: got 0.1, must be 0.0 here": {"rule": run.rule(mu=0.1)},
+        "mu: got 0.1, must be 0.0: the theorem is about FedAvg": {"rule": run.rule(mu=0.1)},
         "algorithm: got 'scaffold', must be 'fed_avg' here": {"rule": run.rule(algorithm="scaffold")},
         "partition: got 40 for client 0, must be from 0 to 39": {
             "partition": Partition(np.arange(1, 41), np.array([0, 40]))
