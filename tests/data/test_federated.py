@@ -85,7 +85,7 @@ def put(array, at, value):
         ({"x": X.astype(str)}, "x: got dtype .*, must be real numbers"),
         ({"x": X[:0], "y": Y[:0]}, "at least one example"),
         ({"x": np.float64(3)}, "at least one example"),
-        ({"x": X[:5]}, r"x and y: got x \(5, 2\), y \(6,\), must be equally many"),
+        ({"x": X[:5]}, r"x and y: got x \(5, 2\), y \(6,\), must be the same number"),
         ({"y": np.int32(3)}, r"x and y: got x \(6, 2\), y \(\), must be the same number of examples"),
         ({"y": X[:, 0]}, r"use y\[:, None\] for one output"),
         ({"y": Y[:, None]}, r"y: got .*, must be \[n, C\] floating"),
