@@ -120,7 +120,7 @@ def measure_large(num_train: int, num_test: int, num_rounds: int, data_dir: Path
     kernels.ntk_train.block_until_ready()
     built = time.perf_counter()
     flow = federated_flow(kernels, y, held, cohorts, rule)
-    found = np.asarray(flow.runs(*starts, rounds, min(num_train, 10_000)).test)
+    found = np.asarray(flow.runs(*starts, rounds, np.arange(min(num_train, 10_000))).test)
     end = time.perf_counter()
     row: dict[str, Any] = {
         "examples": num_train, "test_points": len(x_test), "rounds": num_rounds, "clients": CLIENTS,

@@ -197,3 +197,19 @@ def test_targets_of_another_shape_are_not_broadcast(shape: tuple[int, ...]) -> N
 def test_unknown_loss() -> None:
     with pytest.raises(ValueError, match="loss: got 'hinge', allowed are squared_error, cross_entropy"):
         get_loss("hinge")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_outputs_in_half_precision_are_computed_in_float32(name: str, dtype: object) -> None:
+    """Of 3,000 examples, which bfloat16 would count as 256."""
+    rng, mask = np.random.default_rng(0), jnp.arange(3100) < 3000
+    outputs = jnp.asarray(rng.normal(size=(3100, 2)), dtype)
+    numbers = jnp.asarray(np.sign(rng.normal(size=(3100, 2))), dtype)
+    targets = jnp.asarray(rng.integers(0, 2, 3100)) if targets_of(name) == "classes" else numbers
+    value = LOSSES[name](outputs, targets, mask)
+    wide = LOSSES[name](outputs.astype(jnp.float32), targets, mask)
+    assert value.dtype == jnp.float32 and float(value) == float(wide)
+    exact = LOSSES[name](outputs.astype(jnp.float64), targets, mask)
+    assert float(value) == pytest.approx(float(exact), rel=1e-6)
+    assert float(exact.astype(dtype)) != float(exact)  # the control: half precision shows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,3 +90,30 @@ def test_size_and_bytes_of_arrays_and_of_shapes() -> None:
     huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
     assert (pytrees.size(huge), pytrees.num_bytes(huge)) == (2**40, 2**42)
     assert (pytrees.size({}), pytrees.num_bytes({})) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_the_norm_of_numbers_whose_squares_have_no_place_in_float32(size: float) -> None:
+    numbers = [size * np.array([3.0, -4.0, 0.0]), size * np.array([[12.0]])]
+    a = [jnp.asarray(leaf, jnp.float32) for leaf in numbers]
+    exact = pytest.approx(13 * size, rel=1e-6, abs=0)
+    assert float(pytrees.norm(a)) == exact
+    plain = float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in a)))
+    assert (plain == exact) == (1e-19 < size < 1e19)  # the control
+
+
+def test_the_norm_shows_numbers_that_are_not_finite_and_is_0_without_any() -> None:
+    for bad in (np.nan, np.inf):
+        assert not np.isfinite(pytrees.norm([jnp.array([1.0, bad]), jnp.ones(2)]))
+    assert pytrees.norm([jnp.zeros(3), jnp.zeros(0)]) == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_added_up_in_float32(dtype: Any) -> None:
+    half = {"a": jnp.ones(3, dtype), "b": jnp.ones(2, jnp.int32), "c": jnp.ones((), jnp.float64)}
+    assert [leaf.dtype for leaf in jax.tree.leaves(pytrees.wide(half))] == [jnp.float32, jnp.int32, jnp.float64]
+    assert [leaf.dtype for leaf in jax.tree.leaves(pytrees.accumulator(half))] == [jnp.float32, jnp.int32, jnp.float64]
+    assert [leaf.dtype for leaf in jax.tree.leaves(pytrees.cast_like(pytrees.wide(half), half))] == [
+        leaf.dtype for leaf in jax.tree.leaves(half)
+    ]
+    assert float(pytrees.norm([jnp.full(3000, 100, dtype)])) == pytest.approx(100 * 3000**0.5, rel=1e-6)

@@ -16,6 +16,7 @@ from scipy import signal
 
 from fedtangent import attacks
 from fedtangent._src import data, models
+from fedtangent._src.attacks import leakage
 from fedtangent._src.attacks.leakage import Attack, Batch, minimise
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.data.projection import projection_matrix
@@ -363,3 +364,15 @@ def test_mistakes_are_named(lenet: Case, dense: Case) -> None:
     _fail(lambda: attacks.ssim(np.zeros((1, 8, 8)), np.zeros((1, 8, 8)), window=4), "window", "4")
     _fail(lambda: attacks.ssim(np.zeros((1, 8, 8)), np.zeros((1, 8, 8)), data_range=0), "data_range", "0")
     _fail(lambda: attacks.back_project(jnp.zeros((2, 3)), jnp.zeros((3, 4))), "z", "(3, 4)")
+
+
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+def test_gradients_of_another_unit_tell_as_much(dense: Case, unit: float) -> None:
+    seen = dense.gradients._replace(values=unit * dense.gradients.values)
+    found = attacks.read_first_layer(dense.model, dense.params, seen)
+    np.testing.assert_allclose(found, np.asarray(dense.x).reshape(IMAGES, -1), atol=2e-5)
+    one, other = dense.gradients.values[:2]
+    weight = jnp.ones_like(one)
+    mismatch = leakage._relative(one, other, weight)
+    assert float(leakage._relative(unit * one, unit * other, weight)) == pytest.approx(float(mismatch), rel=1e-6)
+    assert float(mismatch) > 0.1

@@ -18,7 +18,7 @@ from fedtangent._src.comparison.forecast import Curve, Forecast, Plan, Rates
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.engine import processes
 from fedtangent._src.entries import KINDS, catalogue
-from fedtangent._src.experiments.lab.results import Outcome, Sheet
+from fedtangent._src.experiments.lab import Outcome, Sheet
 from fedtangent._src.models import convolutional
 
 from .. import documents

@@ -38,7 +38,7 @@ def drawn_for(setting: Setting) -> theorem2.Theorem2:
 
 def drawn(outputs: int = 8, seed: int = 0) -> theorem2.Theorem2:
     """Eighty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
-    setting = theorem2.sine(seed, 80, (256, 1024), 100)
+    setting = theorem2._sine(seed, 80, (256, 1024), 100)
     problem = setting.problem
     targets = np.repeat(problem.y_train, outputs, axis=1), np.repeat(problem.y_test, outputs, axis=1)
     more = dataclasses.replace(problem, y_train=targets[0], y_test=targets[1])

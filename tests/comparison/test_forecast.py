@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fedtangent._src.comparison import rates
 from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import draws_of
+from fedtangent._src.data import examples
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.engine.building import build
 from fedtangent._src.engine.description import describe
@@ -24,6 +26,7 @@ from fedtangent._src.federated.schedule import all_clients
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.theory.flow import recursion
+from fedtangent._src.theory.flow.rules import Kind
 from fedtangent._src.types import Algorithm
 
 from .. import documents
@@ -81,6 +84,22 @@ def test_a_curve_is_each_functions_own_prediction_measured() -> None:
     assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
 
 
+def test_training_metrics_of_a_sample_are_those_of_its_rows_and_named_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examples, "MOST_MEASURED", 7)
+    plan = planned(2)
+    n, y = len(plan.setting.problem.x_train), np.asarray(plan.setting.problem.y_train)
+    rows, runs = np.random.Generator(np.random.PCG64(0)).choice(n, 7, replace=False), runs_of(plan)
+    curve = runs.curve(plan.rate, False)
+    for draw in range(2):
+        outputs = np.asarray(runs.flows[0].predict_train(runs.starts.train[draw], 3)).mean(axis=0)
+        right, wrong = (float(np.mean((outputs[of] - y[of]) ** 2)) for of in (rows, slice(7)))
+        measured = curve.values["train", "mse"][draw, 3]
+        assert abs(measured - right) < 1e-6 * right and abs(measured - wrong) > 1e-3 * right
+    assert {split for e in foretold(plan).history.evaluations for split in e.metrics} == {f"train 7 of {n}", "test"}
+
+
 @pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> None:
     """To rounding, from the start of its own; not at another rate. Names are those of ``train``."""
@@ -128,15 +147,37 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
     assert losses[0] <= first < losses[1]
 
 
-@pytest.mark.parametrize("bound", [0.37, 1.0, 300.0])
-def test_the_largest_factor_is_found_to_two_percent(bound: float) -> None:
-    found = rates.largest_factor(lambda factor: factor <= bound)
-    assert found <= bound < found * (1 + rates.TOLERANCE)
+@pytest.mark.parametrize("start", [0.1, 1.0, 4.2])
+def test_the_stable_rates_are_those_that_begin_at_zero(start: float) -> None:
+    """A round multiplies the residual by .24 (1 - r)^3 + .76 (1 - r)^2, which is stable below 8/3, and again near 4."""
+
+    def losses(rate: float) -> tuple[float, float]:
+        loss = (0.24 * (1 - rate) ** 3 + 0.76 * (1 - rate) ** 2) ** 20
+        return loss, loss
+
+    assert losses(4.2)[0] < 1 < losses(3.0)[0]
+    found = rates.searched_rates(losses, start, 1.0, 0.05)
+    assert found.stable <= 8 / 3 < found.stable * (1 + rates.TOLERANCE)
+    assert abs(found.best - 1.0) < 0.3 and found.tried.max() <= found.stable
 
 
-def test_factors_without_a_bound() -> None:
-    assert rates.largest_factor(lambda factor: True) == np.inf
-    assert rates.largest_factor(lambda factor: False) == 0.0
+def test_stable_rates_without_a_bound() -> None:
+    for training_loss, stable in ((0.5, np.inf), (2.0, 0.0), (np.nan, 0.0)):
+        found = rates.searched_rates(lambda rate, loss=training_loss: (loss, rate), 0.3, 1.0, 0.003)
+        assert found.stable == stable
+
+
+def test_the_limit_of_k_models_has_their_mean_and_a_kth_of_the_covariance() -> None:
+    """Theorem 2 by hand; with the covariance of one model the error is far off."""
+    plan = planned(2, algorithm="fed_ensemble", num_models=2)
+    setting, blocks = plan.setting, plan.setting.blocks()
+    limit = forecasts_._at_limit(setting, blocks, SimpleNamespace(kind=Kind()))  # type: ignore[arg-type]
+    b = blocks.ntk_test_train @ np.linalg.inv(blocks.ntk_train)
+    cross = b @ blocks.nngp_test_train.T
+    variance = np.diag(blocks.nngp_test - cross - cross.T + b @ blocks.nngp_train @ b.T).mean()
+    bias = np.mean((b @ setting.problem.y_train - setting.problem.y_test) ** 2)
+    assert limit is not None and limit["mse"] == pytest.approx(bias + variance / 2, rel=1e-8)
+    assert limit["mse"] != pytest.approx(bias + variance, rel=0.01)
 
 
 def test_the_best_rate_is_that_of_brute_force() -> None:

@@ -8,12 +8,14 @@ import jax
 import numpy as np
 import pytest
 
+from fedtangent._src.cli.compare import _metrics
 from fedtangent._src.comparison import all_verdicts, linear_models, predicted
 from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Setting, standardised
 from fedtangent._src.comparison.side_by_side import Comparison, run
 from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, trained
+from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
 from fedtangent._src.types import Cohort
@@ -50,7 +52,7 @@ def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Co
     setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
     assert curve.rounds.tolist() == list(range(setting.size.num_rounds + 1))
     np.testing.assert_allclose(curve.left[list(seen.rounds)], linear_result.gaps[-1].simulated, rtol=1e-9)
-    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.problem.score(seen.test), rtol=1e-9)
+    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.problem.score(seen.ensemble), rtol=1e-9)
     predict = linear_result.theory.flow.predict_train
     each = [np.asarray(predict(start, curve.rounds.tolist())) for start in seen.train[0].swapaxes(0, 1)]
     np.testing.assert_allclose(curve.left, setting.problem.left(np.stack(each, axis=2)), rtol=1e-9)
@@ -61,7 +63,7 @@ def test_rows_of_a_regression_name_every_method(network_result: Comparison) -> N
     assert [row.method for row in network_result.rows] == [
         *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
         "NTK-FL, averaged kernel, width 64",
-        "federated flow, round 10",
+        "federated flow, expected, round 10",
         "GP limit (Theorem 2)",
     ]
     for row in network_result.rows:
@@ -93,6 +95,27 @@ def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> Non
     # each of four clients sends one model's float64 weights a round: 64 inputs, 64 hidden, 1 output, biases
     assert row.uplink_mib is not None
     assert row.uplink_mib * 2**20 == 10 * 4 * 8 * (64 * 64 + 64 + 64 + 1)
+
+
+def test_what_is_told_twice_is_one_number(network_result: Comparison) -> None:
+    """Table, metrics.csv, figures and verdicts of one run."""
+    rows = {row.method: row for row in network_result.rows}
+    last: dict[tuple[str, str, str], float] = {
+        (m.algorithm, m.split, m.metric): m.value for m in _metrics(0, network_result) if m.round == 10
+    }
+    name = network_result.setting.name
+    for width in (16, 32, 64):
+        networks = last[f"Fed-ensemble, width {width} [{name}]", "test", "mse"]
+        assert networks == pytest.approx(rows[f"Fed-ensemble, width {width}"].test_mse, rel=1e-12)
+    # the flow from the networks' starts is another number than its expectation, and has another name
+    from_starts = last[f"federated flow, starts of width 64 [{name}]", "test", "mse"]
+    assert network_result.curve.score[-1].mean() == pytest.approx(from_starts, rel=1e-9)
+    assert abs(rows["federated flow, expected, round 10"].test_mse / from_starts - 1) > 1e-3
+    (slope,) = named(network_result, "each network to the flow: slope")
+    drawn = width_slope((16, 32, 64), [gap.run_error for gap in network_result.gaps])
+    assert slope.measured == str(drawn)
+    other = width_slope((16, 32, 64), [gap.error[-1] for gap in network_result.gaps])
+    assert slope.measured != str(other)  # of the last round alone
 
 
 def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_result: Comparison) -> None:

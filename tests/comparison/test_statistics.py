@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, ncx2
+from scipy.stats import chi2, ncx2, norm
 from scipy.stats import t as student
 
 from fedtangent._src.comparison import statistics as st
@@ -232,3 +232,28 @@ def test_relative_errors_are_root_mean_squares_over_points_and_outputs() -> None
     assert found.shape == (2, 4)
     one = np.linalg.norm(seen[1, 2] - predicted[1, 2]) / np.linalg.norm(scale[1, 2])
     assert found[1, 2] == pytest.approx(one, rel=1e-12)
+
+
+def test_standard_errors_of_few_values_have_one_degree_of_freedom_less() -> None:
+    """Two to four values, whose variances over n and over n - 1 differ by up to a factor of 2."""
+    rng, level = np.random.default_rng(6), 1 - st.LEVEL / 2
+    values = rng.standard_normal(3)
+    half = student.ppf(level, 2) * values.std(ddof=1) / np.sqrt(3)
+    found = st.combined([64], [values])
+    np.testing.assert_allclose([found.low, found.high], [values.mean() - half, values.mean() + half], rtol=1e-12)
+
+    pair = st.Pair(64, rng.standard_normal((1, 4, 1, 1)), rng.standard_normal((1, 4, 1, 1)))
+    apart = (pair.simulated - pair.predicted).ravel()
+    variance, wider = apart.var(ddof=1) / 4, (student.ppf(level, 3) / norm.ppf(level)) ** 2
+    bounds = st.norm_interval(apart.mean() ** 2 + (wider - 1) * variance, np.array([wider * variance]))
+    error = st.mean_error([pair], 1.0)
+    np.testing.assert_allclose([error.low, error.high], bounds, rtol=1e-12)
+
+    widths, errors = np.array([64, 256, 1024]), [np.exp(rng.standard_normal(n)) for n in (2, 3, 4)]
+    x, counts = np.log(widths), np.array([2, 3, 4])
+    centred = x - counts @ x / counts.sum()
+    of_means = counts * centred / (counts @ centred**2)
+    parts = of_means**2 * [np.log(e).var(ddof=1) / len(e) for e in errors]
+    freedom = 1 / np.sum((parts / parts.sum()) ** 2 / (counts - 1))  # Welch and Satterthwaite
+    slope = st.width_slope(widths, errors)
+    assert slope.length / 2 == pytest.approx(student.ppf(level, freedom) * np.sqrt(parts.sum()), rel=1e-12)

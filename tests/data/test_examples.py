@@ -90,20 +90,32 @@ def test_theory_gets_the_numbers_that_networks_are_trained_on(loss: str) -> None
         same(x, inputs.astype(np.float32), np.float64)
         same(y, np.eye(3)[labels] if loss == "cross_entropy" else getattr(found, which).targets, np.float64)
         few = found.in_float64(which, 2)
-        same(few[0], x[:2], np.float64)
-        same(few[1], y[:2], np.float64)
+        rows = [int(np.flatnonzero((x == row).all(axis=1))[0]) for row in few[0]]
+        assert len(set(rows)) == 2
+        same(few[1], y[rows], np.float64)
     assert (found.in_float64()[0] != X).any()  # control: they are rounded
     alone = run_examples((X, LABELS * 0), CLIENTS, "cross_entropy")
     assert refusal(alone.in_float64) == "loss: got cross_entropy, must be squared_error for a single class"
 
 
-def test_metrics_of_training_examples_stand_for_ten_thousand_at_most() -> None:
-    x, y = RNG.standard_normal((10_003, 2)), RNG.standard_normal((10_003, 1))
-    found = run_examples((x, y), np.arange(10_003) % 7)
-    assert found.train.num_examples == 10_000 and found.data.x.shape == (10_003, 2)
-    same(found.train.x, x[:10_000], np.float32)
-    same(found.train.targets, y[:10_000], np.float32)
-    assert found.in_float64()[0].shape == (10_003, 2)
+def test_metrics_of_more_than_ten_thousand_training_examples_are_of_a_random_sample_that_is_named() -> None:
+    """24,000 rows sorted by class, 14,000 of class 0 last: a model that always says 0 is right for 14 of 24."""
+    labels = np.repeat([1, 0], [10_000, 14_000])
+    x = np.arange(24_000, dtype=np.float64)[:, None]
+    found = run_examples((x, labels), np.arange(24_000) % 7)
+    rows = np.asarray(found.train.x)[:, 0].astype(int)
+    assert found.train_name == "train 10000 of 24000" and found.data.x.shape == (24_000, 1)
+    assert len(np.unique(rows)) == found.train.num_examples == 10_000
+    np.testing.assert_array_equal(np.asarray(found.train.labels), labels[rows])
+    np.testing.assert_array_equal(rows, np.arange(24_000)[found.train_rows])
+    error = np.sqrt(14 / 24 * 10 / 24 / 10_000 * 14 / 24)  # of a share in a sample without replacement
+    share = np.mean(np.asarray(found.train.labels) == 0)
+    assert abs(share - 14 / 24) < 4 * error < abs(np.mean(labels[:10_000] == 0) - 14 / 24)  # control: the first ones
+    assert found.in_float64()[0].shape == (24_000, 1)
+    few = found.in_float64("train", 50)[0][:, 0].astype(int)
+    assert len(np.unique(few)) == 50 and 0 < np.mean(labels[few]) < 1
+    whole = run_examples((x[:10_000], labels[5_000:15_000]), np.arange(10_000) % 7)
+    assert whole.train_name == "train" and whole.train.x is whole.data.x
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float16, np.float64])
@@ -133,6 +145,31 @@ def test_whole_numbers_are_tokens_for_a_model_that_reads_tokens() -> None:
     same(found.data.x, texts, np.int32)
     same(found.in_float64()[0], texts, np.int32)
     same(run_examples((texts, LABELS), CLIENTS, "cross_entropy", mlp(7, 3, (2,))).data.x, texts, np.float32)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_as_labels_are() -> None:
+    texts, model = RNG.integers(0, 80, (12, 7)), lstm(80, 3, 4, 4, 1)
+    texts[0, 0] = 79
+    run_examples((texts, LABELS, texts, LABELS), CLIENTS, "cross_entropy", model)
+    beyond, dataset = (
+        texts.copy(),
+        Dataset("mine", texts, LABELS, texts, LABELS, 3, None, SourceInfo("", "", ""), "tokens"),
+    )
+    beyond[3, 2] = 89
+    for data, name in (
+        ((beyond, LABELS), "x_train"),
+        ((texts, LABELS, beyond, LABELS), "x_test"),
+        (dataset._replace(x_test=beyond), "x_test"),
+        (dataset._replace(x_train=beyond, x_test=texts[:0], y_test=LABELS[:0]), "x_train"),
+    ):
+        says = refusal(lambda data=data: run_examples(data, CLIENTS, "cross_entropy", model))
+        assert says.startswith(f"{name}: got ") and says.endswith("must be tokens from 0 to 79")
+    clients, fed_avg = (
+        [[0, 1, 2], [3]],
+        ft.fed_avg(model, ft.schedules.uniform_sampling(2, 2), client_learning_rate=0.1),
+    )
+    direct = ft.data.federated_data(beyond, LABELS, clients)
+    assert refusal(lambda: ft.simulate(fed_avg, direct, num_rounds=1)).endswith("must be tokens from 0 to 79")
 
 
 @pytest.mark.parametrize("kind", [np.array, list, lambda names: np.array(names, object)])

@@ -41,7 +41,12 @@ def test_what_is_on_the_device(x64):
 def test_dtypes(x64):
     single, regression = X.astype(np.float32), X * 0.1
     assert federated_data(single, Y, PARTITION).x.dtype == jnp.float32
-    assert federated_data(X.astype(np.uint8), Y, PARTITION).x.dtype == jnp.float32
+    pixels = federated_data(X.astype(np.uint8), Y, PARTITION).x
+    assert pixels.dtype == jnp.float32  # and divided by 255, as in a data set
+    np.testing.assert_array_equal(np.asarray(pixels), X.astype(np.uint8) / np.float32(255))
+    np.testing.assert_array_equal(
+        np.asarray(federated_data(X.astype(np.uint8), Y, PARTITION, "int32").x), X.astype(np.uint8)
+    )
     assert federated_data(jnp.asarray(single, jnp.bfloat16), Y, PARTITION).x.dtype == jnp.float32
     # targets follow the inputs, whatever their own precision
     assert federated_data(single, regression, PARTITION).y.dtype == jnp.float32
@@ -146,3 +151,21 @@ def test_classification_targets():
 def test_bad_labels(labels, num_classes, message):
     with pytest.raises(ValueError, match=message):
         classification_targets(labels, num_classes)
+
+
+def test_features_whose_differences_float32_rounds_away(x64):
+    """Seconds since 1970 within an hour are 29 numbers in float32; without their mean they are as good as any."""
+    seconds = 1.7e9 + np.linspace(0, 3600, 6)
+    late = np.stack([X[:, 0], seconds], axis=1)
+    assert len(np.unique((1.7e9 + np.linspace(0, 3600, 10_000)).astype(np.float32))) < 100
+    if x64:
+        np.testing.assert_array_equal(federated_data(late, Y, PARTITION).x, late)
+    else:
+        with pytest.raises(ValueError, match=r"x: got numbers from 1700000000 to 1700003600 at \[1\] of an example"):
+            federated_data(late, Y, PARTITION)
+        with pytest.raises(ValueError, match="y: got numbers from"):
+            federated_data(X, seconds[:, None], PARTITION)
+    late[:, 1] -= seconds.mean()
+    federated_data(late, Y, PARTITION)
+    constant = np.full((6, 2), 0.1) * np.array([1, 1 + 1e-16, 1, 1, 1, 1])[:, None]
+    federated_data(constant + 1e-17 * X, Y, PARTITION)  # what only float64's rounding makes different

@@ -33,8 +33,22 @@ def test_images_and_their_uploaders(made: Path, tmp_path: Path) -> None:
     assert found.user_train.tolist() == [0, 1, 2] * 4 and found.user_test.tolist() == [0, 1, 2, 0]
     two = load("openimage", made, image_size=2, num_users=2, num_test=3)
     assert two.user_train.tolist() == [0, 1] * 4 and len(two.y_test) == 3 and two.num_classes == 5
-    assert two.user_test is None  # one of them does not train
+    assert two.user_test.tolist() == [0, 1, 2]  # the last one only tests
     assert load("openimage", made, image_size=2, flatten=True).x_train.shape == (12, 12)
+
+
+def test_uploaders_are_numbered_by_their_names_alone(made: Path) -> None:
+    """Names of one number, such as 1 and 01, have one order too, and those who only test come last."""
+    names = ["9", "1", "0001", "b", "01", "10", "00001", "001", "a", "2", "³", "1"]
+    for split, of_split in (("train", names), ("test", ["zz", "2", "0002", "1"])):
+        lines = [f"{name},{split}{i}.png,thing,0\n" for i, name in enumerate(of_split)]
+        (made / "client_data_mapping" / f"{split}.csv").write_bytes(
+            ("\ufeff" + HEAD + "".join(lines)).replace("\n", "\r\n").encode()
+        )
+    ordered = ["00001", "0001", "001", "01", "1", "2", "9", "10", "a", "b", "³", "0002", "zz"]
+    found = load("openimage", made, image_size=2)
+    assert [ordered[i] for i in found.user_train] == names
+    assert [ordered[i] for i in found.user_test] == ["zz", "2", "0002", "1"]
 
 
 def test_scaling_is_bilinear_over_the_image(made: Path) -> None:
@@ -60,6 +74,7 @@ def test_what_is_refused(made: Path, tmp_path: Path) -> None:
     for text, says in (
         ("", "cannot be read"),
         (HEAD + "1,a.png\n", "in line 2"),
+        (HEAD + "1,a.png,thing,²\n", "in line 2"),
     ):
         table.write_text(text)
         with pytest.raises(ValueError, match=says):

@@ -216,12 +216,10 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
     digits = load("femnist_digits", tmp_path)
     assert digits.y_train.tolist() == [3, 9] and digits.y_test.tolist() == [0]
     for harm, says in {
-        "stranger": "writer 'c' .* must be among those to train",
         "shade": "must be images of 784 shades, in 255ths",
         "dark": "must be shades from 0 to 1",
     }.items():
         own = {
-            "stranger": {"c": (image[3:], [1, 2])},
             "shade": {"a": ([[0.501] * 784], [1])},
             "dark": {"a": ([[-1 / 255] * 784], [1])},
         }[harm]
@@ -244,8 +242,66 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
             load("femnist", tmp_path)
 
 
+@pytest.mark.parametrize("split", [{}, {"num_users": 1}])
+def test_leafs_split_by_user_has_users_who_only_test(tmp_path: Path, split: dict) -> None:
+    """Of ``-t user`` no user of the test set trains; with ``num_users`` the test set is the same one."""
+    shades = np.random.default_rng(0).integers(0, 256, (6, 784))
+    image = [[int(v) / 255 for v in row] for row in shades]
+    folder = tmp_path / "femnist" / "data"
+    leaf(
+        folder,
+        train={"b": (image[:2], [3, 6]), "a": (image[2:3], [9])},
+        test={"d": (image[3:5], [1, 0]), "c": (image[5:], [2])},
+    )
+    for name in ("femnist", "femnist_digits"):
+        found = load(name, tmp_path, **split)
+        assert found.user_train.tolist() == ([0, 0, 1] if not split else [0, 0])
+        assert found.user_test.tolist() == [2, 2, 3] and found.y_test.tolist() == [1, 0, 2]
+        np.testing.assert_allclose(found.x_test.reshape(3, -1), 1 - shades[3:] / 255, atol=1e-6)
+
+
+LINES = "".join(f"{SPEECH[i % 7 :]}\n" for i in range(12))
+WRITTEN = {  # the same lines as other editors write them
+    "carriage returns": LINES.replace("\n", "\r\n").encode(),
+    "returns alone": LINES.replace("\n", "\r").encode(),
+    "a byte-order mark": b"\xef\xbb\xbf" + LINES.encode(),
+    "no final end": LINES[:-1].encode(),
+    "all of it": b"\xef\xbb\xbf" + LINES[:-1].replace("\n", "\r\n").encode(),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)
+@pytest.mark.parametrize("as_archive", [False, True])
+def test_the_same_text_has_the_same_windows_however_its_lines_end(
+    tmp_path: Path, written: bytes, as_archive: bool
+) -> None:
+    def read(content: bytes, place: str) -> tuple[list[str], list[str]]:
+        folder = tmp_path / place
+        if as_archive:
+            folder.mkdir()
+            text = np.frombuffer(content, np.uint8)
+            np.savez(folder / "shakespeare_roles.npz", text=text, offsets=np.array([0, len(text)]))
+        else:
+            (folder / "by_play_and_character").mkdir(parents=True)
+            (folder / "by_play_and_character" / "HAMLET_GHOST.txt").write_bytes(content)
+        found = load("shakespeare", folder, stride=7)
+        return tuple(["".join(CHARACTERS[i] for i in row) for row in x] for x in (found.x_train, found.x_test))
+
+    cut = round(0.8 * len(LINES))
+    right = tuple([part[i : i + 80] for i in range(0, len(part) - 80, 7)] for part in (LINES[:cut], LINES[cut:]))
+    assert read(written, "written") == right
+    assert read(LINES.replace("\n", " \n").encode(), "longer") != right  # control: other lines
+
+
+def test_a_text_of_two_bytes_a_character_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "by_play_and_character").mkdir()
+    (tmp_path / "by_play_and_character" / "HAMLET_GHOST.txt").write_bytes(LINES.encode("utf-16"))
+    with pytest.raises(ValueError, match="shakespeare: got a text with byte 0, must be a text in ASCII"):
+        load("shakespeare", tmp_path)
+
+
 def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
-    text = (SPEECH * 8).replace("q", "\t")
+    text = (SPEECH * 8).replace("q", "\t") + "\n"
     folder = tmp_path / "shakespeare" / "data" / "raw_data" / "by_play_and_character"
     folder.mkdir(parents=True)
     (folder / "HAMLET_GHOST.txt").write_text(text)
@@ -287,7 +343,7 @@ def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
     ],
 )
 def test_offsets_that_would_give_the_wrong_user(tmp_path: Path, offsets: list, says: str) -> None:
-    text = np.frombuffer((SPEECH * 8)[:700].encode(), np.uint8)
+    text = np.frombuffer(((SPEECH * 8)[:699] + "\n").encode(), np.uint8)
     np.savez(tmp_path / "shakespeare_roles.npz", text=text, offsets=np.array([0, 700]))
     assert len(load("shakespeare", tmp_path, stride=1).y_train) == 560 - 80
     np.savez(tmp_path / "shakespeare_roles.npz", text=text, offsets=np.array(offsets))

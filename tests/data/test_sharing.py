@@ -99,3 +99,24 @@ def test_bad_global_sets(labels: np.ndarray, size: int, named: str) -> None:
         sharing.class_balanced(labels, size, 0)
     with pytest.raises(ValueError, match=r"partition\.offsets"):
         sharing.with_shared(CLIENTS._replace(offsets=CLIENTS.offsets[:-1]), SHARED)
+
+
+@pytest.mark.parametrize("sizes", [[2] * 20, [1] * 8, [0, 3, 0, 1, 7], [5, 5, 5, 5], [40, 1, 1]])
+@pytest.mark.parametrize("fraction", [0.04, 0.2, 0.5, 0.97])
+def test_held_out_examples_are_the_fraction_of_all_to_one_example(sizes: list[int], fraction: float) -> None:
+    whole = partition.of(np.split(np.random.default_rng(0).permutation(sum(sizes)), np.cumsum(sizes)[:-1]))
+    for seed in range(3):
+        train, test = sharing.held_out(whole, fraction, seed)
+        assert abs(test.sizes.sum() - fraction * sum(sizes)) <= 1 and min(train.sizes.sum(), test.sizes.sum()) > 0
+        for i in range(len(sizes)):
+            assert sorted([*train.client(i), *test.client(i)]) == sorted(whole.client(i))
+        needed = sum(size > 0 for size in sizes)
+        assert (train.sizes > 0).sum() == needed or train.sizes.sum() < needed
+    if sizes == [2] * 20 and fraction == 0.2:  # who gives one is drawn
+        given = [tuple(sharing.held_out(whole, fraction, seed)[1].sizes) for seed in range(5)]
+        assert len(set(given)) == 5 and {sum(sizes) for sizes in given} == {8}
+
+
+def test_one_example_cannot_train_and_test() -> None:
+    with pytest.raises(ValueError, match="partition: got 1 examples, must be two or more"):
+        sharing.held_out(partition.of([[0], []]), 0.5, 0)

@@ -317,3 +317,23 @@ def test_local_work_has_the_same_defaults() -> None:
         model, schedule = mlp(2, 2, (2,)), uniform_sampling(4, 2)
         python = described.entry.recipe(model, schedule, client_learning_rate=described.options.client_learning_rate)
         assert built.composition.training[1:] == python.composition.training[1:], name
+
+
+def test_what_a_file_is_read_as_decides_the_other_choices(tmp_path: Path) -> None:
+    rng, name = np.random.default_rng(0), str(tmp_path / "mine.npz")
+    table = np.stack([rng.integers(1859, 3859, 60), rng.integers(0, 67, 60)], axis=1)
+    np.savez(name, x=table, y=np.arange(60) % 7)
+    made = {
+        asked: describe(dataset=name, **dict([asked] if asked else []))
+        for asked in (None, ("input_kind", "tokens"), ("target_kind", "numbers"))
+    }
+    chosen = [(d.names()["model"], d.names()["partition"], d.algorithm.options.loss) for d in made.values()]
+    assert chosen == [
+        ("mlp", "dirichlet", "squared_error"),
+        ("lstm", "dirichlet", "cross_entropy"),
+        ("mlp", "iid", "squared_error"),
+    ]
+    values = made["target_kind", "numbers"].values()
+    assert describe(**values).values() == values
+    with pytest.raises(ValueError, match="input_kind: is not used with dataset 'digits', only with a file of your own"):
+        describe(dataset="digits", input_kind="tokens")

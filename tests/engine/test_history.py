@@ -10,6 +10,7 @@ import pytest
 
 import fedtangent
 from fedtangent._src.data import partition
+from fedtangent._src.engine.history import LOST, lost
 from fedtangent._src.engine.sweeps import Sweep
 
 from . import stateful
@@ -95,3 +96,13 @@ def test_without_pandas_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch)
     for table in (stateful.run().history.to_pandas, sweep().to_pandas):
         with pytest.raises(ImportError, match=r"^pandas: is not installed, .* pip install 'fedtangent\[notebooks\]'$"):
             table()
+
+
+def test_what_a_run_drops_is_counted_in_words() -> None:
+    rounds = {name: np.array([[2**31 - 1, 2], [0, 1]]) for name in LOST}  # more than int32 holds
+    said = lost(rounds)
+    assert len(said) == len(LOST) and all(line.startswith("2147483650 ") for line in said)
+    assert lost({name: np.zeros((2, 2), bool) for name in LOST}) == lost({}) == []
+    weight = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
+    assert lost({"model_weight": weight}) == ["1 of 3 models were never trained, and count in the average"]
+    assert lost({"model_weight": weight[:0]}) == lost({"model_weight": weight + 1}) == []

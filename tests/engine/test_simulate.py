@@ -16,7 +16,8 @@ import fedtangent as ft
 from fedtangent import simulate as simulate_from_the_root
 from fedtangent._src import data as datasets
 from fedtangent._src import models
-from fedtangent._src.data import partition
+from fedtangent._src.cli import trained
+from fedtangent._src.data import examples, partition
 from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import Measurement, charge
@@ -344,3 +345,35 @@ def test_data_that_do_not_fit_are_refused(data: Any, clients: Any, message: str)
 def test_an_algorithm_that_does_not_say_what_it_trains_takes_divided_data() -> None:
     with pytest.raises(ValueError, match=r"data: got .*, must be FederatedData: .* does not say which model"):
         simulate(algorithm(), (tiny_runs.X, tiny_runs.TARGETS), tiny_runs.EVEN, num_rounds=1)
+
+
+def test_metrics_of_a_sample_of_the_training_examples_are_named_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted by class, so that the first ones would say 1 or 0 where a model knows one class alone."""
+    monkeypatch.setattr(examples, "MOST_MEASURED", 30)
+    x, labels = np.random.default_rng(0).normal(size=(60, 3)), np.repeat([0, 1], 30)
+    model = ft.models.logistic(3, 2)
+    fed_avg = ft.fed_avg(model, ft.schedules.all_clients(2), client_learning_rate=0.1, loss="cross_entropy")
+    start = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))  # says class 0
+    run = ft.simulate(fed_avg, (x, labels, x, labels), [np.arange(30), np.arange(30, 60)], num_rounds=2, start=start)
+    first = run.history.evaluations[0].metrics
+    assert list(first) == ["train 30 of 60", "test"] and first["test"]["accuracy"] == 0.5
+    rows = np.random.Generator(np.random.PCG64(0)).choice(60, 30, replace=False)
+    assert first["train 30 of 60"]["accuracy"] == np.mean(labels[rows] == 0) != np.mean(labels[:30] == 0)
+    assert "train 30 of 60.accuracy" in run.history.curves() and "test accuracy" in repr(run.history)
+    assert trained.status(run) == "finished"
+
+
+def test_pixels_have_one_scale_in_training_and_in_prediction() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 3), dtype=np.uint8)
+    model = ft.models.logistic(3, 2, zero_init=False)
+    fed_avg = ft.fed_avg(model, ft.schedules.all_clients(2), client_learning_rate=0.1)
+    start = fed_avg.init(0, 2)
+    right = fed_avg.predict(start, pixels / np.float32(255)).mean
+    np.testing.assert_allclose(fed_avg.predict(start, pixels).mean, right, rtol=1e-5)
+    assert np.abs(fed_avg.predict(start, pixels.astype(np.float32)).mean - right).max() > 1  # control
+    lstm = ft.models.lstm(80, 80, 4, 4, 1)
+    texts = ft.fed_avg(lstm, ft.schedules.all_clients(2), client_learning_rate=0.1)
+    begun = texts.init(0, 2)
+    np.testing.assert_array_equal(
+        texts.predict(begun, pixels % 80).mean, texts.predict(begun, (pixels % 80).astype(np.int32)).mean
+    )

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from fedtangent._src import entries
-from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab import Outcome
 from fedtangent._src.experiments.lab.runner import Request, Study, perform, prepare_study
 from fedtangent._src.output.files import Figures, Metric
 

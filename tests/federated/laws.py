@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,17 @@ class Laws:
     """Ledgers that stay empty, because nothing travels that way."""
     diverging: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments with which the first round overflows; by default a rate of 1e200, of which mu times must be below 1."""
+    linear: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Changes to the arguments for a linear model with the parameters W and b."""
+    in_units: Callable[[float], Mapping[str, Any]] = lambda unit: {}
+    """Arguments whose numbers have the unit of an update, where updates are that many times as large."""
     exempt: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Laws that do not apply, and why."""
 
 
 _COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
 _DRAWS = "the quantiser draws anew for every client, so that two identical clients do not send the same"
+_ADAPTS = "its steps are as long as the server's rate, whatever the updates; test_adaptive.py has the optimisers' law"
 _ENSEMBLE = "the state holds the clients' models, each of which is a member of the ensemble"
 _STUDENT = Distillation(epochs=3, batch_size=3, learning_rate=0.3, final_learning_rate=0.1, start=2, cycle=3)
 _UNLABELLED = np.random.default_rng(7).normal(size=(7, 3))
@@ -81,9 +86,12 @@ LAWS: dict[str, Laws] = {
         {**TRAINED, "personal_training": PersonalTraining(0.5, None, Work(steps=3, batch_size=4))},
         diverging={"client_learning_rate": 1e200, "personal_training": PersonalTraining(1e-250)},
     ),
-    "dp_fed_avg": Laws({**TRAINED, "privacy": ClientPrivacy(0.5, 0.3, 3)}),
-    "fed_adagrad": Laws(),
-    "fed_adam": Laws(),
+    "dp_fed_avg": Laws(
+        {**TRAINED, "privacy": ClientPrivacy(0.5, 0.3, 3)},
+        in_units=lambda unit: {"privacy": ClientPrivacy(0.5 * unit, 0.3, 3)},
+    ),
+    "fed_adagrad": Laws(exempt={"units": _ADAPTS}),
+    "fed_adam": Laws(exempt={"units": _ADAPTS}),
     "fed_avg": Laws(),
     "fed_avg_m": Laws(),
     "fed_be": Laws(
@@ -120,13 +128,13 @@ LAWS: dict[str, Laws] = {
     ),
     "fed_prox": Laws({**TRAINED, "mu": 0.5}, diverging=_WILD),
     "fed_sgd": Laws({"learning_rate": 0.2}),
-    "fed_yogi": Laws(),
+    "fed_yogi": Laws(exempt={"units": _ADAPTS}),
     "gossip": Laws(
         {**TRAINED, "mixing": Mixing(ring(LAW_CLIENTS), "mix_then_train")},
         cohorts="own",
         nothing_on=("downlink_bytes",),
     ),
-    "lg_fed_avg": Laws({**TRAINED, "private": "[Wb]"}),
+    "lg_fed_avg": Laws({**TRAINED, "private": "[Wb]"}, linear={"private": "b"}),
     "local_only": Laws(
         compared="client",
         nothing_on=("uplink_bytes",),

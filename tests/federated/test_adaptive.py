@@ -204,3 +204,21 @@ def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None
     with pytest.raises(ValueError, match=named):
         build_named = getattr(algorithms, recipe)
         build_named(MODEL, FOUR, **arguments_of(build_named, arguments))
+
+
+@pytest.mark.parametrize("unit", [2.0**-40, 2.0**40])
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+def test_pseudo_gradients_of_another_unit_move_the_server_alike(name: str, unit: float) -> None:
+    """In float32, with tau (a size of pseudo-gradients) in the same unit."""
+    decay = {} if name == "adagrad" else {"beta_2": 0.99}
+    gradients = jax.random.normal(jax.random.key(0), (5, 7), jnp.float32)
+
+    def moves(unit: float) -> jax.Array:
+        optimizer = getattr(adaptive, name)(rate=0.1, beta_1=0.9, tau=1e-3 * unit, **decay)
+
+        def step(state: Any, gradient: jax.Array) -> tuple[Any, jax.Array]:
+            return optimizer.update(unit * gradient, state)[::-1]
+
+        return jax.lax.scan(step, optimizer.init(gradients[0]), gradients)[1]
+
+    assert float(jnp.max(jnp.abs(moves(1.0) - moves(unit)))) < 1e-6 < 0.01 < float(jnp.max(jnp.abs(moves(1.0))))

@@ -82,3 +82,25 @@ def test_stack_counts_the_messages_it_has_no_room_for(feed: str) -> None:
     np.testing.assert_array_equal(
         kept.messages["a"][:, 0], np.stack([messages()["a"][1], np.zeros((3, 2)), messages()["a"][0]])
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("count", [1, 7, 600])
+@pytest.mark.parametrize("weight", [1.0, 3000.0])
+def test_the_mean_of_many_messages_in_half_precision_is_exact(dtype: Any, count: int, weight: float) -> None:
+    """600 messages, one by one, in parts of seven and at once: bfloat16 alone would stop at 256 times a message."""
+    sent = jnp.asarray(np.random.default_rng(0).normal(0.5, 0.1, (600, 5)), dtype)
+    aggregate, places = weighted_mean(), np.arange(600)
+    cohort = Cohort(jnp.asarray(places), jnp.zeros(600, jnp.int32), jnp.full(600, weight, jnp.float32))
+    slots = slots_of(cohort, 1, jnp.arange(601))
+    acc = aggregate.init(jax.ShapeDtypeStruct((5,), dtype), 1)
+    for at in range(0, 600, count):
+        rows, part = jax.tree.map(lambda leaf, at=at: leaf[at : at + count], (slots, sent))
+        acc = aggregate.add(acc, rows, part)
+    mean = aggregate.finish(acc)
+    exact = np.asarray(sent, np.float64).mean(axis=0)
+    assert mean.dtype == jnp.float32
+    np.testing.assert_allclose(mean[0], exact, rtol=1e-5)
+    alone = jax.lax.scan(lambda total, row: (total + row * weight, None), jnp.zeros(5, dtype), sent)[0]
+    # the control: added up in half precision
+    assert not np.allclose(np.asarray(alone, np.float64), 600 * weight * exact, rtol=1e-3)

@@ -22,11 +22,23 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import random_models, uniform_sampling
 from fedtangent._src.losses import cross_entropy
 from fedtangent._src.streams import keys
-from fedtangent._src.types import Algorithm, FederatedData, Key, Schedule
+from fedtangent._src.types import Algorithm, FederatedData, Key, Model, Schedule
 
 from ..nightly import nightly
 from . import reference, reference_fed_be
-from .toys import NUM_CLIENTS, SIZES, arguments_of, cohorts, distance, go, models_of, owned_rows, two_layer, uneven_data
+from .toys import (
+    NUM_CLIENTS,
+    SIZES,
+    arguments_of,
+    cohorts,
+    distance,
+    federated,
+    go,
+    models_of,
+    owned_rows,
+    two_layer,
+    uneven_data,
+)
 
 SEED, RATE, STEPS, ROUNDS, SAMPLES = 3, 0.3, 4, 2, 3
 MODEL, SERVER_X = two_layer(), np.random.default_rng(5).normal(size=(7, 3))
@@ -362,3 +374,23 @@ def test_bad_arguments_without_distillation() -> None:
     for changed, named in (({"posterior": "x"}, "posterior"), ({"server_learning_rate": 2.0}, "server_learning_rate")):
         with pytest.raises(ValueError, match=named):
             build(CASES["no_distillation"], **changed)
+
+
+def test_logits_far_apart_keep_their_logarithms() -> None:
+    """A model of logits (5000.5, -5000.5): the mean is log-sum-exp's (0, -10001), where a probability's log is -inf."""
+
+    def init(key: Key) -> jax.Array:
+        return jnp.asarray([[5000.5, -5000.5]], jnp.float32)
+
+    model = Model("far", init, lambda params, x: x @ params, None, 2, loss="cross_entropy")
+    algorithm = algorithms.fed_be_no_distillation(
+        model, uniform_sampling(NUM_CLIENTS, 4), client_learning_rate=1e-9, work=Work(steps=1)
+    )
+    x = jnp.ones((3, 1), jnp.float32)
+    data = federated(np.ones((6, 1), np.float32), np.zeros(6, np.int32), list(np.arange(6)[:, None]))
+    state, _ = go(algorithm, data, "scan", 1, algorithm.init(SEED, NUM_CLIENTS))
+    found = algorithm.predict(state, x)
+    assert found.members.shape[0] > 1
+    np.testing.assert_allclose(found.mean, np.tile([[0.0, -10001.0]], (3, 1)), rtol=1e-6)
+    with np.errstate(divide="ignore"):
+        assert np.isneginf(np.log(np.asarray(jax.nn.softmax(found.members, axis=-1)).mean(axis=0))[:, 1]).all()

@@ -39,7 +39,7 @@ SEED = 4
 ROUNDS = 6  # of a table of cohorts
 LARGEST, HELD = 8, 33  # examples of the largest client, and of all together: alike in all data of the laws
 SHARED = [0, 1]  # rows that every client holds that holds anything
-EXEMPTIONS = ("rejection", "doubling", "divergence")  # laws that an algorithm may be exempt from
+EXEMPTIONS = ("rejection", "doubling", "divergence", "units")  # laws that an algorithm may be exempt from
 COMPILES: list[str] = []
 
 
@@ -296,6 +296,18 @@ def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_
     assert distance(trained(case.seldom.states[4]), trained(again.states[4])) > VISIBLE  # another seed, another run
 
 
+def test_a_prediction_depends_on_its_point_alone(case: Case) -> None:
+    """Not on the other points, their number or their order: no statistic of a batch of points enters it."""
+    state, x = case.seldom.run.state, np.asarray(case.data.x)
+    others = np.concatenate([100 * x[3:] - 7, x[:3]])
+    whole = case.algorithm.predict(state, x)
+    for at, points in (([0, 1, 2], x[:3]), ([2], x[2:3]), ([2, 0], x[[2, 0]]), ([0, 1, 2], others)):
+        few = case.algorithm.predict(state, points)
+        assert distance(few.mean[-len(at) :], whole.mean[np.array(at)]) < ROUNDING
+        assert distance(few.members[:, -len(at) :], whole.members[:, np.array(at)]) < ROUNDING
+    assert distance(whole.mean[0], whole.mean[1]) > VISIBLE  # control: points differ
+
+
 def test_float32_stays_float32(case: Case) -> None:
     """A round of a float32 model changes no dtype of the state, whatever numbers in float64 the recipe was given."""
     algorithm = case.build(two_layer(jnp.float32), case.laws.arguments)
@@ -307,6 +319,49 @@ def test_float32_stays_float32(case: Case) -> None:
     assert np.dtype(float) not in {leaf.dtype for leaf in jax.tree.leaves(trained(after))}
     wide = {leaf.dtype for leaf in jax.tree.leaves(trained(case.start))}
     assert np.dtype(float) in wide  # the control: a float64 model's state
+
+
+def test_the_server_keeps_a_model_of_half_precision_in_float32(case: Case) -> None:
+    """Clients compute in bfloat16; sums over rounds and clients lose no digits. Or the recipe refuses the dtype."""
+    try:
+        algorithm = case.build(two_layer(jnp.bfloat16), case.laws.arguments)
+    except ValueError as error:
+        assert "dtype: got 'bfloat16', allowed are" in str(error)
+        return
+    data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, case.data)
+    step = functools.partial(algorithm.step, data=data, engine=engine_for(data, "scan"))
+    before = algorithm.init(SEED, LAW_CLIENTS)
+    after = jax.eval_shape(step, before)[0]
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(before)]
+    assert jnp.bfloat16 not in {leaf.dtype for leaf in jax.tree.leaves(after.server)}
+    if algorithm.params is not None:
+        assert {leaf.dtype for leaf in jax.tree.leaves(algorithm.params(before))} == {jnp.dtype(jnp.bfloat16)}
+    assert jax.eval_shape(algorithm.predict, before, data.x).mean.dtype == jnp.float32
+
+
+def linear() -> Model:
+    """``x W + b`` from 0 in float32: its updates have the unit of the targets."""
+
+    def init(key: Key) -> PyTree:
+        return {"W": jnp.zeros((INPUTS, OUTPUTS), jnp.float32), "b": jnp.zeros((1, OUTPUTS), jnp.float32)}
+
+    return Model("linear", init, lambda params, x: x @ params["W"] + params["b"], None, OUTPUTS)
+
+
+def test_updates_of_another_unit_give_the_same_model_in_that_unit(case: Case) -> None:
+    """Gradients and updates times 2^-40 and 2^40, about 1e-12 and 1e12, in float32."""
+    applies(case, "units")
+    arguments, data = {**case.laws.arguments, **case.laws.linear}, case.data
+    plain, models = case.build(linear(), arguments), {}
+    for unit in (1.0, 2.0**-40, 2.0**40):
+        changed = case.laws.in_units(unit)
+        algorithm = case.build(linear(), {**arguments, **changed}) if changed else plain
+        scaled = data._replace(x=data.x.astype(jnp.float32), y=(unit * data.y).astype(jnp.float32))
+        state, _ = go(algorithm, scaled, "scan", 2, algorithm.init(SEED, LAW_CLIENTS))
+        models[unit] = np.asarray(algorithm.predict(state, scaled.x).members, np.float64) / unit
+    assert np.abs(models[1.0]).max() > VISIBLE
+    for unit in (2.0**-40, 2.0**40):
+        np.testing.assert_allclose(models[unit], models[1.0], rtol=0, atol=1e-6 * np.abs(models[1.0]).max())
 
 
 def test_a_run_draws_the_cohorts_that_drawn_cohorts_shows(case: Case) -> None:

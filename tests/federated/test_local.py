@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedtangent as ft
 from fedtangent._src.federated.local import LocalProblem, Work, client_view, local_training, minimise
 from fedtangent._src.federated.schedule import all_clients, random_models
 from fedtangent._src.losses import squared_error
@@ -173,3 +174,18 @@ def test_a_clients_view_holds_no_row_of_another(data: FederatedData) -> None:
         assert set(np.asarray(client.rows).tolist()) == set(rows.tolist())
         assert int(client.size) == len(rows)
     assert int(one_client(data, 0, active=False).size) == 0
+
+
+def test_gradients_that_an_optimiser_still_holds_are_counted() -> None:
+    """Four batches of ``optax.MultiSteps``, three at a time: one gradient is dropped when the round ends."""
+    x, y = np.ones((8, 1), np.float32), np.arange(8, dtype=np.float32)[:, None]
+    data = ft.data.federated_data(x, y, [np.arange(8)])
+    model, work = ft.models.linear(1, 1), Work(epochs=1, batch_size=2)
+    for every, dropped in ((3, 1), (4, 0)):
+        several = optax.MultiSteps(optax.sgd(0.1), every).gradient_transformation()
+        algorithm = ft.fed_avg(model, all_clients(1), work=work, client_optimizer=several)
+        run = ft.simulate(algorithm, data, num_rounds=2, start={"weights": np.zeros((1, 1), np.float32)})
+        assert run.history.rounds["unapplied"].tolist() == [[dropped]] * 2
+        assert (f"finished; {2 * dropped} gradients had not been applied" in repr(run)) == bool(dropped)
+    # four batches together are one of all eight examples
+    np.testing.assert_allclose(run.state.server.params["weights"][0, 0, 0], 3.5 * (1 - 0.9**2), rtol=1e-6)

@@ -237,7 +237,7 @@ def test_ntk_fl_is_charged_for_its_jacobians_and_reports_who_found_no_place(mode
         model, schedule, learning_rate=0.1, evolution=Evolution(times=(1,)), pooling=Pooling(slots_per_model=1)
     )
     run = simulate(algorithm, uneven_data(), num_rounds=2, seed=0, devices=Devices("scan"))
-    assert run.history.rounds["dropped"].tolist() == [[1], [1]]
+    assert run.history.rounds["dropped"].tolist() == [[1], [1]] and "2 messages were dropped" in repr(run)
     examples = SIZES[1] + SIZES[4]  # both were sent
     per_example = 2 * parameters() + 2 + 2  # the Jacobian of two outputs, the outputs, the targets
     assert run.history.evaluations[-1].uplink_bytes == 2 * examples * per_example * 8

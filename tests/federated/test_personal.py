@@ -14,7 +14,8 @@ from fedtangent._src.federated import algorithms, predict
 from fedtangent._src.federated.algorithms.common import Averaging
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import per_client_permutations
-from fedtangent._src.types import Algorithm, FederatedData, PyTree
+from fedtangent._src.measures import uncertainty
+from fedtangent._src.types import Algorithm, FederatedData, Model, PyTree
 
 from . import reference
 from . import reference_personalised as loops
@@ -205,3 +206,72 @@ def test_bad_personal_predictions_and_evaluations() -> None:
     ):
         with pytest.raises(ValueError, match=named):
             predict.evaluate_clients(algorithm, state, DATA, test, measure)
+
+
+def classifiers(logits: np.ndarray, loss: str, personal: Any = None) -> tuple[Algorithm, PyTree]:
+    """An ensemble of models whose outputs are ``logits`` [K, C] wherever x is 1, before any training."""
+
+    def init(key: Any) -> Any:
+        return jnp.zeros((1, logits.shape[1]))
+
+    model = Model("constant", init, lambda params, x: x @ params, None, logits.shape[1])
+    algorithm = algorithms.fed_ensemble(
+        model,
+        per_client_permutations(2, len(logits)),
+        client_learning_rate=RATE,
+        work=GLOBAL,
+        loss=loss,
+        averaging=Averaging(personal=personal),
+    )
+    return algorithm, algorithm.init(SEED, 2, jnp.asarray(logits)[:, None])
+
+
+LOGITS = np.array([[9.0, 0.0], [-4.0, 0.0], [-4.0, 0.0]])  # mean logits say class 0, mean probabilities class 1
+ONES = federated(np.ones((4, 1)), np.ones(4, np.int32), [np.arange(2), np.arange(2, 4)])
+
+
+@pytest.mark.parametrize(("loss", "right"), [("cross_entropy", 1.0), ("squared_error", 0.0)])
+def test_an_ensemble_means_the_same_for_clients_for_tables_and_for_measures(loss: str, right: float) -> None:
+    algorithm, state = classifiers(LOGITS, loss)
+    of_clients = predict.evaluate_clients(algorithm, state, ONES, ONES)
+    assert of_clients.values.tolist() == [right, right]
+    predicted = algorithm.predict(state, ONES.x)
+    labels = np.ones(4, np.int32)
+    assert uncertainty.accuracy(predicted.members, labels, loss) == right
+    assert uncertainty.measure(predicted, np.eye(2)[labels], labels, loss)["accuracy"] == right
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    mean = np.log(p.mean(axis=0)) if loss == "cross_entropy" else LOGITS.mean(axis=0)
+    np.testing.assert_allclose(predicted.mean, np.tile(mean, (4, 1)), rtol=1e-12)
+
+
+def test_personal_weights_of_classifiers_weigh_probabilities() -> None:
+    algorithm, state = classifiers(LOGITS, "cross_entropy", predict.weighted_models("cross_entropy", 5.0))
+    found = algorithm.personal(state, ONES, 2, jnp.int32(0), ONES.x).mean
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    alpha = np.exp(np.log(p[:, 1]) / 5.0)
+    np.testing.assert_allclose(found[0], np.log(alpha / alpha.sum() @ p), rtol=1e-10)
+    with np.errstate(all="ignore"):
+        assert np.abs(found[0] - alpha / alpha.sum() @ LOGITS).max() > 0.1  # the control: weighed outputs
+
+
+def test_a_dead_model_has_no_accuracy() -> None:
+    algorithm, state = classifiers(np.full((1, 2), np.nan), "cross_entropy")
+    found = predict.evaluate_clients(algorithm, state, ONES, ONES._replace(y=jnp.zeros(4, jnp.int32)))
+    assert np.isnan(found.values).all() and np.isnan(found.mean) and np.isnan(found.weighted_mean)
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "cross_entropy"])
+def test_clients_measures_do_not_depend_on_the_order_of_examples_or_clients(measure: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 1)), rng.integers(0, 2, 60).astype(np.int32)
+    owned = np.split(np.arange(60), [7, 30])
+    algorithm, state = classifiers(LOGITS, "cross_entropy")
+    three = per_client_permutations(3, 3)
+    algorithm = algorithm._replace(schedule=three)
+    found = predict.evaluate_clients(algorithm, state, federated(x, y, owned), federated(x, y, owned), measure)
+    order = [2, 0, 1]
+    others = federated(x, y, [rng.permutation(owned[i]) for i in order])
+    again = predict.evaluate_clients(algorithm, state, others, others, measure)
+    np.testing.assert_allclose(again.values, np.asarray(found.values)[order], rtol=1e-12)
+    np.testing.assert_allclose([again.mean, again.weighted_mean], [found.mean, found.weighted_mean], rtol=1e-12)
+    assert len(set(np.asarray(found.values).round(9))) == 3

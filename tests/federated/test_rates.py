@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -14,10 +15,11 @@ import pytest
 from fedtangent._src.engine import Devices, params_by_round, simulate
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.algorithms.common import Averaging
+from fedtangent._src.federated.algorithms.normalised import Normalisation
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.federated.schedule import all_clients, uniform_sampling
-from fedtangent._src.optimizers import at_round, check_rate, rate_at, sgd, staircase_decay
+from fedtangent._src.optimizers import at_rate, at_round, check_linear, check_rate, rate_at, sgd, staircase_decay
 from fedtangent._src.types import Algorithm, Model
 
 from . import reference
@@ -174,3 +176,57 @@ def test_a_warm_up_from_0_moves_nothing_in_its_first_round(recipe: str) -> None:
     models = params_by_round(algorithm, uneven_data(), num_rounds=2, devices=Devices("scan"))
     for leaf in jax.tree.leaves(models):
         assert np.array_equal(leaf[0], leaf[1]) and np.isfinite(leaf[2]).all() and not np.array_equal(leaf[1], leaf[2])
+
+
+FALLING, RISING = optax.linear_schedule(0.1, 0.0, 4), optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10)
+STILL: dict[str, Any] = {  # recipe and its arguments from a schedule of the rate
+    "fed_avg": lambda rate: (algorithms.fed_avg, {"client_learning_rate": rate}),
+    "fed_prox": lambda rate: (algorithms.fed_prox, {"client_learning_rate": rate}),
+    "fed_dyn": lambda rate: (algorithms.fed_dyn, {"client_learning_rate": rate, "mu": 0.3}),
+    "scaffold": lambda rate: (algorithms.scaffold, {"client_learning_rate": rate}),
+    "fed_nova": lambda rate: (algorithms.fed_nova, {"client_learning_rate": rate}),
+    "fed_nova, mu": lambda rate: (
+        algorithms.fed_nova,
+        {"client_learning_rate": rate, "normalisation": Normalisation(0.3)},
+    ),
+    "fed_nova, momentum": lambda rate: (
+        algorithms.fed_nova,
+        {"client_optimizer": at_rate(functools.partial(optax.sgd, momentum=0.9), rate)},
+    ),
+    "fed_nova, mu and momentum": lambda rate: (
+        algorithms.fed_nova,
+        {
+            "client_optimizer": at_rate(functools.partial(optax.sgd, momentum=0.9), rate),
+            "normalisation": Normalisation(0.3, tau_eff=2.0),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_a_round_of_rate_0_changes_no_bit_of_a_model(name: str) -> None:
+    """Three clients of other sizes, minibatches; the last three rounds of seven, and the first of a warm-up."""
+    data = uneven_data(sizes=(3, 5, 4))
+    for rate in (FALLING, RISING):
+        recipe, arguments = STILL[name](rate)
+        algorithm = recipe(MODEL, all_clients(3), work=Work(epochs=2, batch_size=2), **arguments)
+        states = [algorithm.init(0, 3)]
+        for _ in range(7):
+            states.append(go(algorithm, data, "scan", 1, states[-1])[0])
+        models = [leaves(algorithm.params(state)) for state in states]
+        assert all(np.isfinite(leaf).all() for model in models for leaf in model)
+        still = [all(np.array_equal(*pair) for pair in zip(*both, strict=True)) for both in itertools.pairwise(models)]
+        expected = [round_ >= 4 if rate is FALLING else round_ == 0 for round_ in range(7)]
+        if name == "fed_dyn" and rate is FALLING:
+            expected[4:] = [False] * 3  # the server moves by h / mu
+        assert still == expected
+
+
+def test_a_warm_up_from_0_is_as_linear_as_its_later_rounds() -> None:
+    for make in (functools.partial(optax.sgd, momentum=0.9), optax.sgd):
+        check_linear("client_optimizer", at_rate(make, RISING))
+        check_linear("client_optimizer", at_rate(make, lambda t: jnp.where(t < 900, 0.0, 0.1)))
+    with pytest.raises(ValueError, match="not linear in the gradients"):
+        check_linear("client_optimizer", at_rate(optax.adam, RISING))
+    with pytest.raises(ValueError, match="does not move against the gradients"):
+        check_linear("client_optimizer", at_rate(optax.sgd, lambda t: 0.0 * t))

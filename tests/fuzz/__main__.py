@@ -1,10 +1,11 @@
-"""Random command lines and calls, drawn from what the entries offer: each ends well, or is refused in one line.
+"""Random command lines and calls end well or are refused in one line, and random numbers agree with a second way.
 
 ``python tests/fuzz`` draws command lines from the commands' own options and calls from the public functions' own
 parameters: edges, wrong types, huge numbers, NaN, other alphabets, files of every kind. Each runs in a forked process
 with a folder, a home and limits of its own. Printed, and counted as failures, are tracebacks, warnings, hangs, ends by
 a signal, exit codes other than 0, 1, 2 and 128 + signal, refusals of more than a line or that wrote something, and
-files outside of the output folder. What is still at work after ``SECONDS`` is interrupted, and must then end as a user
+files outside of the output folder. As many cases as both together compare a number with a second computation in NumPy
+(``numbers_twice``). What is still at work after ``SECONDS`` is interrupted, and must then end as a user
 expects of Ctrl-C.
 """
 
@@ -25,6 +26,7 @@ import conftest  # noqa: F401  quick compilation, as in the tests
 from calls import some_calls
 from case import Case, tried
 from command_lines import lines, write_inputs
+from numbers_twice import some_numbers
 
 import fedtangent
 
@@ -63,6 +65,7 @@ def fuzz() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lines", type=int, default=3000, help="command lines to try (default: 3000)")
     parser.add_argument("--calls", type=int, default=1000, help="calls to try (default: 1000)")
+    parser.add_argument("--numbers", type=int, help="numbers to compute twice (default: as many as lines and calls)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
     given_ = parser.parse_args()
@@ -71,6 +74,8 @@ def fuzz() -> int:
         write_inputs(Path(folder))
         cases = lines(given_.lines, given_.seed, Path(folder)) if given_.lines else []
         cases += some_calls(given_.calls, given_.seed) if given_.calls else []
+        number = given_.lines + given_.calls if given_.numbers is None else given_.numbers
+        cases += some_numbers(number, given_.seed) if number else []
         found = run(cases, given_.processes)
     print(f"{sum(found.values())} cases: {dict(found)}")
     return int(set(found) != {"well"})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+
+from ..nightly import nightly
 
 HERE = Path(__file__).parent
 
@@ -24,9 +28,24 @@ def case() -> ModuleType:
 
 
 def test_a_slice() -> None:
-    command = [sys.executable, HERE, "--lines", "6", "--calls", "6", "--processes", "1", "--seed", "2"]
+    numbers = ["--lines", "6", "--calls", "6", "--numbers", "3"]
+    command = [sys.executable, HERE, *numbers, "--processes", "1", "--seed", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "cases: {'well': " in done.stdout, done.stdout + done.stderr
+
+
+CHECKS = ("training", "uncertainty", "kernel", "limit", "flow", "partition", "channel", "privacy")
+
+
+@pytest.mark.parametrize("name", nightly(CHECKS, ["limit", "partition", "privacy"]))
+def test_a_wrong_number_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number that is computed twice agrees, and does not when the second way is off."""
+    monkeypatch.syspath_prepend(str(HERE))
+    checks = importlib.import_module("numbers_twice").CHECKS
+    assert tuple(checks) == CHECKS
+    checks[name](np.random.default_rng(1), 0.0)
+    with pytest.raises(AssertionError):
+        checks[name](np.random.default_rng(1), 1.0 if name == "privacy" else 0.01)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ def test_runs_are_those_of_predict(points: Any, blocks: KernelBlocks) -> None:
     for e in range(3):
         assert np.allclose(found.test[:, :, e], flow.predict(starts[0][e], starts[1][e], [0, 4]), atol=1e-13)
         assert np.allclose(found.train[:, :, e], flow.predict_train(starts[0][e], [0, 4]), atol=1e-13)
-    assert np.allclose(flow.runs(*starts, [0, 4], 7).train, found.train[:, :, :, :7], atol=1e-13)
+    rows = np.array([1, 2, 5, 6, 9])
+    assert np.allclose(flow.runs(*starts, [0, 4], rows).train, found.train[:, :, :, rows], atol=1e-13)
 
 
 def test_of_a_large_kernel_there_is_no_law(points: Any) -> None:

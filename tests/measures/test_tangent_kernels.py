@@ -275,3 +275,11 @@ def test_a_common_example_counts_for_every_client_that_holds_it() -> None:
     found = stratified(held, 1, N, seed=0)
     for i, own in enumerate(SHARED):
         assert sorted(found.rows[found.clients.client(i)]) == sorted(set(own) & set(found.rows))
+
+
+def test_a_matrix_with_negative_eigenvalues_has_no_spectrum() -> None:
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+    with pytest.raises(ValueError, match=r"theta: got the eigenvalue -0\.5 \(the largest is 3\), must be at least 0"):
+        measures.spectrum(turn @ np.diag([3.0, 1.0, 0.0, -0.5]) @ turn.T)
+    rounded = measures.spectrum(turn @ np.diag([3.0, 1.0, 0.0, -1e-9]) @ turn.T)
+    np.testing.assert_allclose(rounded.eigenvalues, [3, 1, 0, 0], atol=1e-8)

@@ -12,6 +12,7 @@ import pytest
 from scipy import special, stats
 from sklearn import metrics
 
+from fedtangent._src.losses import mean_prediction
 from fedtangent._src.measures import uncertainty as u
 from fedtangent._src.types import Prediction
 
@@ -279,3 +280,96 @@ def test_bad_arguments(name: str) -> None:
     function, arguments, says = BAD[name]
     with pytest.raises(ValueError, match=says):
         function(*arguments)
+
+
+def calibrated(share: float, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [1, n, 2] of confidence ``share``, of which that share is right, in random order."""
+    right = np.random.default_rng(0).permutation(np.arange(n) < round(share * n))
+    return np.broadcast_to(np.log([share, 1 - share]), (1, n, 2)), (~right).astype(int)
+
+
+def test_a_calibration_error_of_a_million_predictions_has_no_error_of_its_own() -> None:
+    logits, labels = calibrated(0.96, 1_000_000)
+    assert float(ece(jnp.asarray(logits, jnp.float32), labels, 15)) < 1e-6
+    one_by_one = np.add.accumulate(np.full(1_000_000, 0.96, np.float32))[-1] / 1e6
+    assert abs(one_by_one - 0.96) > 1e-3  # the control: sums one after another in float32
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_outputs_are_measured_in_float32(dtype: Any) -> None:
+    logits, labels = ensemble()
+    logits, labels = np.tile(logits, (1, 20, 1)), np.tile(labels, 20)
+    half = jnp.asarray(logits, dtype)
+    same = jnp.asarray(half, jnp.float32)
+    bins = reliability(half, labels, 15)
+    assert jnp.issubdtype(bins.examples.dtype, jnp.integer) and int(bins.examples.sum()) == len(labels)
+    for score in (nll, brier, accuracy):
+        assert score(half, labels).dtype == jnp.float32 and float(score(half, labels)) == float(score(same, labels))
+    assert float(ece(half, labels, 15)) == float(ece(same, labels, 15))
+    for score in (entropy, information_of, variance):
+        assert np.array_equal(score(half), score(same))
+    interval, wide = u.predictive_interval(half), u.predictive_interval(same)
+    assert np.array_equal(interval.low, wide.low) and np.array_equal(interval.high, wide.high)
+    assert u.coverage(interval, jnp.zeros(interval.low.shape, dtype)).dtype == jnp.float32
+    narrow = np.mean(np.asarray(same.argmax(axis=-1)[0] == labels, dtype), dtype=dtype)
+    assert float(narrow) != float(jnp.mean(same.argmax(axis=-1)[0] == labels))  # the control: a mean in half precision
+
+
+def test_a_confidence_at_the_edge_of_two_bins_is_in_the_lower_one() -> None:
+    """Bins are ((b - 1) / B, b / B] (Guo et al., 2017)."""
+    logits = np.zeros((1, 3, 2))  # confidence 1/2, exactly
+    for dtype in DTYPES:
+        for bins in (2, 4, 10):
+            counts = reliability(jnp.asarray(logits, dtype), jnp.zeros(3, int), bins).examples
+            assert counts[bins // 2 - 1] == 3 and counts.sum() == 3
+
+
+def test_the_accuracy_of_outputs_that_are_not_numbers_is_not_a_number() -> None:
+    labels = jnp.asarray([0, 0, 0, 1, 1])
+    good = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 2)))
+    for bad in (good * jnp.nan, good.at[1, 3, 0].set(jnp.nan), good.at[0, 4, 1].set(jnp.inf)):
+        assert np.isnan(accuracy(bad, labels)) and np.isnan(ece(bad, labels, 15)) and np.isnan(brier(bad, labels))
+    assert np.isfinite(accuracy(good, labels))
+
+
+def test_an_ensemble_averages_probabilities_or_outputs_by_the_name_of_its_loss() -> None:
+    """Mean logits (0.33, 0) say class 0; mean probabilities (0.35, 0.65) say class 1."""
+    members, labels = jnp.asarray([[[9.0, 0.0]], [[-4.0, 0.0]], [[-4.0, 0.0]]]), jnp.asarray([1])
+    assert probabilities(np.asarray(members)).mean(axis=0)[0].argmax() == 1
+    assert np.asarray(members).mean(axis=0)[0].argmax() == 0
+    for loss, share in {"cross_entropy": 1.0, "cross_entropy_sum": 1.0, "squared_error": 0.0, "logistic": 0.0}.items():
+        assert u.accuracy(members, labels, loss) == share
+        predicted = Prediction(mean_prediction(loss, members), members)
+        assert u.measure(predicted, np.eye(2)[[1]] * 2 - 1, np.array([1]), loss)["accuracy"] == share
+    assert u.accuracy(members, labels) == 1
+
+
+METRICS_OF_EXAMPLES = {
+    "nll": u.negative_log_likelihood,
+    "brier": u.brier_score,
+    "accuracy": u.accuracy,
+    "ece": u.expected_calibration_error,
+    "entropy": lambda members, labels: jnp.mean(u.predictive_entropy(members)),
+    "information": lambda members, labels: jnp.mean(u.mutual_information(members)),
+    "variance": lambda members, labels: jnp.mean(u.knowledge_variance(members)),
+    **{
+        name: lambda members, labels, name=name: jnp.asarray(
+            u.measure(Prediction(members.mean(axis=0), members), np.eye(C)[labels], labels, "cross_entropy")[name]
+        )
+        for name in ("nll", "accuracy", "accuracy_of_members", "ece", "brier", "predictive_entropy")
+    },
+}
+
+
+@pytest.mark.parametrize("name", METRICS_OF_EXAMPLES)
+def test_a_metric_depends_neither_on_the_order_of_examples_nor_of_models(name: str) -> None:
+    metric, (logits, labels) = METRICS_OF_EXAMPLES[name], ensemble()
+    given, order = jnp.asarray(np.tile(logits, (1, 30, 1)), jnp.float32), np.random.default_rng(1).permutation(30 * N)
+    labels = np.tile(labels, 30)
+    value = float(metric(given, labels))
+    by_class = np.argsort(labels, kind="stable")
+    for rows in (order, by_class, order[::-1]):
+        assert float(metric(given[:, rows], labels[rows])) == pytest.approx(value, rel=3e-6)
+        assert float(metric(given[::-1, rows], labels[rows])) == pytest.approx(value, rel=3e-6)
+    if name in ("nll", "brier", "accuracy", "ece"):  # the control: labels that stay where they were
+        assert abs(float(metric(given[:, order], labels)) - value) > 0.01

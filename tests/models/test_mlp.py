@@ -188,3 +188,21 @@ def test_sizes_from_a_data_set_and_other_widths() -> None:
     assert logistic(64, 10).at_width is None and deep_linear(digits, width=5, depth=4).at_width(7).name == (
         "deep_linear(64-7-7-7-10)"
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_of_many_examples_in_half_precision_are_rounded_once(dtype) -> None:
+    """A bias's gradient is a sum over examples: added up in bfloat16, 3,000 times 1/3,000 would make 1.016."""
+    x, narrow = jnp.ones((3000, 2)), float(jnp.finfo(dtype).eps)
+    model, exact = logistic(2, 3, dtype=dtype), logistic(2, 3, dtype=jnp.float64)
+
+    def mean_output(model):
+        return jax.jit(jax.grad(lambda params: jnp.mean(model.apply(params, x)[:, 0].astype(jnp.float32))))
+
+    weight, bias = mean_output(model)(model.init(jax.random.key(0)))[0]
+    assert bias.dtype == weight.dtype == dtype
+    for found, wanted in zip((weight, bias), mean_output(exact)(exact.init(jax.random.key(0)))[0], strict=True):
+        np.testing.assert_allclose(np.asarray(found, float), wanted, atol=narrow)
+    if dtype == jnp.bfloat16:  # the control
+        alone = jax.lax.fori_loop(0, 3000, lambda _, total: total + jnp.asarray(1 / 3000, dtype), jnp.zeros((), dtype))
+        assert abs(float(alone) - 1) > 100 * narrow

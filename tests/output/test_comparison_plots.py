@@ -50,10 +50,12 @@ def result(
     def seen(method: str, width: int) -> Simulated:
         train, test = (rng.standard_normal((len(ROUNDS), K, E, points, 2)) for points in (N, M))
         of_width = f", width {width}"
-        return stand_in(Simulated, method=method, width=width, of_width=of_width, rounds=ROUNDS, train=train, test=test)
+        outputs = {"train": train, "test": test, "ensemble": test.mean(axis=1)}
+        return stand_in(Simulated, method=method, width=width, of_width=of_width, rounds=ROUNDS, **outputs)
 
     curves = np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2])
-    gap = Gap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((3, K, E, N, 2)))
+    errors = rng.uniform(0.1, 0.2, (3, K, E)), rng.uniform(0.1, 0.2, (K, E))
+    gap = Gap(*errors, *curves, np.zeros((3, K, E, M, 2)), np.zeros((3, K, E, N, 2)))
     distances = rng.uniform(0.1, 0.2, (4, 3, K, 1))
     lazy = tuple(Laziness(w, Parts(*distances[:3]), distances[3]) for w in widths)
     moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
@@ -65,7 +67,7 @@ def result(
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
         ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
         gaps=(gap,) * len(widths),
-        curve=PredictedCurve(np.arange(11), np.linspace(1, 0.2, 11), rng.uniform(0.1, 0.2, (11, K, E))),
+        curve=PredictedCurve(np.arange(11), np.linspace(1, 0.2, 11), rng.uniform(0.1, 0.2, (11, E))),
         laziness=() if linear else lazy,
     )
 

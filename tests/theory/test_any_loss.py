@@ -52,6 +52,10 @@ RULES: dict[str, dict[str, Any]] = {
     "nesterov": {"client_optimizer": NESTEROV},
     "steps that shrink": {"client_optimizer": SHRINKING},
     "prox": {"mu": 0.3, "client_optimizer": MOMENTUM},
+    "prox and weight decay beside both momenta": {  # with a round in which a model has no client
+        **{"mu": 0.3, "weight_decay": 0.2, "client_optimizer": MOMENTUM},
+        **{"server_momentum": 0.5, "server_learning_rate": 1.3},
+    },
     "server momentum": {"server_momentum": 0.5, "server_learning_rate": 1.3},
     "steps of other sizes": {"step_weights": (1.0, 0.5, 0.25, 0.25, 0.1)},
     "fed_nova": {"algorithm": "fed_nova"},
@@ -181,7 +185,7 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
 
 
 DAILY = (
-    "prox",
+    "prox and weight decay beside both momenta",
     "nesterov",
     "steps that shrink",
     "fed_nova, nesterov",

@@ -159,6 +159,24 @@ def test_rounds_may_repeat_and_come_in_any_order(maker):
     assert distance(each[2], each[3]) > 1e-3
 
 
+def test_a_point_is_predicted_alike_whatever_other_points_are_asked_for(maker):
+    """Bit for bit but for the order of sums: one point, two in another order, and beside points 100 times as far."""
+    run = permuted(maker)
+    w0, whole = initial_weights(run), run.flow()
+    at_all, mean, cov = predicted(run, w0), whole.mean(7), np.asarray(whole.cov(7, 1))
+    far = replace(run, test=np.concatenate([run.test[[9, 4]], 100 * run.test]))
+    for points, other in (
+        ([3], replace(run, test=run.test[[3]])),
+        ([9, 4], replace(run, test=run.test[[9, 4]])),
+        ([9, 4], far),
+    ):
+        flow, asked = other.flow(), slice(len(points))
+        assert distance(predicted(other, w0)[..., asked, :], at_all[..., points, :]) < 1e-13
+        assert distance(flow.mean(7)[..., asked, :], mean[..., points, :]) < 1e-13
+        assert distance(flow.cov(7, 1)[asked, asked], cov[np.ix_(points, points)]) < 1e-13
+    assert distance(mean[..., [9], :], mean[..., [4], :]) > 1e-3  # control: points differ
+
+
 def test_order_of_slots_is_irrelevant(maker):
     run = permuted(maker)
     order = [2, 0, 5, 1, 4, 3]

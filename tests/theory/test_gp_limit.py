@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,16 @@ def test_against_a_plain_inverse(run):
     terms = covariance_terms(k, b)
     for wrong in (terms.prior + terms.propagated, terms.prior - terms.propagated, terms.prior - 0.5 * terms.cross):
         assert np.max(np.abs(wrong - limit.cov)) > 0.05
+
+
+def test_a_point_has_its_limit_whatever_other_points_are_asked_for(run):
+    whole = gp_limit(run.blocks, run.y)
+    far = replace(run, test=np.concatenate([run.test[[3, 1]], 100 * run.test]))
+    for points, other in (([2], replace(run, test=run.test[[2]])), ([3, 1], far)):
+        limit, asked = gp_limit(other.blocks, run.y), slice(len(points))
+        np.testing.assert_allclose(limit.mean[asked], whole.mean[points], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(limit.cov[asked, asked], whole.cov[np.ix_(points, points)], rtol=0, atol=1e-11)
+    assert np.abs(whole.mean[3] - whole.mean[1]).max() > 1e-3  # control
 
 
 def test_is_the_law_of_interpolating_from_random_starts(run):

@@ -20,7 +20,7 @@ WIDTH, NUM, DIM, CLIENTS = 24, 8, 20, 2
 
 
 def task() -> two_layer.TwoLayerProblem:
-    return two_layer.problem("sphere", None, NUM, CLIENTS, 0)
+    return two_layer._problem("sphere", None, NUM, CLIENTS, 0)
 
 
 def start(dim: int, key) -> tuple[two_layer.Start, Network]:
@@ -36,10 +36,10 @@ def test_problem():
     assert found.x.shape == (NUM, DIM) and set(found.y) == {-1.0, 1.0}
     assert [len(found.partition.client(m)) for m in range(CLIENTS)] == [4, 4]
     assert np.all(np.diff(found.y[found.partition.indices]) <= 0)  # by class
-    digits = two_layer.problem("digits", None, 20, 4, 1)
-    assert digits.x.min() >= 0 and not np.array_equal(digits.x, two_layer.problem("digits", None, 20, 4, 2).x)
+    digits = two_layer._problem("digits", None, 20, 4, 1)
+    assert digits.x.min() >= 0 and not np.array_equal(digits.x, two_layer._problem("digits", None, 20, 4, 2).x)
     with pytest.raises(ValueError, match="num_examples: got 7, must be a multiple of num_clients, 2"):
-        two_layer.problem("sphere", None, 7, 2, 0)
+        two_layer._problem("sphere", None, 7, 2, 0)
 
 
 def test_descents_are_plain_loops():
@@ -96,7 +96,7 @@ def test_descent_of_several_outputs_by_the_whole_jacobian(kernel):
 def test_the_recipe_of_fed_avg_takes_the_step_of_58():
     given, eta, steps, rounds = task(), 4.0, 3, 5
     begun, net = start(DIM, jax.random.key(4))
-    at, found, sent = theorem2.fed_avg_residuals(given, begun, eta, steps, rounds, 0)
+    at, found, sent = theorem2._fed_avg_residuals(given, begun, eta, steps, rounds, 0)
     nets = [net]
     for _ in range(rounds):
         clients = [given.partition.client(m) for m in range(CLIENTS)]

@@ -276,6 +276,19 @@ def class_labels(name: str, labels: object, num_classes: int | None = None) -> n
     return array
 
 
+def tokens(name: str, x: Any, vocabulary: int | None) -> None:
+    """Raises ``ValueError`` for inputs that are not among a model's symbols, whole numbers from 0.
+
+    Args:
+        name: Name of the inputs, for the error message.
+        x: Array of any shape.
+        vocabulary: Number of symbols; None if unknown, which lets all whole numbers below 2^31 pass.
+    """
+    most = MAX_INDEX if vocabulary is None else vocabulary - 1
+    if x.size and not (int(x.min()) >= 0 and int(x.max()) <= most):
+        raise ValueError(f"{name}: got {x.min()} to {x.max()}, must be tokens from 0 to {most}")
+
+
 def shown(value: object) -> str:
     """Returns the ``repr`` of ``value`` in one line, cut to 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Num
+from jax.scipy.special import logsumexp
+from jaxtyping import Bool, Float, Int, Num
 
 from fedtangent._src.checks import choice
+from fedtangent._src.pytrees import wide
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Loss
 
 LEAST_MARGIN = -60.0
@@ -29,15 +31,14 @@ NOT_FINITE = "numbers are not finite"
 
 
 def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) -> Float[Array, ""]:
-    """Returns the mean over the examples in a mask, a scalar; 0 if the mask is empty.
+    """Returns the mean over the examples in a mask, a scalar in float32 at least; 0 if the mask is empty.
 
     Args:
         per_example: A number for each example, [B].
         mask: Whether a row is a real example, [B] bool.
     """
-    weight = mask.astype(per_example.dtype)
-    masked = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
-    return jnp.sum(masked) / jnp.maximum(jnp.sum(weight), 1)
+    total = jnp.sum(jnp.where(mask, wide(per_example), 0))
+    return total / jnp.maximum(jnp.sum(mask), 1).astype(total.dtype)
 
 
 def squared_error(
@@ -54,7 +55,7 @@ def squared_error(
         ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
-    return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
+    return masked_mean(0.5 * jnp.sum((wide(outputs) - targets) ** 2, axis=-1), mask)
 
 
 def cross_entropy(
@@ -70,7 +71,7 @@ def cross_entropy(
     Raises:
         ValueError: Floating targets of another shape than the outputs.
     """
-    log_probability = jax.nn.log_softmax(outputs, axis=-1)
+    log_probability = jax.nn.log_softmax(wide(outputs), axis=-1)
     if jnp.issubdtype(targets.dtype, jnp.floating):
         _check_shape(targets, outputs)
         return masked_mean(-jnp.sum(targets * log_probability, axis=-1), mask)
@@ -96,7 +97,7 @@ def exponential(
         ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
-    margin = targets * outputs
+    margin = targets * wide(outputs)
     curve = jnp.exp(-jnp.maximum(margin, LEAST_MARGIN))
     line = math.exp(-LEAST_MARGIN) * jnp.maximum(LEAST_MARGIN - margin, 0)
     return masked_mean(jnp.sum(curve + line, axis=-1), mask)
@@ -116,15 +117,15 @@ def logistic(
         ValueError: The shapes of outputs and targets differ.
     """
     _check_shape(targets, outputs)
-    return masked_mean(jnp.sum(jax.nn.softplus(-targets * outputs), axis=-1), mask)
+    return masked_mean(jnp.sum(jax.nn.softplus(-targets * wide(outputs)), axis=-1), mask)
 
 
 def summed(loss: Loss) -> Loss:
     """Turns ``loss``, a mean over the unmasked examples, into their sum: the mean times their number."""
 
     def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
-        value = loss(outputs, targets, mask)
-        return jnp.sum(mask.astype(value.dtype)) * value
+        value = wide(loss(wide(outputs), targets, mask))
+        return jnp.sum(mask).astype(value.dtype) * value
 
     return total
 
@@ -178,6 +179,37 @@ def targets_of(name: str | Loss) -> str:
     """
     mean = mean_form(name)
     return "own" if callable(mean) else _MEANS[mean][1]
+
+
+def mean_prediction(
+    loss: str | Loss, members: Float[AnyArray, "K *rows C"], weights: Float[Array, "K"] | None = None
+) -> Float[Array, "*rows C"]:
+    """Returns the prediction of an ensemble whose models were trained by ``loss``, [.., C] in float32 at least.
+
+    For a loss of classes it is the logarithm of the mean of the models' softmax probabilities (a single model: its
+    logits, which have the same softmax), for any other loss the mean of the outputs.
+
+    Args:
+        loss: Name of a loss, or a function.
+        members: Outputs of the K models, [K, .., C].
+        weights: Weights of the models, which sum to 1; None for 1/K each.
+    """
+    outputs = wide(members)
+    if len(outputs) == 1:
+        return outputs[0]
+    if targets_of(loss) == "classes":
+        shares = jnp.full(len(outputs), 1 / len(outputs), outputs.dtype) if weights is None else weights
+        log_shares = jnp.log(shares.astype(outputs.dtype)).reshape((-1,) + (1,) * (outputs.ndim - 1))
+        return logsumexp(jax.nn.log_softmax(outputs, axis=-1) + log_shares, axis=0)
+    if weights is None:
+        return jnp.mean(outputs, axis=0)
+    return jnp.tensordot(weights.astype(outputs.dtype), outputs, axes=1, precision="highest")
+
+
+def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "*rows"]) -> Float[Array, "*rows"]:
+    """Returns 1 where the largest output is at the label, else 0; NaN where no output is the largest finite number."""
+    largest = jnp.max(outputs, axis=-1)
+    return jnp.where(jnp.isfinite(largest), (jnp.argmax(outputs, axis=-1) == labels).astype(largest.dtype), jnp.nan)
 
 
 def words(name: str | Loss) -> str:

@@ -210,7 +210,8 @@ def check_linear(name: str, optimizer: Optimizer) -> None:
     The optimiser runs on random gradients, on multiples of them and on the sum of two sequences of gradients. Its
     movement must scale and add up likewise, and all parameters must share the same a_t, none of them negative.
     ``optax.adam`` and clipping fail; so does weight decay, which pulls parameters to 0 and not to the start. A function
-    from the round to an optimiser is tried in round 0. An optimiser with a traced rate passes untested.
+    from the round to an optimiser is tried in the first of the rounds 0, 1, 2, 4, .., 2^20 in which it moves, because a
+    warm-up may start at rate 0. An optimiser with a traced rate passes untested.
 
     Args:
         name: Name of the argument, for the error message.
@@ -225,7 +226,12 @@ def check_linear(name: str, optimizer: Optimizer) -> None:
 @functools.lru_cache(maxsize=64)  # a recipe and every flow of its rule ask
 def _try_linear(name: str, optimizer: Optimizer) -> None:
     with jax.ensure_compile_time_eval():
-        tried, one, two = at_round(optimizer, jnp.int32(0)), _random(0), _random(1)
+        one, two, rounds = _random(0), _random(1), [0, *(2**i for i in range(21))]
+        in_rounds = (at_round(optimizer, jnp.int32(round_)) for round_ in rounds)
+        if isinstance(optimizer, optax.GradientTransformation):
+            tried = optimizer
+        else:
+            tried = next((o for o in in_rounds if np.any(_coefficients(o))), at_round(optimizer, jnp.int32(0)))
         first, second = _moved(tried, one), _moved(tried, two)
         scaled = [_differ(_moved(tried, _scaled(c, one)), c * first) for c in _FACTORS]
         together = _moved(tried, [pytrees.add(a, b) for a, b in zip(one, two, strict=True)])

@@ -99,8 +99,8 @@ def headline(metrics: Mapping[str, object]) -> str:
 
     The text is empty if no metric is a number.
     """
-    splits = {name: values for name in SPLITS if isinstance(values := metrics.get(name), Mapping)}
-    split = next(iter(splits), "")
+    splits = {name: values for name, values in metrics.items() if isinstance(values, Mapping)}
+    split = next((name for first in SPLITS for name in splits if name.split()[0] == first), "")
     numbers = {name: value for name, value in splits.get(split, metrics).items() if is_number(value)}
     if not numbers:
         return ""

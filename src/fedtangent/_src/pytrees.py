@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedtangent._src.types import Array, PyTree
 
@@ -30,6 +31,31 @@ def scale(factor: Array | float, a: PyTree) -> PyTree:
 def zeros_like(a: PyTree) -> PyTree:
     """Returns zeros with the shapes and dtypes of ``a``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), a)
+
+
+def widest(dtype: DTypeLike) -> DTypeLike:
+    """Returns the dtype in which numbers of ``dtype`` are added up: itself, but float32 for half precision."""
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def wide(a: PyTree) -> PyTree:
+    """Returns ``a`` with its half-precision leaves in float32."""
+    return jax.tree.map(lambda leaf: leaf if widest(leaf.dtype) == leaf.dtype else leaf.astype(widest(leaf.dtype)), a)
+
+
+def precision(a: PyTree) -> np.dtype:
+    """Returns the widest dtype of the leaves of ``a``, at least float32."""
+    return jnp.result_type(*jax.tree.leaves(a), jnp.float32)
+
+
+def cast_like(a: PyTree, like: PyTree) -> PyTree:
+    """Returns ``a`` in the dtypes of ``like``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
+    return jax.tree.map(lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), a, like)
+
+
+def accumulator(a: PyTree) -> PyTree:
+    """Returns zeros with the shapes of ``a`` (arrays or shapes) and the dtypes in which numbers are added up."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype)), a)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
@@ -62,9 +88,25 @@ def vdot(a: PyTree, b: PyTree) -> Array:
     return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
 
 
+def magnitude(values: Array, axis: int | None = None) -> Array:
+    """Returns the power of two of the largest magnitude along ``axis``, which is kept; all axes: a scalar.
+
+    Numbers divided by it lose no digit, and their squares neither overflow nor vanish. It is 1 if all numbers are 0, or
+    one is not finite. ``values`` are in float32 at least.
+    """
+    largest = jnp.max(jnp.abs(values), axis=axis, keepdims=axis is not None, initial=0)
+    most = jnp.finfo(largest.dtype).maxexp - 28  # far enough from the ends that the power has an inverse
+    power = jnp.ldexp(jnp.ones_like(largest), jnp.clip(jnp.frexp(largest)[1] - 1, -most, most))
+    return jax.lax.stop_gradient(jnp.where((largest > 0) & jnp.isfinite(largest), power, 1))
+
+
 def norm(a: PyTree) -> Array:
-    """Computes the Euclidean norm of a pytree, a scalar []."""
-    return jnp.sqrt(vdot(a, a))
+    """Computes the Euclidean norm of a pytree, a scalar [], whatever the size of its numbers."""
+    leaves = jax.tree.leaves(wide(a))
+    scale = magnitude(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]))
+    return scale * jnp.sqrt(
+        sum((jnp.sum(jnp.square(leaf / scale.astype(leaf.dtype))) for leaf in leaves), jnp.zeros(()))
+    )
 
 
 def size(a: PyTree) -> int:

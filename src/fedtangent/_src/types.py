@@ -230,7 +230,7 @@ class Model(NamedTuple):
         at_width: Builds the same network with hidden layers of another width, at least 1; None if it has no such width.
         is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
         loss: Name of the loss that the network is usually trained with if targets are classes.
-        reads_tokens: Whether inputs are tokens (whole numbers) and not real numbers; None if unknown.
+        vocabulary: Number of symbols if inputs are tokens (whole numbers), 0 if they are real numbers; None if unknown.
     """
 
     name: str
@@ -242,7 +242,7 @@ class Model(NamedTuple):
     at_width: Callable[[int], Model] | None = None
     is_linear: bool = False
     loss: str = "squared_error"
-    reads_tokens: bool | None = None
+    vocabulary: int | None = None
 
     def __repr__(self) -> str:
         """Returns the network's name and number of outputs."""
@@ -323,6 +323,10 @@ def _as_trained(before: PyTree, after: PyTree, sent: PyTree, /) -> PyTree:
 
 def _no_memory(message: PyTree, /) -> PyTree:
     return ()
+
+
+def _no_report(key: Key, message: PyTree, memory: PyTree, /) -> dict[str, Array]:
+    return {}
 
 
 class Local(NamedTuple):
@@ -473,11 +477,13 @@ class Channel(NamedTuple):
         uplink: Counts the bytes of a message.
         init: Makes the memory that a client keeps for each model from a tree with the shapes of a message. With error
             feedback, the memory is added to the next message. By default the memory is empty.
+        report: Returns numbers for the history by name, such as ``clipped``, from the arguments of ``send``.
     """
 
     send: Send
     uplink: Uplink
     init: OfParameters = _no_memory
+    report: Callable[[Key, PyTree, PyTree], dict[str, Array]] = _no_report
 
 
 @runtime_checkable

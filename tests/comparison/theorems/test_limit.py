@@ -187,7 +187,7 @@ def test_finite_width_is_what_the_networks_have_beyond_their_own_flow() -> None:
 @pytest.mark.slow
 @pytest.mark.theory
 def test_networks_of_a_short_run_follow_the_flow_and_not_the_limit() -> None:
-    result = limit.compare(limit.digits(0, 40, (128, 512), 100))
+    result = limit.compare(limit._digits(0, 40, (128, 512), 100))
     assert result.of == "the flow's law at round 100" and not result.gap.reached
     found = limit.rows(result)
     assert not found[0].holds and found[0].control_fails  # so few rounds are too few, and it says so

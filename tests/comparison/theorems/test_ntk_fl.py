@@ -76,7 +76,7 @@ def test_few_draws_decide_nothing() -> None:
 def test_the_drift_of_the_kernel_by_hand() -> None:
     """One neuron, next to the plane of the first of two inputs, active on the other: it is moved across."""
     x = np.array([[1.0, 0.0], [0.6, 0.8]])
-    found = lemmas.drift(x, np.array([[[-0.01, 1.0]], [[-0.5, 1.0]]]), 0.1)
+    found = lemmas._drift(x, np.array([[[-0.01, 1.0]], [[-0.5, 1.0]]]), 0.1)
     change = np.array([[1.0, 0.6], [0.6, 0.0]])  # of x_i'x_j, from row and column 0 not active to active
     np.testing.assert_allclose(found.operator, [np.linalg.norm(change, 2), 0])
     np.testing.assert_allclose(found.frobenius, [np.linalg.norm(change), 0])

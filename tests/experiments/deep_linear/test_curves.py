@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
+from fedtangent._src.experiments.deep_linear import curves, fig2, fig4, problems
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.fig4 import Pair
-from fedtangent._src.experiments.lab import trials
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
+from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
 
 from ...data.originals import write
@@ -26,7 +25,7 @@ from .test_problems import toy
 
 SMALL = ("num_train=120", "directions=4", "width=128", "num_rounds=6")
 TINY = CurveSettings(width=16, num_rounds=5)
-GIVEN = problems.problem_of(toy(60))
+GIVEN = problems._problem_of(toy(60))
 RATE = 0.05
 
 
@@ -82,8 +81,8 @@ def loop(held: list[np.ndarray], weights: list[np.ndarray], rounds: int, steps: 
 def test_runs_are_those_of_a_loop():
     held = trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
-        found = curves.trained(GIVEN, held, TINY, Setting(4, 3), RATE, 1, "scan")
-        other = curves.trained(GIVEN, trials.dealt(GIVEN.labels, 2, 0, 0), TINY, Setting(2, 1), RATE, 1, "scan")
+        found = curves._trained(GIVEN, held, TINY, Setting(4, 3), RATE, 1, "scan")
+        other = curves._trained(GIVEN, trials.dealt(GIVEN.labels, 2, 0, 0), TINY, Setting(2, 1), RATE, 1, "scan")
     rows = [held.client(c) for c in range(4)]
     np.testing.assert_allclose(found.models, loop(rows, found.initial, 5, 3), atol=1e-11)
     for wrong in (
@@ -100,8 +99,8 @@ def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
     """A network of one layer is the linear model itself. With K = 1 it ends at least squares, with K > 1 beside it."""
     s, held = dataclasses.replace(TINY, depth=1, num_rounds=4000), trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
-        found = curves.trained(GIVEN, held, s, Setting(4, steps), 0.2, 1, "scan").models
-    flow = theory.deep_linear_limit(curves.work_of(GIVEN, held, 0.2, steps), 1)
+        found = curves._trained(GIVEN, held, s, Setting(4, steps), 0.2, 1, "scan").models
+    flow = theory.deep_linear_limit(theory.full_batch_work(GIVEN.x, GIVEN.y, held, 0.2, steps), 1)
     np.testing.assert_allclose(found, flow.models(4000, found[0]), atol=1e-10)
     end, limit = GIVEN.excess(found[-1]), GIVEN.excess(flow.limit(found[0]))
     if steps == 1:
@@ -150,7 +149,7 @@ def test_rounds_to_a_level_are_told_between_rounds():
     own = curve(0, 0, Setting(10, 5), 0.3)
     assert curves.rounds_to(own.excess, 0.2) == pytest.approx(math.log(5) / 0.3)
     assert curves.rounds_to(own.excess, 1e-9) == math.inf
-    assert report.row(own, 1e-9)["rounds"] is None
+    assert curves._row(own, 1e-9)["rounds"] is None
 
 
 def test_the_bound_is_that_of_the_theorem():
@@ -160,12 +159,12 @@ def test_the_bound_is_that_of_the_theorem():
 
 
 def test_claims_of_figures_2_and_3():
-    assert [c.verdict for c in fig2.claims(of_power(1.0, "N"), 0.2)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig2.claims(of_power(0.5, "N"), 0.2)] == [SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2.claims(of_power(-1.0, "N"), 0.2)] == [NOT_SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2.claims(of_power(1.0, "N"), 1e-6)] == [UNDECIDED]
-    assert [c.verdict for c in fig3.claims(of_power(-1.0, "K"), 0.2)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig3.claims(of_power(1.0, "K"), 0.2)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 0.2, "N", 1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(0.5, "N"), 0.2, "N", 1.0)] == [SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "N"), 0.2, "N", 1.0)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 1e-6, "N", 1.0)] == [UNDECIDED]
+    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "K"), 0.2, "K", -1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in fig2.by_power(of_power(1.0, "K"), 0.2, "K", -1.0)] == [NOT_SEEN, NOT_SEEN]
 
 
 def test_claims_and_pairs_of_figure_4():
@@ -180,7 +179,7 @@ def test_claims_and_pairs_of_figure_4():
             for classes, more in ((0, iid), (2, two)) for setting, decay in decays.items() for seed in range(3)
         ]  # fmt: skip
 
-    pairs = fig4.pairs(runs(0.001, 0.008), s)
+    pairs = fig4._pairs(runs(0.001, 0.008), s)
     assert len(pairs) == 2 * 2 * 3
     for pair in pairs:
         assert pair.one.setting.ratio == pair.twice.setting.ratio != pair.other.setting.ratio
@@ -189,7 +188,7 @@ def test_claims_and_pairs_of_figure_4():
         assert pair.until == (30 if pair.one.classes == 0 else 12)
     assert pairs[0].of_excess == pytest.approx(0.03) and pairs[0].of_loss < pairs[0].of_excess
     assert [c.verdict for c in fig4.claims(pairs)] == [SEEN] * 4 + [SEEN, NOT_SEEN] * 2 + [SEEN]
-    assert [c.verdict for c in fig4.claims(fig4.pairs(runs(0.008, 0.001), s))][-1] == NOT_SEEN
+    assert [c.verdict for c in fig4.claims(fig4._pairs(runs(0.008, 0.001), s))][-1] == NOT_SEEN
     limits = Pair(
         curve(0, 0, Setting(10, 5), 0.1)._replace(limit=2e-3), pairs[0].twice._replace(limit=1e-3), pairs[0].one
     )
@@ -199,11 +198,11 @@ def test_claims_and_pairs_of_figure_4():
 def test_the_verdict_can_fail_and_so_can_its_control():
     right = [curve(0, 0, Setting(10, 5), 0.2, 0.21), curve(0, 0, Setting(20, 5), 0.1, 0.105)]
     slow, fast = np.exp(-0.03 * np.arange(31)), np.exp(5.0 * np.arange(4))
-    assert curves.verdict(right, [Wrong(slow, fast)] * 2, "").passed
+    assert curves._verdict(right, [Wrong(slow, fast)] * 2, "").passed
     off = [right[0]._replace(flow=right[1].flow * 0.5), right[1]]
-    assert curves.verdict(off, [Wrong(slow, fast)] * 2, "").holds is False
-    assert curves.verdict(right, [Wrong(right[0].excess, fast)] * 2, "").control_fails is False
-    assert curves.verdict(right, [Wrong(None, right[0].excess[:3])] * 2, "").control_fails is False
+    assert curves._verdict(off, [Wrong(slow, fast)] * 2, "").holds is False
+    assert curves._verdict(right, [Wrong(right[0].excess, fast)] * 2, "").control_fails is False
+    assert curves._verdict(right, [Wrong(None, right[0].excess[:3])] * 2, "").control_fails is False
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

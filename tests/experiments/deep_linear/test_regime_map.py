@@ -27,15 +27,15 @@ def test_the_smallest_scale_counts(tmp_path: Path) -> None:
 
 
 def test_a_scale_of_weights_is_one_of_targets() -> None:
-    found = regime_map.transcribed(SMALL, 0)
+    found = regime_map._transcribed(SMALL, 0)
     assert found.passed and float(found.measured) < 1e-13
-    works = [regime_map.scaled(SMALL, 0, SMALL.size(3, 8), scale) for scale in (0.5, 1.0)]
+    works = [regime_map._scaled(SMALL, 0, SMALL.size(3, 8), scale) for scale in (0.5, 1.0)]
     np.testing.assert_allclose(works[0].y, 8 * works[1].y)
     assert works[0].learning_rate == works[1].learning_rate == pytest.approx(0.2 * 2 * 2 / 3)
 
 
 def test_twice_as_many_clients_halve_each_and_take_twice_the_steps() -> None:
-    one, two = (regime_map.scaled(SMALL, 0, SMALL.size(3, 8, times), 1.0) for times in (1, 2))
+    one, two = (regime_map._scaled(SMALL, 0, SMALL.size(3, 8, times), 1.0) for times in (1, 2))
     assert (two.num_clients, two.local_steps) == (2 * one.num_clients, 2 * one.local_steps)
     assert np.array_equal(one.x, two.x) and np.array_equal(one.y, two.y)
     for c in range(one.num_clients):
@@ -44,7 +44,7 @@ def test_twice_as_many_clients_halve_each_and_take_twice_the_steps() -> None:
 
 
 def test_a_lazy_cell_is_its_flow_and_a_rich_one_is_not() -> None:
-    lazy, rich = (regime_map.cell(SMALL, 0, 2, width, scale) for width, scale in ((1024, 1.0), (8, 0.5)))
+    lazy, rich = (regime_map._cell(SMALL, 0, 2, width, scale) for width, scale in ((1024, 1.0), (8, 0.5)))
     for found in (lazy, rich):
         assert found.loss[0] == found.own[0] == found.flow[0] == 1 and len(found.rounds) == 21
     assert np.abs(np.log(lazy.loss / lazy.own)).max() < 0.02 < 0.1 < np.abs(np.log(rich.loss / rich.own)).max()
@@ -90,8 +90,8 @@ def test_what_diverges_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) 
         )  # fmt: skip
 
     cells = [made(seed, d, w, scale) for seed in range(3) for d, w in s.networks() for scale in s.scales]
-    exact = regime_map.transcribed(s, 0)
-    found = regime_map.conclude(Study(s, "gaussian", (0, 1, 2)), cells, exact)
+    exact = regime_map._transcribed(s, 0)
+    found = regime_map._conclude(Study(s, "gaussian", (0, 1, 2)), cells, exact)
     row = next(r for r in found.rows if (r["depth"], r["width"], r["scale"]) == (3, 8, 0.5))
     assert np.isnan(row["to_own"][0]) and row["to_own"][1:] == pytest.approx([1, 1])
     assert (row["lost"], row["above"]) == (1, 0)
@@ -99,15 +99,15 @@ def test_what_diverges_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) 
     nowhere = next(c for c in found.claims if "nowhere" in c.claim)
     assert nowhere.verdict == "not seen" and "L 3 m 8 s 0.5" in nowhere.measured
     motionless = [c._replace(moved=c.width**-0.5) for c in cells]
-    wrong = regime_map.conclude(Study(s, "gaussian", (0, 1, 2)), motionless, exact)
+    wrong = regime_map._conclude(Study(s, "gaussian", (0, 1, 2)), motionless, exact)
     assert any("kernel's motion" in line for line in wrong.failed)
     above = [c._replace(rho=0.1) for c in cells]
-    assert any("bound (18)" in line for line in regime_map.conclude(Study(s, "gaussian", (0, 1)), above, exact).failed)
+    assert any("bound (18)" in line for line in regime_map._conclude(Study(s, "gaussian", (0, 1)), above, exact).failed)
 
 
 def test_a_network_that_diverges_has_no_numbers() -> None:
     s = regime_map.RegimeSettings(widths=(8, 16, 32), depths=(2, 3), num_rounds=20, step_factor=0.9)
-    found = regime_map.cell(s, 0, 3, 8, 0.1)
+    found = regime_map._cell(s, 0, 3, 8, 0.1)
     assert found.diverged and found.loss[0] == 1 and np.isnan(found.moved)
     assert all(np.isnan(value) for value in found.numbers().values())
 

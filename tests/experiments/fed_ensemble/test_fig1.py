@@ -64,8 +64,8 @@ def some_law() -> fig1.Law:
 
 def test_draws_have_a_chi_square_distance_and_wrong_functions_have_not() -> None:
     law, count = some_law(), 4000
-    draws = fig1.draws(law, count, 0)
-    found = fig1.distance(law, draws)
+    draws = fig1._draws(law, count, 0)
+    found = fig1._distance(law, draws)
     error = np.sqrt(2 * law.rank / count)
     assert abs(np.mean(found.squared) - law.rank) < 3 * error
     assert abs(np.var(found.squared) / (2 * law.rank) - 1) < 0.15
@@ -73,14 +73,14 @@ def test_draws_have_a_chi_square_distance_and_wrong_functions_have_not() -> None
     np.testing.assert_allclose(np.mean(found.inside), np.mean(inside), atol=1e-4)
     assert abs(np.mean(found.inside) - 0.95) < 0.01
     for wrong in (law.mean + 1.2 * (draws - law.mean), draws + law.sd, law.mean + 0.8 * (draws - law.mean)):
-        assert abs(np.mean(fig1.distance(law, wrong).squared) - law.rank) > 5 * error
+        assert abs(np.mean(fig1._distance(law, wrong).squared) - law.rank) > 5 * error
     assert not law.kept[0] and not law.kept[-1] and np.sum(law.kept) > 20  # no variance at the ends
 
 
 def test_rank_and_variance_of_the_directions() -> None:
     law = fig1.law_of(Gaussian(np.zeros((4, 1)), np.diag([9.0, 4.0, 0.1, 1e-9])))  # type: ignore[arg-type]
     assert law.rank == 2 and law.variances.tolist() == [9.0, 4.0]
-    assert fig1.distance(law, np.array([[3.0, 4.0, 9.0, 0.0]])).squared == pytest.approx([1 + 4])
+    assert fig1._distance(law, np.array([[3.0, 4.0, 9.0, 0.0]])).squared == pytest.approx([1 + 4])
 
 
 @pytest.mark.slow

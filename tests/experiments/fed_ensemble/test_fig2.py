@@ -11,8 +11,7 @@ from scipy import stats
 
 from fedtangent._src.experiments.fed_ensemble import fig2
 from fedtangent._src.experiments.fed_ensemble.fig2 import Band
-from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import MeanInterval
+from fedtangent._src.experiments.lab import MeanInterval, sine
 
 from ..performed import performed
 
@@ -23,11 +22,11 @@ TRUTH = np.sin(2 * np.pi * GRID)
 def test_bands_of_models_and_of_processes() -> None:
     rng = np.random.default_rng(0)
     members = rng.normal(size=(4, 41, 1))
-    band = fig2.band_of_members(members, 0.3)
+    band = fig2._band_of_members(members, 0.3)
     np.testing.assert_allclose(band.sd, np.sqrt(members.var(axis=0)[:, 0] + 0.3), rtol=1e-12)
-    np.testing.assert_allclose(fig2.band_of_members(members[:1], 0.3).sd, np.sqrt(0.3), rtol=1e-12)  # constant
+    np.testing.assert_allclose(fig2._band_of_members(members[:1], 0.3).sd, np.sqrt(0.3), rtol=1e-12)  # constant
     means, roots = rng.normal(size=(3, 41, 1)), rng.normal(size=(3, 41, 5))
-    band = fig2.band_of_processes(means, roots @ roots.swapaxes(1, 2))
+    band = fig2._band_of_processes(means, roots @ roots.swapaxes(1, 2))
     draws = means + roots @ rng.normal(size=(20_000, 3, 5, 1))
     spread = draws[..., 0].reshape(-1, 41).var(axis=0)
     np.testing.assert_allclose(band.sd**2, spread, rtol=0.1)
@@ -37,7 +36,7 @@ def test_bands_of_models_and_of_processes() -> None:
 def test_scores_against_counts_and_draws() -> None:
     rng = np.random.default_rng(1)
     band = Band(rng.normal(size=41), rng.uniform(0.5, 2, 41), np.zeros((0, 41)))
-    found = fig2.scores(band, GRID, TRUTH)
+    found = fig2._scores(band, GRID, TRUTH)
     amplitude, noise = rng.normal(1, 0.2, (40_000, 1)), rng.normal(0, 0.2, (40_000, 41))
     y = amplitude * TRUTH[:, 0] + noise  # FE-2024, section V-A
     nll = -stats.norm.logpdf(y, band.mean, band.sd)
@@ -49,22 +48,22 @@ def test_scores_against_counts_and_draws() -> None:
         error = nll[:, at].mean(axis=1).std() / 200
         assert abs(found[f"nll.{name}"] - nll[:, at].mean()) < 4 * error
     assert found["ratio"] == pytest.approx(found["width.gap"] / found["width.data"])
-    flat = fig2.scores(Band(TRUTH[:, 0], np.zeros(41), np.zeros((0, 41))), GRID, TRUTH)
+    flat = fig2._scores(Band(TRUTH[:, 0], np.zeros(41), np.zeros((0, 41))), GRID, TRUTH)
     assert flat["nll.data"] == np.inf and flat["coverage.gap"] == 1.0
 
 
 def test_intervals_over_seeds() -> None:
     values = [1.0, 2.0, 4.0, 4.5]
-    found = fig2.summary("width.gap", values)
+    found = fig2._summary("width.gap", values)
     interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     np.testing.assert_allclose(found, [np.mean(values), interval.low, interval.high], rtol=1e-12)
-    ratio = fig2.summary("ratio", values)
+    ratio = fig2._summary("ratio", values)
     logs = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
     np.testing.assert_allclose(ratio, [stats.gmean(values), *np.exp(logs)], rtol=1e-12)
-    shares = fig2.summary("coverage.gap", [1.0, 0.5, 0.9, 0.0])
+    shares = fig2._summary("coverage.gap", [1.0, 0.5, 0.9, 0.0])
     wilson = stats.binomtest(60, 100).proportion_ci(method="wilson")  # more points, a narrower interval
     assert shares.mean == pytest.approx(0.6) and shares.low < wilson.low < wilson.high < shares.high <= 1
-    assert np.isnan(fig2.summary("nll.gap", [1.0, np.inf]).low)
+    assert np.isnan(fig2._summary("nll.gap", [1.0, np.inf]).low)
 
 
 def test_the_claim_can_fail_in_each_part() -> None:

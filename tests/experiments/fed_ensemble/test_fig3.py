@@ -25,7 +25,7 @@ def test_three_models_are_measured() -> None:
     x, y = jnp.asarray(rng.normal(size=(20, 4))), jnp.asarray(rng.integers(0, 3, 20))
     held = FederatedData(x, y, y, y)
     params = [jax.tree.map(np.asarray, model.init(jax.random.key(k))) for k in range(3)]
-    found = fig3.measurer(model, mean_loss(model, "cross_entropy"))(params, fig3.ImageData(held, x))
+    found = fig3._measurer(model, mean_loss(model, "cross_entropy"))(params, fig3.ImageData(held, x))
 
     def loss(weights: list[tuple[np.ndarray, ...]]) -> float:
         (w1, b1), _, (w2, b2) = weights
@@ -48,7 +48,7 @@ def test_three_models_are_measured() -> None:
 def test_models_of_one_start_start_as_one() -> None:
     settings = fig3.BarrierSettings(num_clients=3, num_models=3, width=4)
     model = fig3.network(settings, np.zeros((1, 9)), 2)
-    own, joint = (fig3.ensemble(settings, model, same).init(7, 3).server.params for same in (False, True))
+    own, joint = (fig3._ensemble(settings, model, same).init(7, 3).server.params for same in (False, True))
     for free, same in zip(jax.tree.leaves(own), jax.tree.leaves(joint), strict=True):
         np.testing.assert_array_equal(same, np.broadcast_to(free[:1], free.shape))
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(own))

@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from fedtangent._src import streams
 from fedtangent._src.experiments.fed_ensemble import classifiers, stragglers
 from fedtangent._src.experiments.fed_ensemble.classifiers import Entrant
-from fedtangent._src.experiments.fed_ensemble.stragglers import Waited, claims, in_time
+from fedtangent._src.experiments.fed_ensemble.stragglers import Waited, _claims, _in_time
 from fedtangent._src.federated import faults, schedule
 from fedtangent._src.federated.faults import round_times
 
@@ -58,9 +58,9 @@ def test_who_is_slow_is_told_by_examples_and_labels() -> None:
     study = study_of("fed_ensemble.stragglers", (*TINY, "classes_per_client=2"))
     trial = classifiers.divide(study, 2, 0)
     sizes = np.diff(np.asarray(trial.data.offsets))
-    plain = classifiers.completion_times(study.settings, trial)
+    plain = classifiers._completion_times(study.settings, trial)
     np.testing.assert_allclose(plain, sizes / sizes.mean())
-    slow = classifiers.completion_times(stragglers.studies(study)[2.0, "the first 2 of 4"].settings, trial)
+    slow = classifiers._completion_times(stragglers.studies(study)[2.0, "the first 2 of 4"].settings, trial)
     owner = np.split(np.asarray(trial.data.y)[np.asarray(trial.data.indices)], np.cumsum(sizes)[:-1])
     assert slow.mean() == pytest.approx(1)
     assert stats.spearmanr(slow / plain, [y.mean() for y in owner]).statistic == pytest.approx(1)
@@ -69,11 +69,11 @@ def test_who_is_slow_is_told_by_examples_and_labels() -> None:
 def test_equal_time_is_that_of_the_quickest() -> None:
     accuracy = np.arange(10.0)[None].repeat(2, axis=0)
     one = Waited(2, 0.0, "a", Entrant("fed_avg"), 0.1, np.full((2, 9), 2.0), accuracy)
-    np.testing.assert_allclose(in_time(one, np.array([18.0, 9.9])), [8.0, 3.0])
+    np.testing.assert_allclose(_in_time(one, np.array([18.0, 9.9])), [8.0, 3.0])
     slow = one._replace(way="b", seconds=np.full((2, 9), 4.0), accuracy=accuracy + np.array([[0.0], [0.001]]))
-    said = [claim.verdict for claim in claims([one, slow, slow._replace(way="c")])]
+    said = [claim.verdict for claim in _claims([one, slow, slow._replace(way="c")])]
     assert said == ["seen", "seen", "seen", "seen"]
-    turned = [claim.verdict for claim in claims([slow, one, one._replace(way="c")])]
+    turned = [claim.verdict for claim in _claims([slow, one, one._replace(way="c")])]
     assert turned[:2] == ["not seen"] * 2 and turned[-1] == "not seen"
 
 

@@ -55,7 +55,7 @@ def test_a_curve_made_of_the_published_numbers_is_found() -> None:
     off = exact._replace(
         length=8, initialisation=variance / sigma**2 * np.array([2, 0.5, 2, 0.5, 1]), schedules=0 * bias
     )
-    fits = [table1.fit(c, reading) for c in (off, exact) for reading in table1.READINGS]
+    fits = [table1._fit(c, reading) for c in (off, exact) for reading in table1.READINGS]
     best = min(fits, key=lambda f: f.distance)
     assert (best.length, best.reading, best.distance) == (7, "root", pytest.approx(0, abs=1e-9))
     assert best.sigma == pytest.approx(sigma)

@@ -43,6 +43,12 @@ def test_every_user_is_tested_on_its_own_examples() -> None:
         for client in range(3):
             assert (drawn.x[part][clients.client(client)] == client).all()
     assert len(drawn.y["train"]) + 10 == len(loaded.x_train)
+    whole = written()
+    stranger = whole.user_test.copy()
+    stranger[-3:] = 4  # a user between two who train, and who only tests
+    kept = first_users(whole._replace(user_test=stranger), 0)
+    assert len(kept.x_test) == len(stranger) - 3 and set(kept.user_test.tolist()) <= {0, 1, 2, 3}
+    assert (kept.x_test[:, 0, 0, 0] == kept.user_test).all()  # nobody has another's examples
     with pytest.raises(ValueError, match="num_clients: got 5, must be from 1 to 4, the users of made"):
         first_users(written(), 5)
     with pytest.raises(
@@ -57,11 +63,11 @@ def test_what_is_measured_is_each_clients_own_prediction_on_its_own_examples(key
     study = study_of("fed_ensemble.table3", (*TINY, f"methods={key.split('-')[0]}"))
     trial = classifiers.divide(study, table3.DISTORTED, 0)
     assert trial.by_client is not None
-    method = classifiers.methods(study.settings, trial)[key]
+    method = classifiers._methods(study.settings, trial)[key]
     algorithm = method.build(0, 0.5)
     assert (algorithm.personal is None) == (key == "fed_avg")
     run = simulate(algorithm, method.data, num_rounds=3, seed=0, devices=Devices("scan"))
-    found = classifiers.measure_clients(classifiers._largest([trial]), algorithm, run.state, method.splits)
+    found = classifiers._measure_clients(classifiers._largest([trial]), algorithm, run.state, method.splits)
     for part, held in trial.by_client.items():
         own = evaluate_clients(algorithm, run.state, trial.data, held)
         assert float(found[f"{part}.accuracy"]) == pytest.approx(float(own.mean), abs=1e-6)
@@ -85,13 +91,13 @@ def scores(method: str, own: list[float], shared: float, others: float) -> Score
 def test_claims_are_those_of_the_paper() -> None:
     found = [scores("fed_avg", [0.70, 0.72, 0.71], 0, 0), scores("ditto", [0.80, 0.82, 0.815], -0.1, -0.2),
              scores("fed_ensemble", [0.82, 0.85, 0.83], 0.001, -0.001)]  # fmt: skip
-    said = {claim.claim: claim.verdict for claim in table3.claims(found)}
+    said = {claim.claim: claim.verdict for claim in table3._claims(found)}
     assert said["by user: Fed-ensemble, K = 5 is more accurate than FedAvg"] == "seen"
     assert said["by user: Ditto: a client predicts better for itself than everybody"] == "seen"
     assert said["by user: Fed-ensemble, K = 5: a client predicts better for itself than everybody"] == "not seen"
     assert said["by user: Fed-ensemble, K = 5: and better for itself than for another"] == "seen"
     swapped = [found[0]._replace(entrant=found[2].entrant), found[2]._replace(entrant=found[0].entrant)]
-    assert next(table3.claims(swapped)).verdict == "not seen"
+    assert next(table3._claims(swapped)).verdict == "not seen"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ TINY = ("num_rounds=4", "tuning_rounds=3", "local_epochs=1", "width=8")
 
 def test_rates_are_chosen_on_examples_that_their_runs_do_not_train_on() -> None:
     study = study_of("fed_ensemble.table8", TINY)
-    measured, tuning = (table8.divide(study, seed) for seed in (0, study.settings.tuning_seed))
+    measured, tuning = (table8._divide(study, seed) for seed in (0, study.settings.tuning_seed))
     loaded = data.load("sine", None, 0)
     assert len(measured.data.x) == len(loaded.x_train) == len(tuning.data.x) + len(tuning.splits["validation"].x)
     rows = {np.asarray(x).tobytes() for x in tuning.data.x}
@@ -43,7 +43,7 @@ def test_the_table_is_that_of_the_runs(tmp_path: Path) -> None:
                and (m.split, m.metric, m.seed) == ("test", "mse", 0)]  # fmt: skip
         assert np.mean(own[-3:]) == pytest.approx(row["by_seed"][0], rel=1e-6)
     study = study_of("fed_ensemble.table8", TINY)
-    trial = table8.divide(study, 0)
+    trial = table8._divide(study, 0)
     method = table8.methods(study.settings, trial)["fed_ensemble"]
     algorithm = method.build(0, outcome.rows[1]["learning_rate"])
     run = simulate(algorithm, method.data, num_rounds=4, seed=0, devices=Devices("scan"))

@@ -39,7 +39,7 @@ def scores(
 
 def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
     trial, s = divided()
-    found = classifiers.methods(s, trial)
+    found = classifiers._methods(s, trial)
     assert list(found) == ["fed_avg", "fed_prox", "fed_be", "fed_be_no_distillation", "fed_ensemble-2"]
     for key, method in found.items():
         held = set(np.asarray(method.data.indices).tolist())
@@ -69,9 +69,9 @@ def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_tu
 @pytest.mark.parametrize("key", ["fed_prox", "fed_be", "fed_ensemble-2", "random_sampling-2", "fed_dyn_ensemble-2"])
 def test_a_method_is_its_algorithm(key: str) -> None:
     trial, s = divided(f"methods={key.split('-')[0]}", classes=2)
-    method = classifiers.methods(s, trial)[key]
+    method = classifiers._methods(s, trial)[key]
     run = simulate(method.build(0, 0.5), method.data, num_rounds=3, seed=0, devices=Devices("scan"))
-    found = classifiers.measure(method.build(0, 0.5), run.state, method.splits)
+    found = classifiers._measure(method.build(0, 0.5), run.state, method.splits)
     members = np.asarray(method.build(0, 0.5).predict(run.state, trial.splits["test"].x).members)
     labels = np.asarray(trial.splits["test"].labels)
     each = (members.argmax(axis=-1) == labels).mean(axis=1)
@@ -158,7 +158,7 @@ def test_a_model_reads_its_own_kind_of_input_and_knows_its_width() -> None:
         with pytest.raises(ValueError, match=message):
             study_of("fed_ensemble.table2", (*TINY, change))
     for model, its_own in (("resnet18", 64), ("cnn", 32)):
-        made = [classifiers.network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
+        made = [classifiers._network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
         counts = [pytrees.num_bytes(jax.eval_shape(one.init, jax.random.key(0))) // 4 for one in made]
         assert counts[0] < counts[1] / 50 and counts[1] == counts[2]
 

@@ -61,7 +61,7 @@ def followed(seed: int) -> theorem1.EnsembleDecay:
 
 
 def test_conclusions(tmp_path):
-    found = theorem1.conclude(study(tmp_path), [followed(0), followed(1)])
+    found = theorem1._conclude(study(tmp_path), [followed(0), followed(1)])
     assert found.failed == ()
     rows = {row["bound"]: row for row in found.rows}
     for form in ("proof", "equation_18", "informal", "first_order"):
@@ -83,7 +83,7 @@ def test_a_control_that_is_not_broken_does_not_count(tmp_path, monkeypatch):
     monkeypatch.setattr(theorem1, "_draw", lambda *_: None)
     slow = followed(0)
     tiny = slow._replace(networks=np.full((11, 5), 1e-300), flow=np.full((1001, 5), 1e-300))
-    assert not any(v.control_fails for v in theorem1.conclude(study(tmp_path), [tiny]).verdicts)
+    assert not any(v.control_fails for v in theorem1._conclude(study(tmp_path), [tiny]).verdicts)
 
 
 @pytest.mark.slow

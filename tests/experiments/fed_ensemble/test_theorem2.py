@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent._src.experiments.fed_ensemble import theorem2 as experiment
-from fedtangent._src.experiments.lab.results import Outcome
+from fedtangent._src.experiments.lab import Outcome
 from fedtangent._src.output.files import Metric
 
 from ...comparison.drawn import drawn_for

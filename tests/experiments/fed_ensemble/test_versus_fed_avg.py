@@ -33,7 +33,7 @@ TINY = ("num_clients=6", "num_models=3", "num_rounds=3", "evaluate_every=2", "lo
 
 
 def divided(seed: int = 0, *changes: str) -> Trial:
-    return experiment.divide(study_of(NAME, (*TINY, *changes)), seed)
+    return experiment._divide(study_of(NAME, (*TINY, *changes)), seed)
 
 
 def test_a_trial_depends_on_its_seed_and_on_nothing_else() -> None:
@@ -108,7 +108,7 @@ def concluded(found: experiment.GridRuns, monkeypatch: pytest.MonkeyPatch):  # t
     monkeypatch.setattr(experiment, "_draw", lambda *_: None)
     rates = tuple(dict.fromkeys(config.rate for config in found))
     of = {name: Method(label, rates, (0,), None, None, {}) for name, label in experiment.NAMES.items()}  # type: ignore[arg-type]
-    return experiment.conclude(Study(experiment.DIGITS, "digits", (0, 1, 2)), of, found)
+    return experiment._conclude(Study(experiment.DIGITS, "digits", (0, 1, 2)), of, found)
 
 
 def grid(validation: dict[str, list[float]], test: dict[str, list[float]]) -> experiment.GridRuns:

@@ -14,8 +14,7 @@ from scipy import stats
 
 from fedtangent._src import entries, experiments
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab import results
-from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
+from fedtangent._src.experiments.lab import SEEN, Claim, MeanInterval, Outcome, disagreeing, interval, table
 from fedtangent._src.experiments.lab.runner import (
     SCALES,
     Experiment,
@@ -70,7 +69,7 @@ class Tried:
 
 def tried(study: Study) -> Outcome:
     study.keep([])
-    return Outcome((), [{"share": study.settings.share}], (Claim("c", "m", results.SEEN),), {"more": 1}, ("said",))
+    return Outcome((), [{"share": study.settings.share}], (Claim("c", "m", SEEN),), {"more": 1}, ("said",))
 
 
 ENTRY = Experiment(

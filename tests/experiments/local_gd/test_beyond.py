@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src.experiments.local_gd import lambda_rate, local_optimisers, participation, problems, wide_network
+from fedtangent._src.experiments.local_gd import lambda_rate, local_optimisers, participation, problems
 
 from ..performed import performed, study_of
 
@@ -26,7 +26,7 @@ def test_the_smallest_scale_counts(name: str, tmp_path: Path) -> None:
 
 def test_the_angle_falls_as_one_over_l() -> None:
     s = lambda_rate.LambdaSettings(num_nodes=3, held=4, dimensions=(30,), rounds=(1, 3))
-    for found in lambda_rate.turned(s, 0, 30):
+    for found in lambda_rate._turned(s, 0, 30):
         times = np.array(s.log_inverses) * found.angle
         assert times[-1] == pytest.approx(times[-3], rel=0.01)
         assert found.angle[-1] < 1e-5 < found.later[-1]
@@ -46,7 +46,7 @@ def test_the_largest_l_inf_margin() -> None:
 
 def test_only_adam_leaves_the_span() -> None:
     s = local_optimisers.OptimiserSettings(num_nodes=2, held=3, dimension=60, local_steps=40, num_rounds=30)
-    found = {f.optimiser: f for f in local_optimisers.regressed(s, 0)}
+    found = {f.optimiser: f for f in local_optimisers._regressed(s, 0)}
     for name in ("gradient descent", "momentum"):
         assert found[name].curves["outside"][-1] < 1e-12 and found[name].curves["distance"][-1] < 1e-2
     assert min(found[name].curves["outside"][-1] for name in ("adam", "adam, pooled")) > 0.1
@@ -65,7 +65,7 @@ def test_every_number_of_steps_stays_at_a_model_that_fits_all() -> None:
     )
     rng = np.random.default_rng(0)
     for dimension, moves in ((s.wide, False), (s.narrow, True)):
-        drawn = participation.nodes(s, 0, dimension)
+        drawn = participation._nodes(s, 0, dimension)
         w = centre = np.linalg.lstsq(drawn.x, drawn.y, rcond=None)[0]
         for _ in range(s.num_rounds):
             ends = []
@@ -94,14 +94,6 @@ def test_the_data_are_those_of_section_5() -> None:
     assert np.linalg.norm(one - other) < 0.2 * np.linalg.norm(one)
     signs = problems.classification(0, 3, 40, 10, 0.3)
     assert set(signs.y) == {-1.0, 1.0} and abs(signs.y.mean()) < 0.5
-
-
-def test_slopes_are_those_of_every_seed() -> None:
-    found = [
-        wide_network.Trained(seed, 0, width, {"all_own": (seed + 1) * width**-0.7}, {}, 0.0)
-        for seed in (0, 1) for width in (10, 100, 1000)
-    ]  # fmt: skip
-    assert wide_network.slopes(found, "all_own").mean == pytest.approx(-0.7)
 
 
 @pytest.mark.parametrize(

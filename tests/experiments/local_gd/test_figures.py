@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
+from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent._src.experiments.local_gd import fig1a, fig1b, fig1d, fig1e, fig2, problems
 
 from ..performed import performed, study_of
@@ -116,13 +116,13 @@ def test_a_dirichlet_problem_has_one_truth_and_no_node_without_an_example():
 def test_where_no_model_fits_all_labels_a_certificate_is_raised():
     told = fig1d.SMOKE
     with pytest.raises(ValueError, match="y: got labels that no hyperplane through 0 separates"):
-        fig1d.classified(told, problems.classification(0, 4, 20, 8, 5.0).in_span())
+        fig1d._classified(told, problems.classification(0, 4, 20, 8, 5.0).in_span())
 
 
 def test_what_is_alike_in_the_dual_and_by_the_engine():
     problem = problems.classification(3, 4, 5, 40, 0.5).in_span()
     with jax.enable_x64():
-        one, other = (fig1d.classified(fig1d.SMOKE, problem, simulate=flag) for flag in (True, False))
+        one, other = (fig1d._classified(fig1d.SMOKE, problem, simulate=flag) for flag in (True, False))
     for name in fig1d.METHODS:
         assert problems.off(one.paths[name], other.paths[name]) < 1e-12
     assert problems.off(one.paths["G"], one.paths["G-Mod"]) > 0.01
@@ -157,10 +157,10 @@ def test_claims_of_figures_1b_and_1c():
         return [{"seed": seed, "dimension": d, "g_c": u * v, "error_c": u * v, "error_g": u * w, "size": 1.0,
                  "g_closed": 1e-9 * u * v} for seed, u in enumerate((0.9, 1.0, 1.1)) for d, v, w in of]  # fmt: skip
 
-    assert [c.verdict for c in fig1b.claims_b(rows(9.0, 1e-3), 20)] == [SEEN] * 3
-    assert [c.verdict for c in fig1b.claims_b(rows(0.1, 1.0), 20)] == [SEEN, NOT_SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig1b.claims_c(rows(9.0, 0.1), 20)] == [SEEN, SEEN, NOT_SEEN, SEEN]
-    np.testing.assert_allclose(fig1b.peak(rows(10.0, 0.1), "g_c", 20), [1.0] * 3)
+    assert [c.verdict for c in fig1b._claims_b(rows(9.0, 1e-3), 20)] == [SEEN] * 3
+    assert [c.verdict for c in fig1b._claims_b(rows(0.1, 1.0), 20)] == [SEEN, NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in fig1b._claims_c(rows(9.0, 0.1), 20)] == [SEEN, SEEN, NOT_SEEN, SEEN]
+    np.testing.assert_allclose(fig1b._peak(rows(10.0, 0.1), "g_c", 20), [1.0] * 3)
 
 
 def test_claims_by_dimension():
@@ -171,7 +171,7 @@ def test_claims_by_dimension():
                 for seed in range(3) for d in (10, 100)]  # fmt: skip
 
     falling, rising = rows(-1.0), rows(1.0)
-    np.testing.assert_allclose(fig1e.by_dimension(falling, "G to C"), [-0.45] * 3)
+    np.testing.assert_allclose(fig1e._by_dimension(falling, "G to C"), [-0.45] * 3)
     assert [c.verdict for c in fig1e.claims_f(falling)] == [SEEN] * 3
     assert [c.verdict for c in fig1e.claims_f(rising)] == [NOT_SEEN] * 3
     assert [c.verdict for c in fig1e.claims_e(falling)] == [SEEN, SEEN, UNDECIDED]
@@ -198,11 +198,11 @@ def test_a_slope_and_what_is_no_projection_are_told_from_the_rows():
     assert fig1d.slope(3 / rounds) == pytest.approx(-1)
     row = {"S to ideal": 1e-8, "first round to ideal": 0.4, "least margin": 1.0, "least margin of round 1": 0.1,
            "drawn back slope": -1.02, "projected slope": 0.0}  # fmt: skip
-    assert all(v.passed for v in fig1d.verdicts_of([row], ""))
+    assert all(v.passed for v in fig1d._verdicts_of([row], ""))
     wrong = {"S to ideal": 0.4, "least margin": 0.1, "drawn back slope": 0.0}
-    assert not any(v.holds for v in fig1d.verdicts_of([row | wrong], ""))
+    assert not any(v.holds for v in fig1d._verdicts_of([row | wrong], ""))
     same = {"first round to ideal": 1e-8, "least margin of round 1": 1.0, "projected slope": -1.02}
-    assert not any(v.control_fails for v in fig1d.verdicts_of([row | same], ""))
+    assert not any(v.control_fails for v in fig1d._verdicts_of([row | same], ""))
 
 
 def test_an_accuracy_is_that_of_the_angle():

@@ -61,7 +61,7 @@ def loop(loaded: Dataset, held: list[np.ndarray], s: LastLayerSettings) -> np.nd
 def test_the_rounds_are_those_of_a_loop() -> None:
     """With minibatches as large as all data: then nothing is drawn."""
     s = LastLayerSettings(num_clients=3, learning_rate=0.1, batch_size=60, local_steps=8, num_rounds=4)
-    loaded, found = toy(), last_layer.train(toy(), s, 1)
+    loaded, found = toy(), last_layer._train(toy(), s, 1)
     nodes = partition.majority(loaded.y_train, 3, 0.5, 1)
     right = {
         "local_gd": loop(loaded, [nodes.client(i) for i in range(3)], s),

@@ -17,10 +17,10 @@ from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Bench, Config, Record, play
 from fedtangent._src.experiments.lab.runner import Study, with_changes
-from fedtangent._src.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
+from fedtangent._src.experiments.lab.trials import Trial, _distorted, one_hot, projected, with_global_set
 from fedtangent._src.experiments.ntk_fl import baselines as report
 from fedtangent._src.experiments.ntk_fl import table1
-from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, LABELS, BaselineSettings, divide, methods
+from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, LABELS, BaselineSettings, _divide, _methods
 from fedtangent._src.output import run_plots
 from fedtangent._src.output.files import Figures
 from fedtangent._src.types import Algorithm
@@ -37,7 +37,7 @@ TINY = with_changes(
 
 
 def trial(seed: int = 0, s: BaselineSettings = TINY) -> Trial:
-    return divide("digits", None, seed, s)
+    return _divide("digits", None, seed, s)
 
 
 def bench(folder: Path, s: BaselineSettings = TINY) -> Bench:
@@ -211,14 +211,14 @@ def test_each_client_distorts_in_its_own_way() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(6, 64))
     owner = np.array([0, 0, 1, 1, 2, 2])
-    found = distorted(x, owner, 3, 7)
+    found = _distorted(x, owner, 3, 7)
     for i in range(3):
         a, b = (np.sort(v[owner == i].reshape(2, -1)) for v in (x, found))
         slope, intercept = np.polyfit(a.ravel(), b.ravel(), 1)  # pixels are moved, and one line for both images
         np.testing.assert_allclose(b, slope * a + intercept, atol=1e-12)
         assert 0.5 <= slope <= 1.5 and -0.2 <= intercept <= 0.2
-    np.testing.assert_array_equal(found, distorted(x, owner, 3, 7))
-    assert not np.allclose(distorted(x, owner, 3, 8), found)
+    np.testing.assert_array_equal(found, _distorted(x, owner, 3, 7))
+    assert not np.allclose(_distorted(x, owner, 3, 8), found)
 
 
 def curve(test: list[float], up: int = 100) -> Record:
@@ -229,14 +229,14 @@ def curve(test: list[float], up: int = 100) -> Record:
 
 def test_rounds_to_a_level_and_differences() -> None:
     a, b = curve([0.9, 0.2, 0.5, 0.8]), curve([0.1, 0.6, 0.7, 0.1])
-    assert report.reached([a, b], [0.5, 0.5]).rounds == [2, 1]  # round 0 is not counted
-    found = report.reached([a, b], [0.5, 0.7])
+    assert report._reached([a, b], [0.5, 0.5]).rounds == [2, 1]  # round 0 is not counted
+    found = report._reached([a, b], [0.5, 0.7])
     assert found.rounds == [2, 2] and found.mean_rounds == 2 and found.mean_mib == 200 / 2**20
-    never = report.reached([a, b], [0.5, 0.9])
+    never = report._reached([a, b], [0.5, 0.9])
     assert never.mean_rounds == np.inf and never.mean_mib == np.inf
     held = {"ntk_fl": [curve([0, x, x + 0.1]) for x in (0.5, 0.6, 0.9)],
             "fed_avg": [curve([0, x, x]) for x in (0.4, 0.55, 0.5)]}  # fmt: skip
-    _, rows, (claim,) = report.against(held, "ntk_fl", replace(TINY, num_rounds=2))
+    _, rows, (claim,) = report._against(held, "ntk_fl", replace(TINY, num_rounds=2))
     row = rows[1]
     interval = stats.ttest_rel([0.55, 0.65, 0.95], [0.4, 0.55, 0.5]).confidence_interval(0.95)
     np.testing.assert_allclose([row["low_95"], row["high_95"]], [interval.low, interval.high], rtol=1e-9)
@@ -247,7 +247,7 @@ def test_rounds_to_a_level_and_differences() -> None:
 def test_writers_need_data_that_name_them() -> None:
     with pytest.raises(ValueError, match="partition: got 'writers', but the data set digits does not say"):
         trial(s=replace(TINY, partition="writers"))
-    assert len(methods(TINY, trial())) == len(TINY.methods)
+    assert len(_methods(TINY, trial())) == len(TINY.methods)
 
 
 def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
@@ -255,12 +255,12 @@ def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
     found = {"cp_ntk_fl": reached, "fed_com": report.Reached([20, 30], [100, 140])}
     found["fed_avg"] = report.Reached([30, None], [900, None])
     settings = table1.SCALES["digits"]["smoke"]
-    first, second = table1.judge(settings, found)
+    first, second = table1._judge(settings, found)
     assert first.measured == "0.20 times the rounds and 0.50 times its uplink (the paper: 0.10 and 1.02)"
     assert second.measured == "at most 0.07 times the rounds (the paper: 0.09 and 0.22)"
     assert "FedCOM" in first.claim and (first.verdict, second.verdict) == ("undecided", "undecided")  # two seeds
     surely = found | {"fed_avg": report.Reached([104, 106], [900, 900])}
-    assert table1.judge(settings, surely)[1].verdict == "seen"
+    assert table1._judge(settings, surely)[1].verdict == "seen"
 
 
 def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +277,8 @@ def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatc
 def test_a_level_that_is_not_reached_is_said_in_words() -> None:
     s = replace(TINY, num_rounds=12, reference_rounds=24)
     reached, late = (
-        report.ten_times_sooner(report.Reached([1, 2], [9, 9]), s),
-        report.ten_times_sooner(report.Reached([None, 2], [None, 9]), s),
+        report._ten_times_sooner(report.Reached([1, 2], [9, 9]), s),
+        report._ten_times_sooner(report.Reached([None, 2], [None, 9]), s),
     )
     assert reached == ("NTK-FL gets to that level in at most a tenth of the rounds (2.4)", "in 1.5", "seen")
     assert late[1:] == ("not with every seed in 12", "not seen")

@@ -31,7 +31,7 @@ def table(**means: dict[float, float]) -> dict[str, dict[float, Score]]:
 
 
 def holds(scores: dict[str, dict[float, Score]]) -> dict[str, bool]:
-    return {claim: verdict == "seen" for claim, _, verdict in fig8.judge(scores)}
+    return {claim: verdict == "seen" for claim, _, verdict in fig8._judge(scores)}
 
 
 def test_each_claim_can_fail() -> None:
@@ -77,7 +77,7 @@ def test_a_small_run_counts(tmp_path: Path) -> None:
 def test_images_are_of_as_many_classes_as_there_can_be() -> None:
     def loaded(count: int, known: int = 5) -> fig8.AttackedImages:
         settings = fig8.LeakageSettings(num_images=count, num_known=known)
-        return fig8.load(Study(settings, "digits", (0,)), 0)
+        return fig8._load(Study(settings, "digits", (0,)), 0)
 
     assert len(set(loaded(10).labels.tolist())) == 10
     assert sorted(np.bincount(loaded(13).labels)) == [1] * 7 + [2] * 3

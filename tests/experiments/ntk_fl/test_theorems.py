@@ -78,7 +78,7 @@ def test_a_control_that_is_not_broken_does_not_count(monkeypatch):
     monkeypatch.setattr(theorem2, "_draw", lambda *_: None)
     settings = theorem2.AveragingDecaySettings(widths=(8,), step_factors=(0.5,), local_steps=(1,), num_rounds=4)
     study = Study(settings, "sphere", (0,))
-    (verdict,) = theorem2.conclude(study, [gone]).verdicts
+    (verdict,) = theorem2._conclude(study, [gone]).verdicts
     assert verdict.holds and not verdict.control_fails
     broken = gone._replace(squared=np.array([2.0, np.nan, 0, 0, 0]))
-    assert "networks diverged" in theorem2.conclude(study, [broken]).failed
+    assert "networks diverged" in theorem2._conclude(study, [broken]).failed

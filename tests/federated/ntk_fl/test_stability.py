@@ -54,10 +54,12 @@ def test_under_jit_it_is_a_status_and_the_parameters_stay():
 def test_clip_is_the_run_at_nine_tenths_of_the_largest_stable_rate():
     _, _, _, clipped, info = evolve(3, (50, 200), 40 * edge(), unstable="clip")
     np.testing.assert_allclose(info["learning_rate"], 0.9 * edge(), rtol=1e-12)
+    assert bool(info["rate_cut"])
     expected = evolve(3, (50, 200), 0.9 * edge(), unstable="allow")[3]
     np.testing.assert_allclose(flat(clipped), flat(expected), rtol=0, atol=1e-10)
     below = evolve(3, (50, 200), 0.3 * edge(), unstable="clip")[4]  # a stable rate is left alone
     np.testing.assert_allclose(below["learning_rate"], 0.3 * edge(), rtol=1e-12)
+    assert not bool(below["rate_cut"])
     allowed = evolve(3, (50, 200), 1e200 * edge(), unstable="allow")[4]
     assert int(allowed["status"]) == DIVERGED
 

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent._src.entries import catalogue
 from fedtangent._src.federated.wire.channel import (
     chain,
     clip,
     jacobians,
     lossless,
+    named_channel,
     qsgd,
     random_k,
     top_k,
@@ -84,6 +86,19 @@ def largest(k: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda v: reference.largest(v, k)
 
 
+def drawn_of(count: int, k: int) -> np.ndarray:
+    """Which k of ``count`` numbers the second stage draws."""
+    return np.sort(np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 1), count)[:k]))
+
+
+def largest_then_drawn(count: int, k: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda v: np.sort(reference.largest(v, count))[drawn_of(count, k)]
+
+
+def drawn_twice(count: int, k: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda v: drawn_places(count)(v)[drawn_of(count, k)]
+
+
 CASES = {
     "lossless": Case(lossless()),
     "clip": Case(clip(0.7), clip=0.7),
@@ -107,6 +122,12 @@ CASES = {
     ),
     "random_k_shared_qsgd": Case(
         chain(random_k(9, shared_seed=True), qsgd(4)), None, drawn_places(9), P / 9, True, "qsgd", 4, None, 1
+    ),
+    "top_k_random_k_shared": Case(  # the seed tells which of 30 numbers are sent, not their places among all
+        chain(top_k(30), random_k(9, shared_seed=True)), places=largest_then_drawn(30, 9), scale=30 / 9
+    ),
+    "random_k_shared_twice": Case(
+        chain(random_k(30, shared_seed=True), random_k(9, shared_seed=True)), None, drawn_twice(30, 9), P / 9, True
     ),
     "feedback": Case(with_error_feedback(top_k(5)), places=largest(5)),
 }
@@ -268,6 +289,37 @@ def test_a_length_whose_square_is_beyond_float32_is_clipped_too(large: float) ->
     np.testing.assert_allclose(c, [2**0.5, -(2**0.5)], rtol=1e-6)
 
 
+def test_clipped_messages_are_counted() -> None:
+    def clipped(channel: Channel, size: float, memory: PyTree = None) -> list[bool]:
+        what = {"w": jnp.asarray([size * 3, size * 4], jnp.float32)}
+        return [bool(v) for v in channel.report(KEY, what, memory or channel.init(what)).values()]
+
+    assert clipped(clip(5.1), 1.0) == [False] and clipped(clip(4.9), 1.0) == [True]
+    assert clipped(clip(5e-30), 1.1e-30) == [True] and clipped(clip(5e30), 0.9e30) == [False]
+    assert clipped(chain(top_k(1), clip(4.5)), 1.0) == [False]  # 4 of the 3 and the 4
+    assert clipped(chain(clip(9.0), qsgd(8), clip(1.0)), 1.0) == [True]
+    owed = ({"w": jnp.asarray([30.0, 40.0])}, ())
+    assert clipped(with_error_feedback(clip(9.0)), 1.0) == [False]
+    assert clipped(with_error_feedback(clip(9.0)), 1.0, owed) == [True]
+    assert clipped(qsgd(8), 1.0) == []
+
+
+@pytest.mark.parametrize("channel", [qsgd(8), qsgd(4, bucket_size=3), uniform_quantiser(8), top_k(3), random_k(3)])
+def test_a_message_and_a_multiple_of_it_are_sent_alike(channel: Channel) -> None:
+    """Up to numbers whose squares float32 does not have; a power of two changes no digit."""
+    what = message("float32")
+    exact = vector(sent(channel, what))
+    for power in (2.0**-80, 2.0**80):
+        multiple = {name: leaf * power for name, leaf in what.items()}
+        np.testing.assert_array_equal(vector(sent(channel, multiple)) / power, exact)
+
+
+def test_the_whole_range_of_float32_can_be_quantised() -> None:
+    what = {"w": jnp.asarray([-3e38, 3e38, 1.0], jnp.float32)}
+    for channel in (qsgd(8), uniform_quantiser(8)):
+        np.testing.assert_allclose(sent(channel, what)["w"], what["w"], atol=3e38 / 50)
+
+
 @pytest.mark.parametrize(
     "name", [name for name in CASES if name not in ("random_k", "random_k_plain", "random_k_shared")]
 )
@@ -337,3 +389,40 @@ def test_feedback_costs_nothing_and_keeps_the_inner_memory() -> None:
 def test_bad_arguments(make: Callable[[], Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make()
+
+
+WRITTEN = ("lossless", "top_k:0.3", "random_k:0.3", "qsgd:4", "quantise:4")
+
+
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**-40, 2.0**40, 2.0**80])
+@pytest.mark.parametrize("text", [*WRITTEN, "clip", "qsgd in buckets"])
+def test_a_message_of_another_unit_arrives_in_that_unit(text: str, unit: float) -> None:
+    """2^-80 is 1e-24: in float32 the squares of such numbers vanish, and those of 2^80 overflow."""
+    what, units = message("float32"), (1.0, unit)
+    if text == "clip":
+        channels = [clip(1.5 * u) for u in units]
+    else:
+        channels = [qsgd(4, bucket_size=7) if text == "qsgd in buckets" else named_channel(text) or lossless()] * 2
+    plain, other = (
+        vector(sent(channel, jax.tree.map(lambda leaf, u=u: u * leaf, what))) / u
+        for channel, u in zip(channels, units, strict=True)
+    )
+    assert np.count_nonzero(plain) > 5
+    np.testing.assert_array_equal(plain, other)
+
+
+def test_every_channel_is_tried_in_other_units() -> None:
+    assert {text.partition(":")[0] for text in WRITTEN} | {"clip"} == set(catalogue("channels"))
+
+
+def test_error_feedback_in_half_precision_forgets_nothing() -> None:
+    """A number that is never sent grows by the same small step in each of 600 rounds; bfloat16 would stop at 256."""
+    channel = with_error_feedback(top_k(1))
+    what = {"a": jnp.asarray([1.0, 2.0**-12], jnp.bfloat16)}
+    memory, total = channel.init(what), np.zeros(2)
+    send = jax.jit(channel.send)
+    for _ in range(600):
+        received, memory = send(KEY, what, memory)
+        assert received["a"].dtype == jnp.bfloat16
+        total += np.asarray(received["a"], float)
+    np.testing.assert_allclose(total + np.asarray(memory[0]["a"], float), 600 * np.array([1.0, 2.0**-12]), rtol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int, Num
 
+from fedtangent._src import pytrees
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.models.dense import DenseStructure
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
@@ -52,7 +53,7 @@ def _read(scale: float, fill: float, params: PyTree, messages: Observed) -> Floa
         return weight, bias
 
     def one(values: Array, sent: Array) -> Array:
-        weight, bias = jax.vmap(pieces)(values)  # [C, input, hidden], [C, 1, hidden]
+        weight, bias = jax.vmap(pieces)(values / pytrees.magnitude(values))  # [C, input, hidden], [C, 1, hidden]
         both = jnp.multiply(*jax.vmap(pieces)(sent))
         squared = jnp.einsum("cih,ch->i", both, bias[:, 0] ** 2)
         read = scale * jnp.einsum("cih,ch->i", weight * both, bias[:, 0])

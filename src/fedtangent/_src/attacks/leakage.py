@@ -13,6 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, Int32
 
+from fedtangent._src import pytrees
 from fedtangent._src.attacks.observation import Observed
 from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.losses import get_loss
@@ -189,7 +190,9 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
 
 def _relative(guess: Array, message: Array, weight: Array) -> Float[Array, ""]:
     """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``message``."""
-    return jnp.sum(weight * (guess - message) ** 2) / jnp.maximum(jnp.sum(weight * message**2), jnp.finfo(guess).tiny)
+    scale = pytrees.magnitude(weight * message)
+    square = jnp.sum(weight * (message / scale) ** 2)
+    return jnp.sum(weight * ((guess - message) / scale) ** 2) / jnp.maximum(square, jnp.finfo(guess).tiny)
 
 
 def _weight(messages: Observed, attack: Attack) -> Array:

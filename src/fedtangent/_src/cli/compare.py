@@ -186,9 +186,9 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
         algorithm = f"{networks.method}{networks.of_width} [{setting.name}]"
         for at, round_ in enumerate(networks.rounds):
             sent = [networks.sent[at].uplink_bytes, networks.sent[at].downlink_bytes]
-            mean = networks.train[at].mean(axis=0)
+            mean = setting.problem.ensemble(networks.train[at])
             metrics = {("train", "mse"): float(setting.problem.mse(mean, "train").mean())}
-            metrics |= _on_test(setting.problem, networks.test[at])
+            metrics |= _on_test(setting.problem, networks.ensemble[at])
             if gap is not None:
                 metrics["train", of_loss] = float(gap.simulated[at])
             rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in metrics.items()]
@@ -201,15 +201,15 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
     widest, predicted = result.simulated[-1], result.gaps[-1]
     starts = f", starts of width {widest.width}" if widest.width else ""
     for at, round_ in enumerate(widest.rounds):
-        metrics = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting.problem, predicted.test[at])}
+        metrics = {("train", of_loss): float(predicted.predicted[at])}
+        metrics |= _on_test(setting.problem, setting.problem.ensemble(predicted.test[at]))
         algorithm = f"{result.method}{starts} [{setting.name}]"
         rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in metrics.items()]
     return rows
 
 
-def _on_test(problem: Problem, outputs: np.ndarray) -> dict[tuple[str, str], float]:
-    """Computes the test metrics of the mean over K of outputs [K, E, m, C]."""
-    mean = outputs.mean(axis=0)
+def _on_test(problem: Problem, mean: np.ndarray) -> dict[tuple[str, str], float]:
+    """Computes the test metrics of an ensemble's outputs [E, m, C]."""
     metrics = {("test", "mse"): float(problem.mse(mean).mean())}
     if problem.labels_test is not None:
         metrics["test", "accuracy"] = float(problem.accuracy(mean).mean())

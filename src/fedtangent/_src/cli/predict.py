@@ -145,7 +145,7 @@ def _metrics(forecast: Forecast) -> list[Metric]:
         curves["predicted at the best rate"] = forecast.best
     if forecast.fastest is not None:
         curves["predicted at the fastest rate"] = forecast.fastest
-    rows, seed = [], forecast.plan.setting.seed
+    rows, seed, named = [], forecast.plan.setting.seed, forecast.plan.named
     for which, curve in curves.items():
         for (split, metric), values in curve.values.items():
             low, high = curve.band(split, metric)
@@ -154,7 +154,9 @@ def _metrics(forecast: Forecast) -> list[Metric]:
                 columns = zip(curve.rounds, by_round, forecast.uplink_bytes, forecast.downlink_bytes, strict=True)
                 for round_, value, up, down in columns:
                     algorithm = f"{forecast.name}, {which}"
-                    rows.append(Metric(int(round_), algorithm, seed, split, name, float(value), int(up), int(down)))
+                    rows.append(
+                        Metric(int(round_), algorithm, seed, named(split), name, float(value), int(up), int(down))
+                    )
     return sorted(rows, key=lambda row: (row.algorithm, row.round))
 
 
@@ -169,7 +171,7 @@ def _rows(forecast: Forecast) -> list[Row]:
         if rates is not None:
             row |= {"largest_stable_rate": rates.stable, "guaranteed_rate": rates.guaranteed}
         row["rounds"] = plan.setting.size.num_rounds
-        row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
+        row |= {f"{plan.named(split)}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
         row["uplink_bytes"] = int(forecast.uplink_bytes[-1])
         if plan.forecasting.target is not None:
             reached = forecast.reached(plan.forecasting.target, curve)
@@ -216,7 +218,7 @@ def _show(screen: Console, forecast: Forecast) -> None:
     for split, metric in curve.values:
         low, high = (number(float(end[-1]), 4) for end in curve.band(split, metric))
         mean = number(float(curve.mean(split, metric)[-1]), 4)
-        cells.append((split, metric.replace("_", " "), mean, *[f"{low} to {high}"] * several))
+        cells.append((plan.named(split), metric.replace("_", " "), mean, *[f"{low} to {high}"] * several))
     for way, sent in (("uplink", forecast.uplink_bytes), ("downlink", forecast.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), *[""] * several))
     at_rate = "" if np.isnan(curve.rate) else f" at rate {curve.rate:g}"

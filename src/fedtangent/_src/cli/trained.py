@@ -14,7 +14,7 @@ import numpy as np
 from fedtangent._src.comparison.laziness.along import LazinessDiagnostics
 from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
 from fedtangent._src.engine.building import Built
-from fedtangent._src.engine.history import FINISHED, Measurement, Run
+from fedtangent._src.engine.history import FINISHED, Measurement, Run, lost
 from fedtangent._src.engine.processes import is_main
 from fedtangent._src.engine.run import predict
 from fedtangent._src.entries import Values
@@ -194,7 +194,8 @@ def status(run: Run) -> str:
 
 def _training_losses(run: Run) -> tuple[float, float]:
     """Returns the first and the last training loss."""
-    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    metrics = [e.metrics for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    ends = [values for splits in metrics for split, values in splits.items() if split.startswith("train")]
     first, last = (next(row[name] for name in ("mse", "nll", "loss") if name in row) for row in ends)
     return first, last
 
@@ -261,19 +262,7 @@ def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
 
 def remarks(run: Run) -> list[str]:
     """Returns remarks on a run that matter before the user believes its numbers."""
-    weight = np.asarray(run.history.rounds["model_weight"])
-    trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
-    if len(weight) and trained < weight.shape[1]:
-        lines.append(
-            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and are part of the average: "
-            "use more clients or rounds, or fewer models"
-        )
-    rejected = int(np.sum(run.history.rounds.get("rejected", 0)))
-    if rejected:
-        lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
-    saturated = int(np.sum(run.history.rounds.get("saturated", 0)))
-    if saturated:
-        lines.append(f"{saturated} numbers were cut to what the sum of masked messages can hold")
+    lines = lost(run.history.rounds)
     first, end = _training_losses(run)
     if status(run) == FINISHED and end >= first:
         lines.append(

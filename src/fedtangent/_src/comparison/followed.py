@@ -13,7 +13,7 @@ from jaxtyping import Float
 from fedtangent._src.checks import instance, nearest
 from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
-from fedtangent._src.data.examples import Examples
+from fedtangent._src.data.examples import Examples, sampled
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
@@ -48,7 +48,7 @@ def setting_of(
         examples: Its training and test examples and their clients.
         size: Widths, draws and rounds.
         seed: Seed of the schedule and the minibatches.
-        most_points: Largest number of test examples; the first ones are used. None: all.
+        most_points: Largest number of test examples; more are sampled at random. None: all.
         own_width: Whether all networks have the width of the algorithm's model instead of the widths of ``size``.
         start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
 
@@ -69,15 +69,17 @@ def setting_of(
         rule = rule_of(algorithm, clients, size.num_rounds, seed)
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
-    on_device = (examples.train if examples.test is None else examples.test).labels
+    dataset, num_points = examples.dataset, len(getattr(examples.dataset, f"y_{points}"))
+    classes = getattr(dataset, f"y_{points}")[sampled(num_points, most_points)] if dataset.num_classes else None
     loss = examples.loss if isinstance(rule, str) else rule.loss
-    dataset, fewest, most = examples.dataset, min(clients.sizes), max(clients.sizes)
-    labels = None if on_device is None else np.asarray(on_device[:most_points])
+    fewest, most = min(clients.sizes), max(clients.sizes)
+    labels = None if classes is None else np.asarray(classes, np.int32)
+    shown = "" if len(x_test) == num_points else f"; {len(x_test)} of {num_points} {points} examples"
     return Setting(
         name=f"{algorithm.name} on {dataset.name}",
         title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
         f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
-        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}",
+        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}{shown}",
         problem=Problem(x_train, y_train, x_test, y_test, clients, labels, points, loss),
         algorithm=of_fixed_width(algorithm) if own_width else algorithm,
         rule=rule,

@@ -37,7 +37,7 @@ from fedtangent._src.comparison.from_start import (
 )
 from fedtangent._src.comparison.on_features import checked_rotations, feature_outputs, how_on_features
 from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
-from fedtangent._src.comparison.rates import Rates, searched_rates
+from fedtangent._src.comparison.rates import LOWEST, Rates, searched_rates
 from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
@@ -56,6 +56,7 @@ from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
 from fedtangent._src.theory.flow import Flow
+from fedtangent._src.theory.flow.asymptotics import factors_to_search
 from fedtangent._src.theory.precision import require_float64
 from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 
@@ -140,6 +141,15 @@ class Plan(NamedTuple):
         train, test = self.examples.train, self.examples.test
         return {"train": train, "test": train if test is None else test}
 
+    def named(self, split: str) -> str:
+        """Returns the name of "train" or "test" in tables, with its size if it is a sample.
+
+        Args:
+            split: "train" or "test"; without test examples, "test" is the training examples.
+        """
+        is_train = split == "train" or self.examples.test is None
+        return split + self.examples.train_name.removeprefix("train") if is_train else split
+
 
 class Curve(NamedTuple):
     """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``."""
@@ -205,7 +215,7 @@ class Forecast(NamedTuple):
             Measurement(
                 int(round_),
                 {
-                    split: {m: float(curve.mean(split, m)[i]) for of, m in splits if of == split}
+                    self.plan.named(split): {m: float(curve.mean(split, m)[i]) for of, m in splits if of == split}
                     for split in dict(splits)
                 },
                 int(self.uplink_bytes[i]),
@@ -215,7 +225,7 @@ class Forecast(NamedTuple):
             for i, round_ in enumerate(curve.rounds)
         ]
         several = splits if self.plan.draws > 1 else []
-        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in several}
+        bands = {f"{self.plan.named(split)}.{metric}": curve.band(split, metric) for split, metric in several}
         return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
 
     @property
@@ -494,12 +504,14 @@ class _OutputsAtRate(Protocol):
 
 def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
     """Computes runs by the flow of all models, or by the flow of each."""
+    sample = plan.examples.train_rows
+    rows = None if isinstance(sample, slice) else sample
 
     def outputs(starts: Starts, rounds: Sequence[int], factor: float | None) -> Outputs:
         numbers = flows[0].rounds
         at_rate = numbers._replace(learning_rate=numbers.learning_rate * (1.0 if factor is None else factor))
         faster = [dataclasses.replace(flow, rounds=at_rate) for flow in flows]
-        return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, len(plan.splits["train"].x))
+        return from_starts(faster[0] if len(flows) == 1 else faster, starts, rounds, rows)
 
     return outputs
 
@@ -546,14 +558,16 @@ class _Runs(NamedTuple):
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
         """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
-        splits, loss = self.plan.splits, self.plan.examples.loss
+        splits, loss, rows = self.plan.splits, self.plan.examples.loss, self.plan.examples.train_rows
         factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
         runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, functions in runs._asdict().items():
+            if functions.shape[3] > splits[split].num_examples:  # at all training examples
+                functions = functions[..., rows, :]
             metrics = [
                 [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
-                for run in functions[..., : len(splits[split].x), :].transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+                for run in functions.transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
             ]
             for name in metrics[0][0]:
                 values[split, name] = np.array([[of_round[name] for of_round in run] for run in metrics])
@@ -579,20 +593,22 @@ class _Runs(NamedTuple):
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
-    rate, bound, most = runs.plan.rate, None, np.inf
+    rate, bound, gentle, most = runs.plan.rate, None, LOWEST * runs.plan.rate, np.inf
     for flow in runs.flows[:1]:
+        if isinstance(flow.kernels, LargeKernel):  # of which no eigenvalue is known
+            continue
         if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
             scale = rate / float(np.max(flow.rounds.learning_rate))
             bound = flow.stability().max_stable_learning_rate * scale
-        if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0:
-            most = 1 / float(flow.numbers.mu)  # below it the normaliser is a positive number
+        factor, end = factors_to_search(flow)
+        gentle, most = rate * factor if factor < np.inf else rate, rate * end
     with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as bar:
 
         def losses(rate: float) -> tuple[float, float]:
             bar.update(1)
             return runs.losses(rate) if rate < most else (np.inf, np.inf)
 
-        return searched_rates(losses, rate, first_loss)._replace(guaranteed=bound)
+        return searched_rates(losses, rate, first_loss, gentle)._replace(guaranteed=bound)
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated
-from fedtangent._src.comparison.statistics import relative_errors
+from fedtangent._src.comparison.statistics import relative_errors, run_errors
 from fedtangent._src.comparison.table import MethodRow, networks_row, outputs_row
 
 
@@ -18,6 +18,7 @@ class Gap(NamedTuple):
     """Networks and their prediction from the same initial functions, at one width and every evaluated round."""
 
     error: Float[np.ndarray, "r K E"]  # relative error at the test points
+    run_error: Float[np.ndarray, "K E"]  # of all rounds together
     simulated: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
     predicted: Float[np.ndarray, "r"]
     test: Float[np.ndarray, "r K E m C"]  # predicted outputs
@@ -29,7 +30,7 @@ class PredictedCurve(NamedTuple):
 
     rounds: Int[np.ndarray, "r"]
     left: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
-    score: Float[np.ndarray, "r K E"]  # accuracy at the test points, or mean squared error where they have no labels
+    score: Float[np.ndarray, "r E"]  # of the mean over K: test accuracy, or mean squared error without labels
 
 
 def gap_of(
@@ -48,7 +49,8 @@ def gap_of(
     """
     moved = np.broadcast_to(test[-1] - networks.test[0], networks.test.shape)
     error = relative_errors(test, networks.test, moved)
-    return Gap(error, problem.left(networks.train), problem.left(train), test, train)
+    of_run = run_errors(test[1:], networks.test[1:], networks.test[0])
+    return Gap(error, of_run, problem.left(networks.train), problem.left(train), test, train)
 
 
 def curve_of(problem: Problem, networks: Simulated, gap: Gap) -> PredictedCurve:
@@ -59,7 +61,7 @@ def curve_of(problem: Problem, networks: Simulated, gap: Gap) -> PredictedCurve:
         networks: The networks that are predicted.
         gap: Their prediction.
     """
-    return PredictedCurve(np.array(networks.rounds), gap.predicted, problem.score(gap.test))
+    return PredictedCurve(np.array(networks.rounds), gap.predicted, problem.score(gap.test.mean(axis=1)))
 
 
 def rows_of(
@@ -75,7 +77,9 @@ def rows_of(
     """
     test, pairs = gaps[-1].test[-1], zip(simulated, gaps, strict=True)
     rows = [networks_row(setting, networks, float(np.mean(gap.error[-1]))) for networks, gap in pairs]
-    return *rows, outputs_row(setting, f"{method}, round {setting.size.num_rounds}", test, test.mean(axis=0))
+    return *rows, outputs_row(
+        setting, f"{method}, round {setting.size.num_rounds}", test, setting.problem.ensemble(test)
+    )
 
 
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, network_functions
@@ -100,7 +100,7 @@ def from_starts(
     flow: Flow | Sequence[Flow],
     starts: Starts,
     rounds: Sequence[int],
-    num_train: int | None = None,
+    rows: Int[np.ndarray, "t"] | None = None,
     together: int | None = None,
 ) -> Outputs:
     """Computes the outputs of the K models, from each initial function, after ``rounds``.
@@ -111,7 +111,7 @@ def from_starts(
         flow: Flow of all models, or the flow of each model if the models have different kernels.
         starts: E initial functions.
         rounds: Numbers of finished rounds, [r].
-        num_train: Number of training points in the result, counted from the first; None for all.
+        rows: Indices of the training points in the result; None for all.
         together: Number of initial functions whose runs are computed together; None: as many as memory allows.
     """
     draws, runs = len(starts.train), list[tuple[AnyArray, AnyArray]]()
@@ -119,9 +119,9 @@ def from_starts(
     for first in range(0, draws, step):
         train, test = (part[first : first + step] for part in starts)
         if isinstance(flow, Flow):
-            runs.append(flow.runs(train, test, rounds, num_train))
+            runs.append(flow.runs(train, test, rounds, rows))
             continue
-        of_models = [f.runs(train[:, k], test[:, k], rounds, num_train, k) for k, f in enumerate(flow)]
+        of_models = [f.runs(train[:, k], test[:, k], rounds, rows, k) for k, f in enumerate(flow)]
         runs.append(Outputs(*(np.concatenate(part, axis=1) for part in zip(*of_models, strict=True))))
     return Outputs(*(np.concatenate(part, axis=2) for part in zip(*runs, strict=True)))
 

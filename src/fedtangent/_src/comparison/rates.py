@@ -8,17 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent._src.theory.flow import best_learning_rate
+from fedtangent._src.theory.flow.asymptotics import end_of_stable
 
 TOLERANCE = 0.02  # of rates, relative
 LOWEST = 1e-2  # the lowest rate tried, as a share of the run's rate, or of the largest stable one if that is less
 APART = 2.7  # factor between the rates that are tried before the best is narrowed down
-FACTORS = 2.0**-40, 2.0**40  # multiples of the run's rate beyond which no bound of stability is searched for
+STEP = 1.25  # factor between the rates that are tried for the largest stable one
 
 
 class Rates(NamedTuple):
     """Client learning rates found by a search; for a schedule, its largest rate (the others scale with it)."""
 
-    stable: float  # the largest rate whose final training loss is not above the first; inf, or 0 for none
+    stable: float  # up to it, from 0, the final training loss is not above the first; inf, or 0 for none
     guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound
     best: float  # rate of the least test loss after the last round
     at_edge: bool  # whether the loss still falls at an end of the rates that were tried
@@ -26,13 +27,16 @@ class Rates(NamedTuple):
     losses: np.ndarray  # test loss after the last round at each
 
 
-def searched_rates(losses: Callable[[float], tuple[float, float]], start: float, first_loss: float) -> Rates:
-    """Searches the largest stable rate and the best rate, around the rate ``start``.
+def searched_rates(
+    losses: Callable[[float], tuple[float, float]], start: float, first_loss: float, gentle: float
+) -> Rates:
+    """Searches the largest stable rate and the best rate.
 
     Args:
         losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
-        start: Rate at which the search starts.
+        start: The run's rate.
         first_loss: Training loss of the untrained models; a rate with a larger one is not stable.
+        gentle: Rate at which the search for the largest stable one begins (``end_of_stable``).
     """
     losses_at: dict[float, tuple[float, float]] = {}
     tried: dict[float, float] = {}
@@ -46,7 +50,7 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], start: float,
         tried[rate] = at(rate)[1]
         return tried[rate]
 
-    stable = start * largest_factor(lambda factor: at(start * factor)[0] <= first_loss)  # a loss of NaN is not stable
+    stable = end_of_stable(lambda rate: at(rate)[0], first_loss, start=gentle, step=STEP, tolerance=TOLERANCE)
     if stable == 0:  # no rate that was tried trains, and none is better than another
         return Rates(0.0, None, start, True, np.array([start]), np.array([at(start)[1]]))
     high = min(stable, max(losses_at))
@@ -55,22 +59,3 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], start: float,
     best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
     order = np.array(sorted(tried))
     return Rates(stable, None, best.rate, best.at_edge, order, np.array([tried[rate] for rate in order]))
-
-
-def largest_factor(is_stable: Callable[[float], bool]) -> float:
-    """Finds the largest stable factor by doubling or halving from 1 and bisection; inf if all are stable, 0 if none."""
-    low = high = 1.0
-    if is_stable(1.0):
-        while is_stable(high := 2 * low):
-            low = high
-            if high >= FACTORS[1]:
-                return float("inf")
-    else:
-        while not is_stable(low := high / 2):
-            high = low
-            if low <= FACTORS[0]:
-                return 0.0
-    while high > (1 + TOLERANCE) * low:
-        middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if is_stable(middle) else (low, middle)
-    return low

@@ -18,7 +18,7 @@ from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.kernels.kept import kept_blocks
-from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of, words
+from fedtangent._src.losses import Loss, get_loss, is_right, mean_form, mean_prediction, targets_of, words
 from fedtangent._src.models.kernels import AnalyticKernel
 from fedtangent._src.progress import progress_of, ticks
 from fedtangent._src.storage import cache_directory
@@ -106,9 +106,16 @@ class Problem:
         targets = self.y_test if split == "test" else self.y_train
         return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
 
+    def ensemble(self, outputs: Float[np.ndarray, "K *networks m C"]) -> Float[np.ndarray, "*networks m C"]:
+        """Returns the prediction of ensembles of K networks, as ``losses.mean_prediction`` averages their outputs."""
+        if targets_of(self.loss) != "classes":
+            return np.asarray(outputs.mean(axis=0))
+        return np.asarray(mean_prediction(self.loss, outputs))
+
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]."""
-        return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
+        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]; NaN where ``is_right`` is NaN."""
+        labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
+        return np.asarray(np.mean(is_right(outputs, labels), axis=-1))
 
     def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""

@@ -101,10 +101,10 @@ def _flow_curve(theory: Predicted, networks: Simulated) -> PredictedCurve:
     for start in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
         train, test = from_starts(theory.flow, Starts(*(part[None] for part in start)), rounds.tolist())
         errors.append(problem.left(train))
-        scores.append(problem.score(test))
+        scores.append(problem.score(test.mean(axis=1)))
     power = 2 if targets_of(problem.loss) == "numbers" else 1
     return PredictedCurve(
-        rounds, np.mean(np.power(errors, power), axis=0) ** (1 / power), np.concatenate(scores, axis=2)
+        rounds, np.mean(np.power(errors, power), axis=0) ** (1 / power), np.concatenate(scores, axis=1)
     )
 
 
@@ -178,12 +178,16 @@ def _rows(
     last, num_rounds = theory.moments[-1], theory.setting.size.num_rounds
     widest = {of_width.method: of_width for of_width in evolved}.values()
     flow = theory_row(
-        theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds
+        theory,
+        f"federated flow, expected, round {num_rounds}",
+        last.mean.mean(axis=0),
+        last.cov.mean(axis=0),
+        num_rounds,
     )
     rows = [
         *(simulated_row(theory, n, float(np.mean(gap.error[-1]))) for n, gap in zip(networks, gaps, strict=True)),
         *(simulated_row(theory, n, None) for n in widest),
-        flow._replace(seconds=flow_seconds),
+        flow._replace(seconds_a_run=flow_seconds),
     ]
     if theory.limit is not None:
         mean, cov, *_ = map(np.asarray, theory.limit)

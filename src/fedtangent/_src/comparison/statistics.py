@@ -41,7 +41,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fedtangent._src.intervals import Interval
-from fedtangent._src.types import AnyArray
+from fedtangent._src.types import AnyArray, ArrayLike
 
 LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
@@ -291,6 +291,16 @@ def weighted_line(x: Num[np.ndarray, "n"], y: Num[np.ndarray, "n"], weight: Num[
     return Slope(slope, float(information**-0.5), float(weight @ y / weight.sum() - slope * centre))
 
 
+def log_slope(x: ArrayLike, y: ArrayLike) -> float:
+    """Fits the least-squares slope of ``ln y`` against ``ln x``.
+
+    Args:
+        x: Positive numbers, [n].
+        y: Positive numbers, [n].
+    """
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
 def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) -> float:
     """Computes ``|a - b| / |b|``, Euclidean over all entries.
 
@@ -330,3 +340,16 @@ def relative_errors(
     off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (measured - predicted, scale))
     with np.errstate(divide="ignore"):
         return np.sqrt(np.divide(off, of, out=np.zeros_like(off), where=off != 0))
+
+
+def run_errors(
+    predicted: Num[np.ndarray, "r ... m C"], measured: Num[np.ndarray, "r ... m C"], start: Num[np.ndarray, "... m C"]
+) -> Float[np.ndarray, "..."]:
+    """Computes ``relative_errors`` over all r rounds together, relative to how far the predictions move.
+
+    Args:
+        predicted: Predicted outputs at r rounds.
+        measured: Measured outputs.
+        start: Initial outputs.
+    """
+    return relative_errors(predicted, measured, predicted - start, (0, -2, -1))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import softmax
+from scipy.special import log_softmax, logsumexp
 
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Problem, Setting
@@ -31,7 +32,7 @@ class MethodRow(NamedTuple):
     flow_error: float | None = None  # relative, of each network to the flow from the same initial function
     rounds: int | None = None
     uplink_mib: float | None = None
-    seconds: float | None = None
+    seconds_a_run: float | None = None
 
 
 def scores(
@@ -49,7 +50,7 @@ def scores(
     """
     even, odd = slice(0, None, 2), slice(1, None, 2)
     residual = (y - mean) ** 2
-    noise = max(float(np.mean(residual[even] - variance[even])), 1e-6)
+    noise = max(float(np.mean(residual[even] - variance[even])), 1e-6 * float(np.mean(y**2)))
     total = variance[odd] + noise
     nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[odd] / total)
     return float(nll), float(np.mean(residual[odd] <= 1.959963985**2 * total))
@@ -63,8 +64,8 @@ def _scores(
         return scores(mean, variance, problem.y_test)
     if targets_of(problem.loss) != "classes":
         return None, None
-    probability = softmax(draws, axis=-1).mean(axis=0)
-    return float(-np.mean(np.log(np.sum(probability * problem.y_test, axis=-1)))), None
+    log_probability = logsumexp(log_softmax(draws, axis=-1), axis=0) - math.log(len(draws))
+    return float(-np.mean(np.sum(np.where(problem.y_test > 0, problem.y_test * log_probability, 0), axis=-1))), None
 
 
 def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float | None:
@@ -119,7 +120,7 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
         flow_error=error,
         rounds=networks.rounds[-1],
         uplink_mib=networks.sent[-1].uplink_bytes / MEBIBYTE,
-        seconds=networks.seconds,
+        seconds_a_run=networks.seconds,
     )
 
 
@@ -175,7 +176,7 @@ def theory_row(
         test_mse = float(np.mean((mean - problem.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
         nll, coverage = scores(mean, variance, problem.y_test)
     else:  # outputs depend on each other: draws, not moments
-        test_mse = float(np.mean(problem.mse(theory.sampled.mean(axis=1))))
+        test_mse = float(np.mean(problem.mse(problem.ensemble(theory.sampled.swapaxes(0, 1)))))
         nll, coverage = _scores(problem, mean, theory.sampled.reshape(-1, *mean.shape), variance)
     return MethodRow(
         setting=setting.name,
@@ -183,7 +184,7 @@ def theory_row(
         test_mse=test_mse,
         accuracy=expected_accuracy(problem, mean, cov / num_models)
         if theory.sampled is None
-        else _accuracy(problem, theory.sampled.mean(axis=1)),
+        else _accuracy(problem, problem.ensemble(theory.sampled.swapaxes(0, 1))),
         nll=nll,
         coverage=coverage,
         variance_ratio=float(np.trace(cov) / spread) if (spread := np.trace(reference(theory)[1])) > 0 else None,

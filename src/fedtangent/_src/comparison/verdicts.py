@@ -15,7 +15,7 @@ from fedtangent._src.comparison.statistics import (
     Pair,
     combined,
     mean_error,
-    relative_errors,
+    run_errors,
     variance_ratio,
     width_slope,
     worst,
@@ -184,21 +184,14 @@ def slope_verdict(
         right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width.
         wrong: The same predictions of each wrong flow, by name.
     """
-    errors = [_of_run(n, p, n.test[-len(p) :]) for n, p in zip(networks, right, strict=True)]
+    errors = [run_errors(p, n.test[-len(p) :], n.test[0]) for n, p in zip(networks, right, strict=True)]
     rivals = []
     for name, other in wrong.items():
-        floors = [_of_run(n, p, q) for n, p, q in zip(networks, right, other, strict=True)]
-        missed = [_of_run(n, q, n.test[-len(q) :]) for n, q in zip(networks, other, strict=True)]
+        floors = [run_errors(p, q, n.test[0]) for n, p, q in zip(networks, right, other, strict=True)]
+        missed = [run_errors(q, n.test[-len(q) :], n.test[0]) for n, q in zip(networks, other, strict=True)]
         rivals.append(slope_rival(name, widths, errors, missed, floors))
     statement = "error of each network to the flow: slope against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
-
-
-def _of_run(
-    networks: Simulated, predicted: Float[np.ndarray, "r K E m C"], other: Float[np.ndarray, "r K E m C"]
-) -> Float[np.ndarray, "K E"]:
-    """Returns the distance of ``other`` from ``predicted``, relative to how far ``predicted`` moves, [K, E]."""
-    return relative_errors(predicted, other, predicted - networks.test[0], (0, -2, -1))
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:

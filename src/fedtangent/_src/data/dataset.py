@@ -38,7 +38,7 @@ class Dataset(NamedTuple):
     user_train: Int[np.ndarray, "n"] | None  # id of the user (writer, speaker, ..) of each example, if there are users
     info: SourceInfo
     kind: str = VECTOR  # of input: "image", "tokens" or "vector"
-    user_test: Int[np.ndarray, "m"] | None = None  # the same for test examples, if their users have training examples
+    user_test: Int[np.ndarray, "m"] | None = None  # the same for test examples; a user may have test examples only
 
     def __repr__(self) -> str:
         """Summarises the data set: kind, classes, shapes of the arrays and origin."""
@@ -133,6 +133,32 @@ def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled
     most = float(np.finfo(np.float32).max)
     if array.size and array.dtype.itemsize > 4 and max(float(array.max()), -float(array.min())) > most:
         raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
+
+
+LEVELS = 100  # values that float32 must have within the range of a feature
+
+
+def check_resolution(name: str, array: np.ndarray) -> None:
+    """Raises ``ValueError`` for a feature, such as a time since 1970, whose differences float32 rounds away.
+
+    In float32 it has fewer than ``LEVELS`` values from its least to its largest. Differences of the size of float64's
+    rounding are none.
+
+    Args:
+        name: Name of the array, for the error message.
+        array: The numbers, one row for each example.
+    """
+    if array.dtype != np.float64 or len(array) == 0:
+        return
+    low, high = array.min(axis=0), array.max(axis=0)
+    size, width = np.maximum(np.abs(low), np.abs(high)), high - low
+    lost = (width > 1e-12 * size) & (width < LEVELS * float(np.finfo(np.float32).eps) * size)
+    if lost.any():
+        place = tuple(int(i) for i in np.argwhere(lost)[0])
+        raise ValueError(
+            f"{name}: got numbers from {low[place]:.15g} to {high[place]:.15g} at {list(place)} of an example, which "
+            "float32 hardly tells apart, must have their mean subtracted, or dtype float64"
+        )
 
 
 def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,15 @@ from jaxtyping import Float, Float32, Float64, Int, Num, Shaped
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data import dataset as datasets
+from fedtangent._src.data import own
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, SourceInfo
 from fedtangent._src.data.named import load
+from fedtangent._src.data.partition.drawn import generator
 from fedtangent._src.data.partition.given import Clients, by_user, of
 from fedtangent._src.losses import Loss
 from fedtangent._src.types import Array, ArrayLike, FederatedData, Model, Partition
 
-MOST_MEASURED = 10_000  # training examples that metrics are measured on
+MOST_MEASURED = 10_000  # training examples that metrics are measured on; more are sampled
 SPLITS = ("train", "test")
 
 
@@ -54,7 +56,7 @@ class Examples:
         loss: Name of the loss that is trained, or the user's own function.
         clients: Training examples of each client.
         data: The training examples on the device: inputs float32 or int32 (tokens), targets in the form of the loss.
-        train: The first 10,000 training examples at most, to measure metrics on.
+        train: Training examples to measure metrics on: all, or 10,000 of them (``train_rows``).
         test: All test examples; None for data without a test split.
     """
 
@@ -88,6 +90,17 @@ class Examples:
         """Number of outputs C of a model for the data."""
         return self.dataset.num_outputs
 
+    @property
+    def train_rows(self) -> slice | Int[np.ndarray, "m"]:
+        """Indices of the training examples that metrics are measured on: all, or 10,000 drawn at random."""
+        return sampled(len(self.dataset.x_train), MOST_MEASURED)
+
+    @property
+    def train_name(self) -> str:
+        """Name of the training examples in tables: "train", or such as "train 10000 of 24000" for a sample."""
+        measured, whole = self.train.num_examples, len(self.dataset.x_train)
+        return "train" if measured == whole else f"train {measured} of {whole}"
+
     def held_by(self, clients: Partition) -> FederatedData:
         """Returns the same training examples with another division among clients.
 
@@ -109,7 +122,7 @@ class Examples:
 
         Args:
             split: "train", which are all training examples, or "test".
-            most: Largest number of examples, the first ones; None for all.
+            most: Largest number of examples; more are sampled at random. None for all.
 
         Returns:
             Inputs [n, ...] (tokens stay whole numbers) and targets [n, C].
@@ -122,7 +135,8 @@ class Examples:
         if split == "test" and self.test is None:
             raise ValueError("split: got 'test', must be 'train': the data have no test examples")
         dataset = self.dataset
-        x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
+        rows = sampled(len(getattr(dataset, f"x_{split}")), most)
+        x, y = (getattr(dataset, f"{axis}_{split}")[rows] for axis in "xy")
         inputs, (targets, labels) = inputs_on_device(x), _targets_of(self.loss, y, dataset.num_classes)
         if labels is not None and callable(self.loss):
             raise ValueError(
@@ -171,7 +185,7 @@ def run_examples(
     Warns:
         UserWarning: Class numbers without a training example.
     """
-    dataset, classes = _read(data, data_dir, seed, bool(model is not None and model.reads_tokens))
+    dataset, classes = _read(data, data_dir, seed, model is not None and bool(model.vocabulary))
     for split in SPLITS[: 2 if len(dataset.x_test) else 1]:
         _check_split(dataset, split, loss)
     partition = clients_of(clients, len(dataset.x_train))
@@ -241,10 +255,9 @@ def _read(
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Returns the data set that ``data`` stands for, and the names of its classes."""
     if isinstance(data, Dataset):
-        if data.kind == TOKENS:
-            return data, None
-        x_train, x_test = (datasets.pixels(x) if x.dtype == np.uint8 else x for x in (data.x_train, data.x_test))
-        return data._replace(x_train=x_train, x_test=x_test), None
+        parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
+        read: dict[str, Any] = {name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}
+        return data._replace(**read), None
     if isinstance(data, str):
         return load(data, data_dir, seed), None
     if not isinstance(data, tuple | list) or len(data) not in (2, 4):
@@ -265,76 +278,16 @@ def _of_arrays(
     as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
     """Builds the data set of arrays, and the names of its classes."""
-    inputs, targets = {"x_train": _inputs("x_train", x_train, as_tokens)}, {"y_train": _targets("y_train", y_train)}
+    xs = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}
+    ys: dict[str, Any] = {"y_train": y_train}
+    kind = TOKENS if as_tokens else VECTOR if xs["x_train"].ndim == 2 else IMAGE
     if x_test is not None or y_test is not None:
-        inputs["x_test"], targets["y_test"] = _inputs("x_test", x_test, as_tokens), _targets("y_test", y_test)
-    train, classes, num_classes = targets["y_train"], None, 0
-    for name, y in targets.items():
-        if _called(y) != _called(train):
-            raise ValueError(f"{name}: got {_called(y)}, must be {_called(train)} as y_train has")
-    if train.dtype.kind == "U":
-        names = np.unique(np.concatenate(list(targets.values())))
-        classes = tuple(names.tolist())
-        targets = {name: np.searchsorted(names, y) for name, y in targets.items()}
-    if train.dtype.kind in "iU":
-        for name, y in targets.items():
-            checks.class_labels(name, y)
-        num_classes = 1 + max(int(y.max()) for y in targets.values())
-        targets = {name: y.astype(np.int32) for name, y in targets.items()}
-    x, y = inputs["x_train"], targets["y_train"]
-    kind = TOKENS if as_tokens else VECTOR if x.ndim == 2 else IMAGE
-    tests = {"x_test": inputs.get("x_test", x[:0]), "y_test": targets.get("y_test", y[:0])}
+        xs["x_test"], ys["y_test"] = own.inputs("x_test", x_test, kind), y_test
+    y, num_classes, classes = own.targets(ys)
+    tests = {"x_test": xs["x_train"][:0], "y_test": y["y_train"][:0]}
     info = SourceInfo("given", "given", "memory")
-    return Dataset("given data", x, y, **tests, num_classes=num_classes, user_train=None, info=info, kind=kind), classes
-
-
-def _array(name: str, value: object) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
-
-
-def _inputs(name: str, x: object, as_tokens: bool) -> Num[np.ndarray, "n ..."]:
-    """Checks inputs [n, ...] and converts tokens to int32, pixels (uint8) to [0, 1], and whole numbers to float32."""
-    array = _array(name, x)
-    is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
-    if as_tokens and not is_whole:
-        raise ValueError(f"{name}: got {array.dtype}, must be whole numbers, the tokens that the model reads")
-    if not (is_whole or is_floating):
-        raise ValueError(f"{name}: got {array.dtype}, must be real numbers")
-    if array.ndim < 2 or 0 in array.shape:
-        raise ValueError(f"{name}: got shape {array.shape}, must be [n, ...], a row of numbers for each example")
-    if as_tokens:
-        if array.min() < 0 or array.max() > checks.MAX_INDEX:
-            raise ValueError(f"{name}: got {array.min()} to {array.max()}, must be tokens from 0")
-        return array.astype(np.int32)
-    if is_floating:
-        return array
-    return datasets.pixels(array) if array.dtype == np.uint8 else array.astype(np.float32)
-
-
-def _targets(name: str, y: object) -> np.ndarray:
-    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
-    array = _array(name, y)
-    if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
-        array = array.astype(str)
-    if jnp.issubdtype(array.dtype, jnp.floating) and array.ndim in (1, 2) and array.size:
-        return array.reshape(len(array), -1)
-    if array.ndim == 1 and array.size and array.dtype.kind in "iuU":
-        return array.astype(np.int64) if array.dtype.kind == "u" else array
-    if array.ndim == 2 and array.dtype.kind in "iu" and array.shape[1] > 1:
-        return array.astype(np.float32)
-    column = " (of one column of labels make [n] by y.ravel())" if array.ndim == 2 and array.shape[1] == 1 else ""
-    raise ValueError(
-        f"{name}: got {array.dtype} of shape {array.shape}, must be whole numbers or strings [n], the class labels, or "
-        f"floating numbers [n] or [n, C]{column}"
-    )
-
-
-def _called(y: np.ndarray) -> str:
-    """Returns the kind of the targets in words."""
-    return {"U": "strings", "i": "whole numbers"}.get(y.dtype.kind, "floating numbers")
+    arrays = tests | xs | y
+    return Dataset("given data", num_classes=num_classes, user_train=None, info=info, kind=kind, **arrays), classes
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -371,11 +324,13 @@ def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
 def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None) -> None:
     """Raises ``ValueError`` unless the model reads such examples, and has an output for each class or number."""
     holds_tokens, kinds = dataset.kind == TOKENS, {True: "tokens", False: "real numbers"}
-    if model.reads_tokens is not None and model.reads_tokens != holds_tokens:
+    if model.vocabulary is not None and (model.vocabulary > 0) != holds_tokens:
         raise ValueError(
-            f"model: got {model.name}, which reads {kinds[model.reads_tokens]}, must read {kinds[holds_tokens]}, as "
+            f"model: got {model.name}, which reads {kinds[not holds_tokens]}, must read {kinds[holds_tokens]}, as "
             f"{dataset.name} has"
         )
+    for split in SPLITS if holds_tokens else ():
+        checks.tokens(f"x_{split}", getattr(dataset, f"x_{split}"), model.vocabulary)
     if model.output_size != dataset.num_outputs:
         if dataset.num_classes:
             names = f"0 to {dataset.num_classes - 1}" if classes is None else _listed(classes)
@@ -440,18 +395,31 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
     data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
     train = _split_of(dataset, "train", loss, MOST_MEASURED)
-    if len(x) <= MOST_MEASURED:
-        train = train._replace(x=x)  # held by one client only
+    if train.num_examples == len(x):
+        train = train._replace(x=x)  # one copy on the device
     test = _split_of(dataset, "test", loss) if len(dataset.x_test) else None
     return Examples(dataset, classes, loss, clients, data, train, test)
 
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Returns the first ``most`` examples (None: all) on the device, with targets as the loss takes them."""
-    x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
+    """Returns examples, a sample of ``most`` (None: all), on the device, with targets as the loss takes them."""
+    rows = sampled(len(getattr(dataset, f"x_{split}")), most)
+    x, y = (getattr(dataset, f"{axis}_{split}")[rows] for axis in "xy")
     targets, labels = _targets_of(loss, y, dataset.num_classes)
     on_device = None if labels is None else jnp.asarray(labels)
     return Split(jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), on_device)
+
+
+def sampled(num_examples: int, most: int | None) -> slice | Int[np.ndarray, "most"]:
+    """Draws the indices of ``most`` of the examples at random, always the same ones, in ascending order.
+
+    Args:
+        num_examples: Number of examples.
+        most: Size of the sample; if there are no more examples, or for None, all of them are selected.
+    """
+    if most is None or num_examples <= most:
+        return slice(None)
+    return np.sort(generator(0).choice(num_examples, most, replace=False))
 
 
 def inputs_on_device(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import partition as partitions
-from fedtangent._src.data.dataset import check_float32, finite_rows
+from fedtangent._src.data.dataset import check_float32, check_resolution, finite_rows, pixels
 from fedtangent._src.data.partition.given import Clients
 from fedtangent._src.types import ArrayLike, FederatedData
 
@@ -24,7 +24,7 @@ def federated_data(
     """Checks examples and partition, and moves them to the device.
 
     Args:
-        x: Inputs [n, ...], real numbers.
+        x: Inputs [n, ...], real numbers; uint8 are pixels, which are divided by 255 unless ``dtype`` is int32.
         y: Targets: [n, C] floating for regression, or [n] integer class labels, which become int32.
         partition: Rows of ``x`` that each client holds: a ``Partition``, or lists of rows as for ``partition.of``;
             clients may overlap (``partition.validate(exact=True)`` forbids it).
@@ -47,6 +47,8 @@ def federated_data(
     x, y = np.asarray(x), np.asarray(y)
     dtype = _device_dtype(dtype, x)
     _check_inputs(x, dtype)
+    if x.dtype == np.uint8 and dtype != jnp.int32:
+        x = pixels(x)
     if len(x) != (len(y) if y.ndim else -1):
         raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be the same number of examples")
     _check_targets(y, num_classes, dtype)
@@ -108,3 +110,4 @@ def _check_finite(name: str, array: np.ndarray, dtype: np.dtype) -> None:
         finite_rows(name, array)
         if dtype != jnp.float64:
             check_float32(name, array, "must be rescaled, or dtype float64")
+            check_resolution(name, array)

@@ -74,32 +74,21 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
 
 
 def joined(
-    name: str,
-    kind: str,
-    of_split: Callable[[str], Iterable[User]],
-    examples: Callable[[User], tuple[np.ndarray, np.ndarray]],
+    of_split: Callable[[str], Iterable[User]], examples: Callable[[User], tuple[np.ndarray, np.ndarray]]
 ) -> Arrays:
     """Joins the users' examples to arrays ``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
 
     Args:
-        name: Name of the data set in error messages.
-        kind: Word for a user in error messages.
-        of_split: Reads the users of a split; the training users are numbered in this order.
+        of_split: Reads the users of a split; they are numbered in this order, those without training examples (LEAF's
+            split ``-t user``) after all others.
         examples: Converts a user's examples to arrays ``x`` and ``y``.
-
-    Raises:
-        ValueError: A test user has no training examples.
     """
     number: dict[str, int] = {}
     arrays: Arrays = {}
     for split in SPLITS:
         parts = []
         for user in of_split(split):
-            if split == "train":
-                number[user.name] = len(number)
-            if user.name not in number:
-                raise ValueError(f"{name}: got {kind} {user.name!r} in {user.path}, must be among those to train")
-            parts.append((*examples(user), np.full(len(user.y), number[user.name], np.int32)))
+            parts.append((*examples(user), np.full(len(user.y), number.setdefault(user.name, len(number)), np.int32)))
         for axis, columns in zip(("x", "y", "user"), zip(*parts, strict=True), strict=True):
             arrays[f"{axis}_{split}"] = np.concatenate(columns)
     return arrays
@@ -117,7 +106,9 @@ def selected(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
-    """Selects the examples of the first ``num_users`` training users; a split without users stays whole.
+    """Selects the examples of the first ``num_users`` training users and of users who only test.
+
+    A split without users stays whole.
 
     Args:
         arrays: Arrays of the archive.
@@ -129,6 +120,6 @@ def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
     if num_users is None:
         return arrays
     users = np.unique(arrays["user_train"])
-    chosen = users[: checks.whole("num_users", num_users, 1, len(users))]
+    others = users[checks.whole("num_users", num_users, 1, len(users)) :]
     splits = [split for split in SPLITS if f"user_{split}" in arrays]
-    return selected(arrays, {split: np.isin(arrays[f"user_{split}"], chosen) for split in splits})
+    return selected(arrays, {split: ~np.isin(arrays[f"user_{split}"], others) for split in splits})

@@ -11,9 +11,16 @@ from fedtangent._src.data.dataset import Dataset, DatasetEntry
 from fedtangent._src.entries import choose, given_options
 
 
-def chosen(name: str) -> DatasetEntry:
-    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names."""
-    entry: DatasetEntry = own.entry(name) if str(name).endswith(own.SUFFIX) else choose("datasets", name)
+def chosen(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
+    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names.
+
+    Args:
+        name: Name of a data set, or path of an ``.npz`` file.
+        input_kind: Option of a user's own file.
+        target_kind: Option of a user's own file.
+    """
+    is_own = str(name).endswith(own.SUFFIX)
+    entry: DatasetEntry = own.entry(name, input_kind, target_kind) if is_own else choose("datasets", name)
     return entry
 
 
@@ -21,7 +28,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
     A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``, in the
-    forms that ``data.own`` lists.
+    forms that ``data.own`` lists. How it is read is written to standard error once.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.
@@ -40,7 +47,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
         >>> digits.x_train.shape, digits.y_train.shape
         ((200, 8, 8, 1), (200,))
     """
-    entry = chosen(name)
+    entry = chosen(name, options.get("input_kind"), options.get("target_kind"))
     folder = None if data_dir is None else Path(data_dir)
     dataset: Dataset = entry.build(given_options(entry, options), folder, seed)
     return dataset

@@ -1,12 +1,15 @@
-"""A user's own data: an ``.npz`` file of plain arrays, whose path takes the place of a data set's name.
+"""A user's own data: arrays in memory, or an ``.npz`` file of them, whose path takes the place of a data set's name.
 
-The shapes and dtypes of the arrays decide the kind of data:
+Both ways share the functions that read inputs and targets, so that the same arrays give the same numbers. The shapes,
+dtypes and numbers of the arrays in a file, or the user's options, decide the kind of data:
 
-- ``x``: images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating or uint8, which is
-  divided by 255; or tokens [n, T], signed whole numbers;
-- ``y``: classes [n], whole numbers from 0 to the largest one (among tokens and targets, if inputs are tokens), or
-  floating numbers [n] or [n, C];
-- ``users`` [n], optional: the user of each example, whole numbers or strings;
+- ``x``: images [n, height, width] or [n, height, width, channels]; vectors [n, d]; or tokens [n, T], whole numbers from
+  0. Whole numbers [n, d] are tokens unless their columns have different ranges, as those of a table have, or they are
+  uint8. uint8 is divided by 255 (not as tokens).
+- ``y``: classes [n], strings or whole numbers from 0 to the largest one (among tokens and targets, if inputs are
+  tokens), or floating numbers [n] or [n, C];
+- ``users`` [n], optional: the user of each example, whole numbers or strings. Users are numbered in ascending order,
+  and after them users who only test;
 - ``x_test``, ``y_test`` and ``users_test``: the test set; without it a share of the examples is drawn at random.
 """
 
@@ -14,20 +17,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Num, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data import archive, files
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first, pixels
-from fedtangent._src.data.partition.drawn import generator
+from fedtangent._src.data.partition.drawn import assemble
+from fedtangent._src.data.partition.given import by_user, numbered
+from fedtangent._src.data.sharing import held_out
 from fedtangent._src.storage import expanded
 
 SUFFIX = ".npz"
 NEEDED = ("x", "y")
+KEYS = ("x", "y", "users")
 SPLITS = {"train": "", "test": "_test"}  # suffix of the names of a split's arrays
+KINDS = {IMAGE: "images", TOKENS: "texts", VECTOR: "vectors"}
+TARGETS = ("classes", "numbers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,135 +52,301 @@ class OwnOptions:
     """Use only this many training examples, the first ones."""
     num_test: int | None = None
     """Use only this many test examples, the first ones."""
+    input_kind: str | None = None
+    """Read x as image, tokens or vector (default: by its shape and numbers)."""
+    input_scale: float | None = None
+    """Divide x by this number (default: uint8 by 255, others by 1)."""
+    target_kind: str | None = None
+    """Read y as classes or numbers (default: whole ones are classes)."""
 
 
-def entry(name: str) -> DatasetEntry:
-    """Builds the entry of the data set in the file ``name``; reads only shapes and dtypes of its arrays.
+class Targets(NamedTuple):
+    """Targets of both splits, with string labels replaced by numbers.
+
+    Attributes:
+        y: Class labels [n] int32, or floating numbers [n, C], by split.
+        num_classes: Number of classes; 0 for regression.
+        names: Names of the classes if labels are strings, else None.
+    """
+
+    y: dict[str, Num[np.ndarray, "n *C"]]
+    num_classes: int
+    names: tuple[str, ...] | None
+
+
+def entry(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
+    """Builds the entry of the data set in the file ``name``.
+
+    It reads only shapes and dtypes of the arrays; whole numbers [n, d], which may be a text or a table, it reads all.
+
+    Args:
+        name: Path of the file.
+        input_kind: Option of that name.
+        target_kind: Option of that name.
 
     Raises:
-        ValueError: The file cannot be read.
+        ValueError: The file cannot be read, or has no such arrays.
     """
     path = expanded("dataset", name)
     headers = files.headers("dataset", path)
     archive.require("dataset", path, headers, NEEDED)
-    (shape, dtype), (_, target) = headers["x"], headers["y"]
-    if target.kind in "SU":
-        raise ValueError(f"y: got {target} in {name}, must be numbers: np.unique(y, return_inverse=True)[1]")
+    shape, dtype = headers["x"]
+    is_unclear = input_kind is None and len(shape) == 2 and dtype.kind in "iu" and dtype != np.uint8
+    x = archive.read("dataset", path, NEEDED)["x"] if is_unclear else np.broadcast_to(np.zeros((), dtype), shape)
+    is_regression = not _has_classes(headers["y"], target_kind)
     return DatasetEntry(
         name,
         "data of your own",
         functools.partial(_load, name, path),
         OwnOptions,
-        kind=_kind(name, shape, dtype),
-        partition="by_user" if "users" in headers else "iid" if target.kind == "f" else "dirichlet",
-        is_regression=target.kind == "f",
+        kind=_kind(name, x, input_kind),
+        partition="by_user" if "users" in headers else "iid" if is_regression else "dirichlet",
+        is_regression=is_regression,
     )
 
 
-def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype) -> str:
-    """Returns the kind of input for a shape and dtype; raises ``ValueError`` if it is no input."""
-    if len(shape) == 2 and dtype.kind == "i":
-        return TOKENS
-    if dtype.kind == "f" or dtype == np.uint8:
-        if len(shape) in (3, 4):
-            return IMAGE
-        if len(shape) == 2:
-            return VECTOR
-    raise ValueError(
-        f"x: got {dtype} {shape} in {name}, must be floating or uint8 [n, height, width(, channels)] (images), "
-        "floating or uint8 [n, d] (vectors) or int [n, T] (tokens)"
-    )
+def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
+    """Returns the kind of the inputs ``x``; raises ``ValueError`` if they are no inputs, or not of ``input_kind``."""
+    if input_kind is not None:
+        checks.choice("input_kind", input_kind, KINDS)
+    if x.dtype.kind not in "iuf" or x.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"x: got {x.dtype} {x.shape} in {name}, must be numbers [n, height, width(, channels)] (images), [n, d] "
+            "(vectors) or whole numbers [n, T] (tokens)"
+        )
+    is_whole = x.dtype.kind in "iu"
+    allowed = (IMAGE,) if x.ndim > 2 else (VECTOR, TOKENS) if is_whole else (VECTOR,)
+    if input_kind is not None and input_kind not in allowed:
+        raise ValueError(
+            f"input_kind: got {input_kind}, must be {' or '.join(allowed)} for x {x.dtype} {x.shape} in {name}"
+        )
+    if input_kind is not None or len(allowed) == 1:
+        return input_kind or allowed[0]
+    return TOKENS if x.dtype != np.uint8 and _is_text(x) else VECTOR
+
+
+def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
+    """Tells whether whole numbers can be a text: its places share one alphabet, while columns of a table have ranges.
+
+    Numbers below 0 and numbers of two kinds alone are no text. Neither are columns one of which has half of its numbers
+    outside the range of another: in a text of m examples two of d places do so with probability below ``d^2 2^-m``.
+    Zeros, which fill up short texts, and places with one symbol, such as a mark of the beginning, are left out.
+    """
+    if x.size == 0 or x.min() < 0:
+        return x.size == 0
+    x = x[:: 1 + len(x) // 2**14]
+    if len(np.unique(x)) <= 2:
+        return False
+    columns = [column[column != 0] for column in x.T]
+    columns = [c for c in columns if 2.0 ** -len(c) * x.shape[1] ** 2 < 1e-3 and c.min() < c.max()]
+    if not columns:
+        return True
+    medians, low, high = (np.array([of(c) for c in columns]) for of in (np.median, np.min, np.max))
+    return bool(low.max() <= medians.min() and medians.max() <= high.min())
+
+
+def _has_classes(y: files.Header | np.ndarray, target_kind: str | None) -> bool:
+    if target_kind is None:
+        return y.dtype.kind != "f" and len(y.shape) == 1
+    return checks.choice("target_kind", target_kind, TARGETS) == "classes"
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the file; raises ``ValueError`` for bad arrays or numbers, test users that do not train, and pickles."""
+    """Loads the file and writes how it is read to standard error, once; raises ``ValueError`` for bad arrays."""
     arrays = archive.read("dataset", path, NEEDED)
-    unknown = arrays.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
+    unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:
         raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
     if ("x_test" in arrays) != ("y_test" in arrays) or (
         "users_test" in arrays and not {"users", "x_test"} <= arrays.keys()
     ):
         raise ValueError(f"dataset: {name} has {', '.join(arrays)}, must have x_test and y_test, or neither")
-    first_x = arrays["x"]
-    kind = _kind(name, first_x.shape, first_x.dtype)
+    first_x, num_users = arrays["x"], len(np.unique(arrays.get("users", ())))
+    kind = _kind(name, first_x, options.input_kind)
     for end in SPLITS.values():
         x, y = arrays.get(f"x{end}", first_x), arrays.get(f"y{end}", arrays["y"])
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype or len(x) != (len(y) if y.ndim else -1):
             raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
-    _, user = _users(name, arrays, "", None)
+        _check_users(name, arrays, end)
     if "x_test" not in arrays:
-        rows = _held_out(len(first_x), user, options, seed)
-        arrays |= {f"{key}_test": arrays[key][rows] for key in ("x", "y", "users") if key in arrays}
-        arrays |= {key: arrays[key][~rows] for key in ("x", "y", "users") if key in arrays}
+        rows = _held_out(len(first_x), arrays.get("users"), options, seed)
+        arrays |= {f"{key}_test": arrays[key][rows] for key in KEYS if key in arrays}
+        arrays |= {key: arrays[key][~rows] for key in KEYS if key in arrays}
     for split, end in SPLITS.items():
-        axes = [key + end for key in ("x", "y", "users") if key + end in arrays]
+        axes = [key + end for key in KEYS if key + end in arrays]
         count = getattr(options, f"num_{split}")
         arrays |= dict(zip(axes, first(f"num_{split}", count, *(arrays[axis] for axis in axes)), strict=True))
-    names, user = _users(name, arrays, "", None)
-    _, tested = _users(name, arrays, "_test", names)
-    classes = arrays["y"].dtype.kind in "iu"
-    x_train, x_test = (_inputs(f"{name}: x{end}", arrays[f"x{end}"], kind) for end in SPLITS.values())
-    y_train, y_test = (_targets(f"{name}: y{end}", arrays[f"y{end}"], classes) for end in SPLITS.values())
-    sizes = {y_train.shape[1:], y_test.shape[1:]}
-    if len(sizes) > 1:
+    user, user_test = _users(arrays)
+    x_train, x_test = (_inputs(f"{name}: x{end}", arrays[f"x{end}"], kind, options) for end in SPLITS.values())
+    ys = {f"{name}: y{end}": _as_asked(f"{name}: y{end}", arrays[f"y{end}"], options) for end in SPLITS.values()}
+    of_splits, num_classes, _ = targets(ys)
+    y_train, y_test = of_splits.values()
+    if y_train.shape[1:] != y_test.shape[1:]:
+        sizes = y_train.shape[1:], y_test.shape[1:]
         raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")
-    numbered = (x_train, x_test, y_train, y_test) if kind == TOKENS else (y_train, y_test)
-    num_classes = 1 + max(int(array.max()) for array in numbered) if classes else 0
+    if kind == TOKENS and num_classes:
+        num_classes = max(num_classes, 1 + int(max(x_train.max(), x_test.max())))
     info = SourceInfo(str(path), "yours", str(path.parent))
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user, info, kind, tested)
+    dataset = Dataset(name, x_train, y_train, x_test, y_test, num_classes, user, info, kind, user_test)
+    _say(_reading(dataset, first_x, arrays["y"].dtype, num_users, options.input_scale))
+    return dataset
 
 
-def _users(
-    name: str, arrays: dict[str, np.ndarray], end: str, names: np.ndarray | None
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the users' names, ascending, and the index of each example's user, [n] int32; both None without users."""
+@functools.cache  # once
+def _say(line: str) -> None:
+    print(f"fedtangent: {line}", file=sys.stderr)
+
+
+def _reading(dataset: Dataset, x: np.ndarray, target: np.dtype, num_users: int, scale: float | None) -> str:
+    """Describes in one line how the file is read, with the options that read it otherwise."""
+    scale = scale or (255 if x.dtype == np.uint8 and dataset.kind != TOKENS else 1)
+    scaled = "as they are" if scale == 1 else f"divided by {scale:g}"
+    task = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers to predict"
+    kind, values = KINDS[dataset.kind], f"{x.dtype} from {x.min():g} to {x.max():g}, {scaled}"
+    return (
+        f"{dataset.name} is read as {kind} ({values}), {task} ({target}), {num_users or 'no'} users; to read it "
+        "otherwise: input_kind, input_scale, target_kind, partition"
+    )
+
+
+def _check_users(name: str, arrays: dict[str, np.ndarray], end: str) -> None:
     users = arrays.get(f"users{end}")
-    if users is None:
-        return None, None
-    if users.ndim != 1 or len(users) != len(arrays[f"x{end}"]) or users.dtype.kind not in "iuU":
+    if users is not None and (users.ndim != 1 or len(users) != len(arrays[f"x{end}"]) or users.dtype.kind not in "iuU"):
         raise ValueError(
             f"users{end}: got {users.dtype} {users.shape} in {name}, must be whole numbers or strings [n], one "
             "an example"
         )
-    names = np.unique(users) if names is None else names
-    strange = ~np.isin(users, names)
-    if strange.any():
-        raise ValueError(f"users{end}: got {users[strange][0]!s:.40} in {name}, must be among those that train")
-    return names, np.searchsorted(names, users).astype(np.int32)
+
+
+def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns the number of each training and each test example's user, [n] int32; None without users."""
+    if "users" not in arrays:
+        return None, None
+    user, user_test = numbered(arrays["users"], arrays.get("users_test", arrays["users"][:0]))
+    return user, user_test if "users_test" in arrays else None
 
 
 def _held_out(
-    count: int, user: Int[np.ndarray, "count"] | None, options: OwnOptions, seed: int
+    count: int, users: Shaped[np.ndarray, "count"] | None, options: OwnOptions, seed: int
 ) -> Bool[np.ndarray, "count"]:
-    """Draws the test examples, [count] bool: a share of each user's, who keeps at least one; raises ``ValueError``."""
-    share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
+    """Draws the test examples, [count] bool: a share of each user's; raises ``ValueError``."""
+    share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
+    if count < 2:
+        raise ValueError(f"test_fraction: got {share} of {count} examples, must leave some to test on")
+    examples = assemble([np.arange(count)]) if users is None else by_user(users)
     test = np.zeros(count, bool)
-    for rows in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
-        test[rng.permutation(rows)[: min(round(share * len(rows)), len(rows) - 1)]] = True
-    if not test.any() or test.all():
-        raise ValueError(f"test_fraction: got {options.test_fraction} of {count} examples, must leave some to test on")
+    test[held_out(examples, share, seed)[1].indices] = True
     return test
 
 
-def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
-    """Converts inputs to the form of networks: floating with channels, or int32 tokens; raises ``ValueError``."""
-    if x.size == 0:
-        raise ValueError(f"{name}: got shape {x.shape}, must hold at least one example")
+def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndarray:
+    """Converts inputs of a file to the form of networks, images with channels; raises ``ValueError``."""
     checks.finite(name, x)
-    if kind == TOKENS:
-        if x.min() < 0 or x.max() > checks.MAX_INDEX:
-            raise ValueError(f"{name}: got {x.min()} to {x.max()}, must be tokens from 0")
-        return x.astype(np.int32)
-    scaled = pixels(x) if x.dtype == np.uint8 else x
+    scaled = inputs(name, x, kind, options.input_scale)
     return scaled[..., None] if x.ndim == 3 else scaled
 
 
-def _targets(name: str, y: np.ndarray, classes: bool) -> np.ndarray:
-    """Converts targets to class labels int32 [n], or to floating targets [n, C]; raises ``ValueError`` for others."""
-    if classes:
-        return checks.class_labels(name, y).astype(np.int32)
-    if y.dtype.kind != "f" or y.ndim not in (1, 2) or y.size == 0:
-        raise ValueError(f"{name}: got {y.dtype} {y.shape}, must be whole numbers [n], or floating [n] or [n, C]")
-    checks.finite(name, y)
-    return y.reshape(len(y), -1)
+def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
+    """Converts targets of a file to whole numbers or floating ones, as ``target_kind`` asks; raises ``ValueError``."""
+    if y.dtype.kind == "f":
+        checks.finite(name, y)
+    if options.target_kind is None or y.dtype.kind not in "iuf":
+        return y
+    if not _has_classes(y, options.target_kind):
+        return y.astype(np.float64) if y.dtype.kind in "iu" else y
+    labels = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    if (labels != np.rint(labels)).any():
+        raise ValueError(
+            f"target_kind: got classes, must be numbers: {name} has {labels[labels != np.rint(labels)][0]}"
+        )
+    return labels.astype(np.int64) if y.dtype.kind == "f" else labels
+
+
+def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[np.ndarray, "n ..."]:
+    """Checks inputs and converts tokens to int32 and other whole numbers to float32, uint8 to [0, 1].
+
+    Args:
+        name: Name of the inputs in error messages.
+        x: Numbers [n, ...].
+        kind: "tokens", or another kind of input.
+        scale: Number to divide inputs by; None for 255 with uint8 and 1 with other numbers. Tokens have none.
+
+    Raises:
+        ValueError: The inputs are no such numbers, or there are none.
+    """
+    array = _array(name, x)
+    is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
+    if kind == TOKENS and not is_whole:
+        raise ValueError(f"{name}: got {array.dtype}, must be whole numbers, the tokens that the model reads")
+    if not (is_whole or is_floating):
+        raise ValueError(f"{name}: got {array.dtype}, must be real numbers")
+    if array.ndim < 2 or 0 in array.shape:
+        raise ValueError(f"{name}: got shape {array.shape}, must be [n, ...], a row of numbers for each example")
+    if kind == TOKENS:
+        if scale is not None:
+            raise ValueError(f"input_scale: got {scale}, must be none for tokens")
+        checks.tokens(name, array, None)
+        return array.astype(np.int32, copy=False)
+    if scale is not None:
+        dtype = array.dtype if is_floating else np.dtype(np.float32)
+        return array.astype(dtype) / dtype.type(checks.number("input_scale", scale, above=0))
+    if is_floating:
+        return array
+    return pixels(array) if array.dtype == np.uint8 else array.astype(np.float32)
+
+
+def targets(ys: Mapping[str, object]) -> Targets:
+    """Checks the targets of the training and the test examples, and numbers string labels in sorted order.
+
+    Args:
+        ys: Targets by their names in error messages: class labels [n], whole numbers from 0 or strings; or floating
+            numbers [n] or [n, C].
+
+    Raises:
+        ValueError: Targets are none of these, or differ in kind between the splits.
+    """
+    read = {name: _target(name, y) for name, y in ys.items()}
+    (train_name, train), num_classes, names = next(iter(read.items())), 0, None
+    for name, y in read.items():
+        if _called(y) != _called(train):
+            raise ValueError(f"{name}: got {_called(y)}, must be {_called(train)} as {train_name} has")
+    if train.dtype.kind == "U":
+        ordered = np.unique(np.concatenate(list(read.values())))
+        names = tuple(ordered.tolist())
+        read = {name: np.searchsorted(ordered, y) for name, y in read.items()}
+    if train.dtype.kind in "iU":
+        for name, y in read.items():
+            checks.class_labels(name, y)
+        num_classes = 1 + max(int(y.max()) for y in read.values())
+        read = {name: y.astype(np.int32) for name, y in read.items()}
+    return Targets(read, num_classes, names)
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
+
+
+def _target(name: str, y: object) -> np.ndarray:
+    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
+    array = _array(name, y)
+    if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
+        array = array.astype(str)
+    if jnp.issubdtype(array.dtype, jnp.floating) and array.ndim in (1, 2) and array.size:
+        return array.reshape(len(array), -1)
+    if array.ndim == 1 and array.size and array.dtype.kind in "iuU":
+        return array.astype(np.int64) if array.dtype.kind == "u" else array
+    if array.ndim == 2 and array.dtype.kind in "iu" and array.shape[1] > 1:
+        return array.astype(np.float32)
+    column = " (of one column of labels make [n] by y.ravel())" if array.ndim == 2 and array.shape[1] == 1 else ""
+    raise ValueError(
+        f"{name}: got {array.dtype} of shape {array.shape}, must be whole numbers or strings [n], the class labels, or "
+        f"floating numbers [n] or [n, C]{column}"
+    )
+
+
+def _called(y: np.ndarray) -> str:
+    """Returns the kind of the targets in words."""
+    return {"U": "strings", "i": "whole numbers"}.get(y.dtype.kind, "floating numbers")

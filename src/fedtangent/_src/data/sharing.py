@@ -121,17 +121,38 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
     """Splits each client's examples at random into two partitions, (train, test).
 
+    The test set has ``fraction`` of all examples, rounded, and each client gives its share of them to within one
+    example. Clients keep an example to train on while others have more than one.
+
     Args:
         partition: The partition.
-        fraction: Share of each client's examples, in (0, 1), that goes to the test set, rounded; one example stays.
+        fraction: Share of the examples, in (0, 1), that goes to the test set.
         seed: Seed of the draw.
+
+    Raises:
+        ValueError: The fraction is out of range, or there are fewer than two examples.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)
-    rng, train, test = generator(seed), [], []
-    for rows in map(partition.client, range(partition.num_clients)):
-        order = rng.permutation(rows)
-        count = min(round(fraction * len(rows)), max(len(rows) - 1, 0))
-        train.append(order[count:])
-        test.append(order[:count])
+    if len(partition.indices) < 2:
+        raise ValueError(f"partition: got {len(partition.indices)} examples, must be two or more, to train and to test")
+    rng = generator(seed)
+    orders = [rng.permutation(partition.client(i)) for i in range(partition.num_clients)]
+    counts = _test_sizes(partition.sizes, fraction, rng)
+    train, test = zip(*((order[k:], order[:k]) for order, k in zip(orders, counts, strict=True)), strict=True)
     return assemble(train), assemble(test)
+
+
+def _test_sizes(sizes: Int[np.ndarray, "N"], fraction: float, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
+    """Divides the test examples, ``fraction`` of all, among clients by largest remainder; ties are drawn."""
+    num_examples, sizes = int(sizes.sum()), sizes.astype(np.int64)
+    total = min(max(round(fraction * num_examples), 1), num_examples - 1)
+    most = np.maximum(sizes - 1, 0)
+    counts = np.minimum(total * sizes // num_examples, most)
+    while rest := total - int(counts.sum()):
+        if (counts == most).all():
+            most = sizes  # every client has one example left, and some must give it away
+        order = rng.permutation(np.flatnonzero(counts < most))
+        surplus = counts[order] * num_examples - total * sizes[order]
+        counts[order[np.argsort(surplus, kind="stable")[:rest]]] += 1
+    return counts

@@ -80,8 +80,8 @@ def build(described: Description) -> Built:
     clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
     loaded = _projected(run, loaded, clients.num_clients)
     clients, at_server = _at_server(described, loaded, clients)
-    examples = run_examples(loaded, clients, how.options.loss)
     model = _built(described.model, loaded.input_shape, loaded.num_outputs)
+    examples = run_examples(loaded, clients, how.options.loss, model)
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     if "validation" in at_server:
         rows = at_server["validation"]
@@ -146,10 +146,7 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
     """Splits each client's examples: returns the training partition, and the test partition or None."""
     if run.client_test == 0:
         return clients, None
-    training, test = sharing.held_out(clients, run.client_test, run.seed)
-    if len(test.indices) == 0:
-        raise ValueError(f"client_test: got {run.client_test}, must leave a client an example to test with")
-    return training, test
+    return sharing.held_out(clients, run.client_test, run.seed)
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data import named
+from fedtangent._src.data.own import OwnOptions
 from fedtangent._src.entries import (
     Entry,
     Groups,
@@ -36,7 +37,8 @@ CHOICES = {  # choice -> kind of entries
     "model": "models",
     "schedule": "schedules",
 }
-DECIDING = (*CHOICES, "loss")  # options that decide which other options there are, and their defaults
+KINDS = ("input_kind", "target_kind")  # of a user's own file
+DECIDING = (*CHOICES, "loss", *KINDS)  # options that decide which other options there are, and their defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +146,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
     Raises:
         ValueError: An unknown name.
     """
-    dataset = named.chosen(chosen.get("dataset", Choices.dataset))
+    dataset = named.chosen(chosen.get("dataset", Choices.dataset), *map(chosen.get, KINDS))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
     readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
     model = Choices.model if Choices.model in readers else readers[0]
@@ -256,6 +258,8 @@ def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
     for choice, entry in ((choice, entries[choice]) for choice in CHOICES if choice in entries):
         others = catalogue(CHOICES[choice]).values()
         users = [other.name for other in others if name in option_names(other) and (choice != "base" or other.inside)]
+        if choice == "dataset" and name in {field.name for field in dataclasses.fields(OwnOptions)}:
+            users.append("a file of your own")
         if users:
             reasons.append(f"{choice} {entry.name!r}, only with {', '.join(users)}")
     if reasons:

@@ -151,13 +151,40 @@ class Run(NamedTuple):
     signal: int = 0
 
     def __repr__(self) -> str:
-        """Returns a line with the status, a summary of the history, and the size of the state."""
+        """Returns a line with the status, what was dropped or rounded away, a summary of the history, and the size."""
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
-        return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+        status = "; ".join([self.status, *lost(self.history.rounds)])
+        return f"Run({status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
 
     def _repr_html_(self) -> str:
         return html_of(self)
+
+
+LOST = {
+    "rejected": "messages were rejected: not finite, or larger than allowed",
+    "dropped": "messages were dropped: their model had no place for more clients in that round",
+    "examples_dropped": "examples were dropped: the server's pool had no place for them",
+    "clipped": "messages were clipped",
+    "rate_cut": "learning rates were cut to a stable one",
+    "unapplied": "gradients had not been applied by a client's optimiser when its round ended, and were dropped",
+    "rounded_away": "numbers of messages were rounded to 0, too small beside the largest of their array",
+}  # infos that count numbers which a run replaced, dropped or rounded away
+
+
+def lost(rounds: Mapping[str, PyTree]) -> list[str]:
+    """Returns how many models, messages, examples and numbers a run left out, dropped or rounded away, as sentences.
+
+    Args:
+        rounds: Infos of every round, arrays [R, ...].
+    """
+    counts = {name: int(np.sum(rounds.get(name, 0), dtype=np.int64)) for name in LOST}
+    lines = [f"{count} {LOST[name]}" for name, count in counts.items() if count]
+    weight = np.asarray(rounds.get("model_weight", np.ones((0, 1))))
+    untrained = int(np.sum(~(weight > 0).any(axis=0))) if len(weight) else 0
+    if untrained:
+        lines.insert(0, f"{untrained} of {weight.shape[1]} models were never trained, and count in the average")
+    return lines
 
 
 def html_of(result: Any) -> str:

@@ -164,11 +164,11 @@ def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[st
     """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
 
     Args:
-        examples: Training examples (at most the first 10,000 are measured) and test examples.
+        examples: Training examples (of more than 10,000 a sample is measured) and test examples.
         algorithm: The algorithm.
         state: State of its run.
     """
-    splits = {"train": examples.train} | ({} if examples.test is None else {"test": examples.test})
+    splits = {examples.train_name: examples.train} | ({} if examples.test is None else {"test": examples.test})
     return {
         name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, examples.loss)
         for name, split in splits.items()
@@ -201,8 +201,9 @@ def simulate(
             that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
             there) or of each model, with a leading axis K.
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
-            accuracy and loss at the training examples (the first 10,000 at most) and the test examples, and no metrics
-            with ``FederatedData``.
+            accuracy and loss at the training and the test examples, and no metrics with ``FederatedData``. Of more than
+            10,000 training examples 10,000 are drawn at random, and the split is called such as
+            "train 10000 of 24000".
         devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or the
             result of ``processes.resolve_mapping`` for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped or

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int, Int32, Num
 
+from fedtangent._src import pytrees
 from fedtangent._src.types import Aggregate, Array, Cohort, PyTree, Slots
 
 
@@ -19,11 +20,11 @@ class _Sum(NamedTuple):
 def _add_weighted(
     total: Float[Array, "K *shape"], rows: Slots, messages: Num[Array, "B *shape"]
 ) -> Float[Array, "K *shape"]:
-    """Computes ``total[model] += weight * message`` for a batch of slots."""
+    """Computes ``total[model] += weight * message`` for a batch of slots, in the dtype of ``total``."""
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
     # A slot of weight 0 must not count even when its message is not finite.
-    counted = jnp.where(weight.reshape(shape) > 0, messages, 0) * weight.reshape(shape)
+    counted = jnp.where(weight.reshape(shape) > 0, messages.astype(total.dtype), 0) * weight.reshape(shape)
     if messages.shape[0] == 1:  # XLA's scatter is slow on a CPU: one row is a slice update
         model = rows.model[0]
         return jax.lax.dynamic_update_index_in_dim(total, total[model] + counted[0], model, 0)
@@ -34,13 +35,13 @@ def _add_weighted(
 def weighted_mean() -> Aggregate:
     """Builds the aggregate that is the weighted mean of each model's messages (FE-2024, remark 1).
 
-    A model without a slot gets 0; the engine leaves its state unchanged and reports it.
+    A model without a slot gets 0; the engine leaves its state unchanged and reports it. Messages in half precision are
+    added up in float32, the dtype of their mean.
     """
 
     def init(message: PyTree, num_models: int) -> _Sum:
-        total = jax.tree.map(lambda leaf: jnp.zeros((num_models, *leaf.shape), leaf.dtype), message)
-        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
-        return _Sum(total, jnp.zeros((num_models,), dtype))
+        total = jax.tree.map(lambda leaf: jnp.zeros((num_models, *leaf.shape), pytrees.widest(leaf.dtype)), message)
+        return _Sum(total, jnp.zeros((num_models,), pytrees.precision(message)))
 
     def add(acc: _Sum, rows: Slots, messages: PyTree) -> _Sum:
         total = jax.tree.map(lambda t, m: _add_weighted(t, rows, m), acc.total, messages)
@@ -88,9 +89,9 @@ def stack(slots_per_model: int) -> Aggregate:
 
     def init(message: PyTree, num_models: int) -> Stacked:
         buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
-        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
         counts, places = jnp.zeros((2, num_models), jnp.int32), (num_models, slots_per_model)
-        return Stacked(buffer, counts[0], counts[1], jnp.zeros(places, dtype), jnp.zeros(places, jnp.int32))
+        weight = jnp.zeros(places, pytrees.precision(message))
+        return Stacked(buffer, counts[0], counts[1], weight, jnp.zeros(places, jnp.int32))
 
     def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
         active = rows.weight > 0

@@ -13,13 +13,14 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import choice, instance
+from fedtangent._src.checks import choice, instance, tokens
 from fedtangent._src.federated.aggregate import slots_of, weighted_mean
 from fedtangent._src.federated.faults import num_contacted
 from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
+from fedtangent._src.models.rows import check_rows
 from fedtangent._src.types import (
     Accept,
     Aggregate,
@@ -153,10 +154,16 @@ def compose(
         return _cost(composed, data, engine)
 
     def params(state: State) -> PyTree:
-        return jax.vmap(server.params)(state.server)
+        return pytrees.cast_like(jax.vmap(server.params)(state.server), jax.eval_shape(model.init, jax.random.key(0)))
+
+    training = None if composition is None else composition.training
+    loss = model.loss if training is None else training.loss
+    trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
+        if x.dtype == jnp.uint8 and not model.vocabulary:
+            x = x / jnp.float32(255)  # pixels, as in training data
+        return mean_of_models(trained, params(state), x) if parts.predict is None else parts.predict(trained, state, x)
 
     def predict_personal(
         state: State, data: FederatedData, largest: int, client_id: Int[Array, ""], x: Shaped[AnyArray, "m ..."]
@@ -164,7 +171,7 @@ def compose(
         client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert parts.personal is not None
-        return parts.personal(model, params(state), client_states, client, x)
+        return parts.personal(trained, params(state), client_states, client, x)
 
     return Algorithm(
         name,
@@ -208,7 +215,7 @@ def _init(
     client = _for_each_client(composed.local.init, params, num_clients)
     memory = _for_each_client(lambda p: composed.channel.init(composed.local.message(p)), params, num_clients)
     init_schedule, sample_key = streams.schedule_keys(run.schedule)
-    server_state = jax.vmap(composed.server.init)(params)
+    server_state = jax.vmap(composed.server.init)(pytrees.wide(params))
     return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
 
 
@@ -223,7 +230,8 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
 
 
 def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
-    _check_labels(composed.model, data)
+    _check_examples(composed.model, data)
+    check_rows(composed.model, data.x.shape[1:], data.x.dtype)
     if composed.parts.check is not None:
         composed.parts.check(data)
     message, broadcast = _message_shape(composed, data, engine)
@@ -244,8 +252,10 @@ def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> 
     return jax.eval_shape(one)
 
 
-def _check_labels(model: Model, data: FederatedData) -> None:
-    """Raises ``ValueError`` for class labels that are too large for the model's number of outputs."""
+def _check_examples(model: Model, data: FederatedData) -> None:
+    """Raises ``ValueError`` for symbols that the model does not read, and labels beyond its number of outputs."""
+    if model.vocabulary and not isinstance(data.x, jax.core.Tracer):
+        tokens("data: x", data.x, model.vocabulary)
     if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
         return
     largest = int(jnp.max(data.y))
@@ -285,8 +295,8 @@ def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
     """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
-    broadcasts = jax.vmap(composed.server.broadcast)(state.server)
-    message = _message_shape(composed, data, engine)[0]
+    message, broadcast = _message_shape(composed, data, engine)
+    broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
     slots = slots_of(cohort, composed.schedule.num_models, data.offsets)
     slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))
@@ -309,12 +319,15 @@ def _train_slot(
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
         broadcast = pytrees.take(broadcasts, row.model)
         message, client_state, info = composed.local.update(update_key, broadcast, before[0], client)
+        on_the_way = composed.channel.report(send_key, message, before[1])
         message, memory = composed.channel.send(send_key, message, before[1])
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
         client_state = composed.local.settle(before[0], client_state, message)
         if composed.parts.accept is not None:
             row = row._replace(weight=jnp.where(composed.parts.accept(message), row.weight, 0))
-        return row, message, TrainedSlots((client_state, memory), row.weight, {"examples": client.size, **info})
+        on_the_way = pytrees.where(row.weight > 0, on_the_way, pytrees.zeros_like(on_the_way))
+        info = {"examples": client.size, **info, **on_the_way}
+        return row, message, TrainedSlots((client_state, memory), row.weight, info)
 
     return train
 

@@ -95,14 +95,14 @@ def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> _Gradient:
     def objective(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> Float[Array, ""]:
-        return loss(model.apply(params, x), y, mask)
+        return loss(pytrees.wide(model.apply(params, x)), y, mask)
 
     def gradient(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> tuple[Float[Array, ""], PyTree]:
         value, grad = jax.value_and_grad(objective)(params, x, y, mask)
         if problem.tilt is not None:
-            grad = pytrees.add(grad, problem.tilt)
+            grad = pytrees.cast_like(pytrees.add(grad, problem.tilt), params)
         if problem.anchor is not None:
             grad = pytrees.add(grad, pytrees.scale(problem.prox, pytrees.subtract(params, problem.anchor)))
         return value, grad
@@ -231,8 +231,9 @@ def minimise(
         client: The client's examples.
 
     Returns:
-        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float) and
-        ``steps`` (int32). A client of size 0 returns ``start`` unchanged.
+        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float), ``steps``
+        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A
+        client of size 0 returns ``start`` unchanged.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -247,10 +248,17 @@ def minimise(
 
     carry = (problem.start, optimizer.init(problem.start), jnp.zeros((), jnp.float32))
     if full_batch:
-        (params, _, total_loss), steps = _full_batch(work, client, step, carry)
+        (params, opt_state, total_loss), steps = _full_batch(work, client, step, carry)
     else:
-        (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
-    return params, _info(total_loss, steps)
+        (params, opt_state, total_loss), steps = _minibatches(work, key, client, step, carry)
+    return params, _info(total_loss, steps) | _unapplied(opt_state)
+
+
+def _unapplied(opt_state: PyTree) -> dict[str, Array]:
+    """Returns how many gradients ``optax.MultiSteps``, which applies several at once, still holds; else nothing."""
+    accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
+    held = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
+    return {"unapplied": jnp.max(jnp.stack(held))} if held else {}
 
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:
@@ -272,7 +280,7 @@ def _descended(
 ) -> tuple[PyTree, dict[str, Array]]:
     """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
     (x, y, mask), most, total = _all_examples(work, client)
-    params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
+    params, total_loss = descend(start, x, lambda outputs: loss(pytrees.wide(outputs), y, mask), rate, total, most)
     return params, _info(total_loss, total)
 
 

@@ -13,8 +13,18 @@ from fedtangent._src import checks
 from fedtangent._src.checks import number
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.federated.local import LocalProblem, Work, client_view, minimise, validate_work
-from fedtangent._src.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
+from fedtangent._src.losses import (
+    LOSSES,
+    Loss,
+    check_targets,
+    get_loss,
+    is_right,
+    masked_mean,
+    mean_prediction,
+    targets_of,
+)
 from fedtangent._src.optimizers import Rate, at_round, check_rate, sgd
+from fedtangent._src.pytrees import wide
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, FederatedData, Model, Prediction, PyTree
 
 Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
@@ -39,15 +49,18 @@ class Personal(Protocol):
 
 
 def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-    """Returns the uniform average of the K models' outputs (FE-2024, eq. 2), and each model's outputs.
+    """Returns the uniform average of the K models' predictions (FE-2024, eq. 2), and each model's outputs.
+
+    ``losses.mean_prediction`` averages probabilities if ``model.loss`` is a loss of classes, else outputs. The model of
+    an algorithm has the loss by which the algorithm trains.
 
     Args:
         model: The network.
         params: Parameters of the K models, [K, ...].
         x: Inputs [n, ...].
     """
-    members = jax.lax.map(lambda p: model.apply(p, x), params)
-    return Prediction(jnp.mean(members, axis=0), members)
+    members = jax.lax.map(lambda p: wide(model.apply(p, x)), params)
+    return Prediction(mean_prediction(model.loss, members), members)
 
 
 def own_models(
@@ -83,7 +96,8 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     """Builds Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
 
     The client weighs the K global models by their mean ``loss`` on all of its examples and predicts ``sum_k alpha_k
-    f_k(x)``. A client without examples weighs them equally.
+    f_k(x)``, where ``f_k`` are outputs, or probabilities as in ``mean_of_models``. A client without examples weighs
+    them equally.
 
     Args:
         loss: Name of a loss.
@@ -101,8 +115,7 @@ def weighted_models(loss: str, gamma: float) -> Personal:
         own_x, own_y = client.data.x[rows], client.data.y[rows]
         losses = jax.lax.map(lambda p: value(model.apply(p, own_x), own_y, mask), params)
         members = mean_of_models(model, params, x).members
-        alpha = model_weights(losses, gamma).astype(members.dtype)
-        return Prediction(jnp.tensordot(alpha, members, axes=1, precision="highest"), members)
+        return Prediction(mean_prediction(model.loss, members, model_weights(losses, gamma)), members)
 
     return predict
 
@@ -142,14 +155,14 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
 
 
 def accuracy(outputs: Float[Array, "m C"], targets: Int[Array, "m"], mask: Bool[Array, "m"]) -> Float[Array, ""]:
-    """Computes the share of real examples whose largest output is at their label, a scalar.
+    """Computes the share of real examples whose largest output is at their label, a scalar; NaN if one has no largest.
 
     Args:
         outputs: Outputs of the network [m, C].
         targets: Labels [m], integer.
         mask: Whether a row is a real example, [m] bool.
     """
-    return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
+    return masked_mean(is_right(wide(outputs), targets), mask)
 
 
 def mse(outputs: Float[Array, "m C"], targets: Num[Array, "m C"], mask: Bool[Array, "m"]) -> Float[Array, ""]:
@@ -234,7 +247,7 @@ def _evaluate(
         value = measure(predicted.mean, test.y[mine.rows], mask)
         return jnp.where(mine.size > 0, value, jnp.nan), mine.size
 
-    values, sizes = jax.lax.map(one, jnp.arange(test.num_clients, dtype=jnp.int32))
+    values, sizes = wide(jax.lax.map(one, jnp.arange(test.num_clients, dtype=jnp.int32)))
     present = jnp.where(sizes > 0, values, 0)
     weight = sizes.astype(values.dtype)
     mean = jnp.sum(present) / jnp.sum(sizes > 0).astype(values.dtype)

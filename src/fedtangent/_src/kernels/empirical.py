@@ -21,6 +21,7 @@ from fedtangent._src.kernels.layered import is_layered, layered_kernel
 from fedtangent._src.models.dense import DenseStructure, forward
 from fedtangent._src.models.features import LinearStructure
 from fedtangent._src.models.layers import LayeredStructure
+from fedtangent._src.models.rows import check_rows
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
@@ -47,7 +48,6 @@ def empirical_ntk(
 
     Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
     or convolutional layers) have fast kernels without a Jacobian. neural-tangents computes the kernels of other models.
-    In flax and other networks the output for an example must not depend on other examples.
 
     Args:
         model: Network whose kernel is computed.
@@ -60,7 +60,8 @@ def empirical_ntk(
         block_size: Largest number of examples on a side of a block, which bounds the memory in use.
 
     Raises:
-        ValueError: A ``block_size`` that is not a whole number of at least 1, or parameters that do not fit ``model``.
+        ValueError: A ``block_size`` that is not a whole number of at least 1, parameters that do not fit ``model``, or
+            a model whose output for an example depends on other examples.
 
     Example:
 
@@ -75,6 +76,7 @@ def empirical_ntk(
     if block_size is not None:
         whole("block_size", block_size)
     _check_params(model, params)
+    check_rows(model, x1.shape[1:], x1.dtype)
     form = _form(model, params, x1)
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     if 0 in (n1, n2):

@@ -208,7 +208,7 @@ def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) ->
         outputs = jnp.asarray(x, params.dtype) @ params
         return outputs if is_coupled else outputs @ jnp.asarray(mix.T, params.dtype)
 
-    return Model("kernel features", init, apply, None, len(mix), is_linear=True, reads_tokens=False)
+    return Model("kernel features", init, apply, None, len(mix), is_linear=True, vocabulary=0)
 
 
 def _random_rotation(rng: np.random.Generator, size: int) -> Float64[np.ndarray, "size size"]:

@@ -125,6 +125,26 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
     return model.kernel(x1, x2, get if isinstance(get, str) else names)
 
 
+def known_modes(theta: Float[AnyArray, "n n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n n"]]:
+    """Computes the eigenvalues [n], rising, and eigenvectors [n, n] of a kernel, with zeros for those lost in rounding.
+
+    No function depends on a coefficient along an eigenvector of eigenvalue 0, but ``Theta(x, X) v`` is only 0 up to
+    rounding, and training adds to that coefficient for ever. Rounding is that of the kernel's dtype.
+
+    Args:
+        theta: Symmetric positive semidefinite kernel.
+    """
+    eigenvalues, vectors = np.linalg.eigh(np.asarray(theta, np.float64))
+    lost = np.abs(eigenvalues) <= 10 * len(eigenvalues) * rounding(theta) * eigenvalues[-1]
+    return np.where(lost, 0.0, eigenvalues), np.where(lost, 0.0, vectors)
+
+
+def rounding(kernel: Shaped[AnyArray, "..."]) -> float:
+    """Returns the relative rounding of a kernel's dtype; of whole numbers, which become float64, that of float64."""
+    dtype = np.asarray(kernel).dtype
+    return float(jnp.finfo(dtype if jnp.issubdtype(dtype, jnp.floating) else np.float64).eps)
+
+
 def kernel_blocks(
     kernel_fn: KernelPair, x_train: ArrayLike, x_test: ArrayLike, *, tick: Tick = lambda done, total: None
 ) -> KernelBlocks:

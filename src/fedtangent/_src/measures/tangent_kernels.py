@@ -131,17 +131,23 @@ def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
     Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1.
+
+    Raises:
+        ValueError: An eigenvalue is below 0 by more than float32's rounding.
     """
     kernel = square("theta", theta)
     if not np.isfinite(kernel).all():
         nothing = float("nan")
         return Spectrum(np.full(len(kernel), nothing), nothing, nothing, nothing)
     raw = np.linalg.eigvalsh(0.5 * (kernel + kernel.T))[::-1]
+    if raw[-1] < -len(raw) * np.finfo(np.float32).eps * abs(raw).max():
+        raise ValueError(f"theta: got the eigenvalue {raw[-1]:.6g} (the largest is {raw[0]:.6g}), must be at least 0")
     values = np.maximum(raw, 0.0)
     total = float(values.sum())
     if total == 0:
         return Spectrum(values, float("nan"), float("nan"), float("inf"))
-    share = values[values > 0] / total
+    share = values / total
+    share = share[share > 0]
     rank = float(np.exp(-np.sum(share * np.log(share))))
     rounding = len(values) * np.finfo(np.float64).eps * values[0]
     condition = float(values[0] / values[-1]) if values[-1] > rounding else float("inf")

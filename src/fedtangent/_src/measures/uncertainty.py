@@ -7,7 +7,8 @@ predicts with the mean of its members' softmax probabilities,
 
     p(c | x) = 1/K sum_k softmax(f_k(x))_c,
 
-which is formed in logarithms, so that no logit overflows and no likely class underflows. ``labels`` are integers [n].
+which is formed in logarithms, so that no logit overflows and no likely class underflows. Numbers in half precision are
+computed with in float32. ``labels`` are integers [n].
 Every function raises ``ValueError`` for members or labels of another shape or kind, and, where they are not traced, for
 labels that are not among the C classes.
 """
@@ -15,19 +16,18 @@ labels that are not among the C classes.
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from jaxtyping import Float, Int, Num
 from scipy.special import ndtri
 
 from fedtangent._src.checks import class_labels, number, real_array, whole
 from fedtangent._src.intervals import Interval
-from fedtangent._src.losses import Loss, get_loss, mean_form, targets_of
+from fedtangent._src.losses import Loss, get_loss, is_right, mean_form, mean_prediction, targets_of
+from fedtangent._src.pytrees import wide, widest
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Prediction
 
 METRICS = (  # in the order of a table
@@ -40,7 +40,7 @@ class Reliability(NamedTuple):
     """Confidence and accuracy in B bins, for a reliability diagram; empty bins hold zeros."""
 
     edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
-    examples: Float[Array, "B"]  # how many, floating
+    examples: Int[Array, "B"]  # how many
     confidence: Float[Array, "B"]  # mean confidence
     accuracy: Float[Array, "B"]  # share of correct predictions
 
@@ -52,7 +52,7 @@ def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
 
 @jax.jit  # one program, where each operation would be compiled alone
 def _log_mean(members: Float[Array, "K n C"]) -> Float[Array, "n C"]:
-    return logsumexp(jax.nn.log_softmax(members, axis=-1), axis=0) - math.log(members.shape[0])
+    return mean_prediction("cross_entropy", members if len(members) > 1 else jax.nn.log_softmax(members, axis=-1))
 
 
 def knowledge_variance(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
@@ -105,14 +105,19 @@ def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -
     return jnp.mean(jnp.sum((probability - truth) ** 2, axis=-1))
 
 
-def accuracy(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes the share of examples whose most probable class is their label, [].
+def accuracy(
+    members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], loss: str | Loss = "cross_entropy"
+) -> Float[Array, ""]:
+    """Computes the share of examples whose label the ensemble predicts, []; NaN if an output is not a number.
 
     Args:
-        members: Logits [K, n, C].
+        members: Outputs [K, n, C]; logits for the cross entropy.
         labels: Labels [n].
+        loss: Name of the loss by which the models were trained, or a function. It says what the ensemble averages:
+            probabilities for a loss of classes, outputs for any other (``losses.mean_prediction``).
     """
-    return jnp.mean(_confidence(members, labels)[1])
+    _check_labels(members, labels)
+    return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))
 
 
 def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15) -> Reliability:
@@ -132,11 +137,14 @@ def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], n
     whole("num_bins", num_bins)
     upper = jnp.arange(1, num_bins + 1, dtype=confidence.dtype) / num_bins
     at = jnp.minimum(jnp.searchsorted(upper, confidence, side="left"), num_bins - 1)
-    empty = jnp.zeros((num_bins,), confidence.dtype)
-    count = empty.at[at].add(1)
-    sums = empty.at[at].add(confidence), empty.at[at].add(correct)
+
+    def of_bin(b: Int[Array, ""]) -> tuple[Array, Array, Array]:  # a scatter would add one by one, and lose digits
+        count = jnp.sum(at == b)
+        confidences, rights = (jnp.sum(jnp.where(at == b, values, 0)) for values in (confidence, correct))
+        return count, confidences / jnp.maximum(count, 1), rights / jnp.maximum(count, 1)
+
     edges = jnp.concatenate([jnp.zeros((1,), upper.dtype), upper])
-    return Reliability(edges, count, *(total / jnp.maximum(count, 1) for total in sums))
+    return Reliability(edges, *jax.lax.map(of_bin, jnp.arange(num_bins)))
 
 
 def calibration_error(bins: Reliability) -> Float[Array, ""]:
@@ -177,6 +185,7 @@ def predictive_interval(
     Raises:
         ValueError: The level is outside (0, 1), or the noise variance is negative.
     """
+    members = _checked_members(members)
     variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
     mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
     return Interval(mean, mean - half, mean + half)
@@ -196,7 +205,7 @@ def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
         raise ValueError(f"interval: got shapes {shapes}, must be equal")
     inside = (interval.low <= targets) & (targets <= interval.high)
-    return jnp.mean(inside.astype(interval.low.dtype))
+    return jnp.mean(inside.astype(widest(interval.low.dtype)))
 
 
 def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) -> Interval:
@@ -213,7 +222,7 @@ def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) ->
         ValueError: There is less than one point, or the level is outside (0, 1).
     """
     whole("num_points", num_points)
-    ratio = jnp.asarray(share)
+    ratio = wide(jnp.asarray(share))
     ratio = ratio if jnp.issubdtype(ratio.dtype, jnp.floating) else ratio.astype(jnp.zeros(()).dtype)
     z = _normal_quantile(level, ratio.dtype)
     centre = ratio + z**2 / (2 * num_points)
@@ -300,7 +309,7 @@ def _confidence(
     _check_labels(members, labels)
     log_p = log_probability(members)
     best = jnp.max(log_p, axis=-1)
-    return jnp.exp(best), (jnp.argmax(log_p, axis=-1) == labels).astype(log_p.dtype)
+    return jnp.exp(best), is_right(log_p, labels)
 
 
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
@@ -321,13 +330,13 @@ def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Flo
 
 
 def _checked_members(members: Float[AnyArray, "K n C"]) -> Float[AnyArray, "K n C"]:
-    """Returns ``members`` unchanged; raises ``ValueError`` unless they are floating, [K, n, C] and not empty."""
+    """Returns ``members`` in float32 at least; raises ``ValueError`` unless floating, [K, n, C] and not empty."""
     _check_array("members", members)
     if members.ndim != 3 or 0 in members.shape:
         raise ValueError(f"members: got shape {members.shape}, must be [K, n, C] with K, n and C at least 1")
     if not jnp.issubdtype(members.dtype, jnp.floating):
         raise ValueError(f"members: got dtype {members.dtype}, must be floating")
-    return members
+    return wide(members)
 
 
 def _check_array(name: str, value: object) -> None:

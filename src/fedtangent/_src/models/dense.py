@@ -17,6 +17,7 @@ from fedtangent._src.checks import choice, number, whole
 from fedtangent._src.entries import NoOptions
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, network
 from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dtype, stax
+from fedtangent._src.models.layers import biased
 from fedtangent._src.types import AnyArray, Array, Descend, EitherArray, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
@@ -91,7 +92,7 @@ def forward(
         h = structure.activation(outputs[-1]) if i else h
         z = layer.weight_scale * (h @ weight)
         if layer.bias_scale is not None:
-            z = z + layer.bias_scale * bias
+            z = biased(z, layer.bias_scale * bias)
         inputs.append(h)
         outputs.append(z)
     return inputs, outputs
@@ -299,7 +300,7 @@ def mlp(
         structure=structure,
         at_width=at_width if widths else None,
         is_linear=not widths,
-        reads_tokens=False,
+        vocabulary=0,
     )
 
 

@@ -140,5 +140,5 @@ def _of_features(
         output_size=output_size,
         structure=LinearStructure(features),
         is_linear=True,
-        reads_tokens=False,
+        vocabulary=0,
     )

@@ -20,6 +20,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src.models.gemm import ConvolutionOptions, channels_last, gemm_convolution
 from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, WithShape
+from fedtangent._src.models.rows import check_rows
 from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 if TYPE_CHECKING:  # flax takes longer to import than the rest of the package
@@ -68,7 +69,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
 
     Raises:
         ValueError: The module keeps other variables (such as batch statistics or the random state of dropout), its
-            output is not [n, output_size], or ``module`` is an instance of an nnx module.
+            output is not [n, output_size] or depends on the other examples of the batch, or ``module`` is an instance
+            of an nnx module.
     """
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
@@ -86,7 +88,9 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
             f"module: got {title}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
         )
     structure = flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))) if is_linen else None
-    return Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)
+    model = Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)
+    check_rows(model, example.shape[1:], example.dtype, "module")
+    return model
 
 
 def _of_linen(module: Module, example: jax.ShapeDtypeStruct) -> _Functions:
@@ -96,6 +100,7 @@ def _of_linen(module: Module, example: jax.ShapeDtypeStruct) -> _Functions:
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return cast("Array", module.apply({"params": params}, x))
 
+    apply.__module__ = type(module).__module__
     others = sorted(set(jax.eval_shape(initialise, jax.random.key(0))) - {"params"})
     return _Functions(type(module).__name__, lambda key: initialise(key).get("params", {}), apply, others)
 
@@ -128,6 +133,7 @@ def _of_nnx(module: object) -> _Functions:
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return cast("Array", nnx.merge(graph, nnx.State(params))(x))
 
+    apply.__module__ = type(abstract).__module__
     return _Functions(type(abstract).__name__, init, apply, state)
 
 

@@ -62,7 +62,7 @@ def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: s
         dtype = jax.tree.leaves(params)[0].dtype
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 
-    return flat._replace(apply=apply, structure=flax_structure(apply), loss=CROSS_ENTROPY, reads_tokens=False)
+    return flat._replace(apply=apply, structure=flax_structure(apply), loss=CROSS_ENTROPY, vocabulary=0)
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:

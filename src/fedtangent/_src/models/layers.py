@@ -13,6 +13,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
+from fedtangent._src import pytrees
 from fedtangent._src.models.gemm import Geometry, patches
 from fedtangent._src.types import AnyArray, Array, PyTree
 
@@ -80,6 +81,11 @@ class LayeredStructure(NamedTuple):
 
     plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights
     run: RunLayers
+
+
+def biased(z: Float[AnyArray, "*rows C"], bias: Float[AnyArray, "*ones C"]) -> Float[Array, "*rows C"]:
+    """Returns ``z + bias`` in the dtype of ``z``; in half precision the gradient of ``bias`` is summed in float32."""
+    return (pytrees.wide(z) + pytrees.wide(bias)).astype(z.dtype)
 
 
 def layer_patches(call: Call, inputs: Shaped[Array, "n ..."]) -> Float[Array, "n P fan_in"]:

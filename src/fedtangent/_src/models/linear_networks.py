@@ -95,7 +95,7 @@ def deep_linear(
         structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales), descend),
         at_width=None if depth == 1 else lambda width: deep_linear(input_size, output_size, width, depth, dtype),
         is_linear=depth == 1,
-        reads_tokens=False,
+        vocabulary=0,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import instance
+from fedtangent._src.models.rows import module_of
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
@@ -26,6 +27,7 @@ def linearised(model: Model, at: PyTree) -> Model:
     def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
         return first_order(model, at, params, x)
 
+    apply.__module__ = module_of(model.apply)
     return model._replace(
         name=f"linearised {model.name}", apply=apply, kernel=None, structure=None, at_width=None, is_linear=True
     )

@@ -19,7 +19,8 @@ from jaxtyping import Float, Shaped
 from fedtangent._src.checks import choice, whole
 from fedtangent._src.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, network
 from fedtangent._src.models.kernels import check_dtype
-from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape
+from fedtangent._src.models.layers import Call, LayeredStructure, Plan, WithShape, biased
+from fedtangent._src.pytrees import widest
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
@@ -102,8 +103,9 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: DTypeLike, key: Ke
         fan_in = embedding if layer == 0 else units
         params[f"layer_{layer}"] = {
             "input": jnp.concatenate([glorot(k, (fan_in, units), dtype) for k in jax.random.split(next(keys), 4)], 1),
+            # LAPACK knows no half precision
             "recurrent": jnp.concatenate(
-                [orthogonal(k, (units, units), dtype) for k in jax.random.split(next(keys), 4)], 1
+                [orthogonal(k, (units, units), widest(dtype)).astype(dtype) for k in jax.random.split(next(keys), 4)], 1
             ),
             "bias": bias,
         }
@@ -123,7 +125,7 @@ def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, 
     for layer in range(layers):
         part = params[f"layer_{layer}"]
         inputs.append(h)
-        flat = h.reshape((-1, h.shape[-1])) @ part["input"] + part["bias"][None]
+        flat = biased(h.reshape((-1, h.shape[-1])) @ part["input"], part["bias"][None])
         h = recur(flat.reshape((*h.shape[:2], -1)), part["recurrent"])
     return inputs, h
 
@@ -132,7 +134,7 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
     h = _hidden(layers, recur, params, x)[1]
     chosen = h[-1] if positions == "last" else jnp.swapaxes(h, 0, 1)
     bias = params["output"]["bias"]
-    return chosen @ params["output"]["kernel"] + bias.reshape((1,) * (chosen.ndim - 1) + bias.shape)
+    return biased(chosen @ params["output"]["kernel"], bias.reshape((1,) * (chosen.ndim - 1) + bias.shape))
 
 
 def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
@@ -192,7 +194,7 @@ def lstm(
     """Builds FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017).
 
     The defaults are the sizes of the paper and of LEAF (2018). ``apply`` takes ``x`` [n, T] of whole numbers in [0,
-    vocabulary) (a number outside embeds as zero) and returns logits of the next character. There is no analytic kernel.
+    vocabulary), which a run checks, and returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
     ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
@@ -244,5 +246,5 @@ def lstm(
         output_size=sizes[-1],
         structure=structure,
         loss=CROSS_ENTROPY,
-        reads_tokens=True,
+        vocabulary=vocabulary,
     )

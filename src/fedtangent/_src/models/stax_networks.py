@@ -13,6 +13,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import shown, whole
 from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, StaxNetwork
+from fedtangent._src.models.rows import check_rows
 from fedtangent._src.types import AnyArray, Array, Kernel, Key, Model, PyTree
 
 
@@ -37,8 +38,9 @@ def from_stax(
 
     Raises:
         ValueError: ``network`` is something else; a layer has no kernel, or needs further arguments such as random
-            numbers; the output is not [n, C], or not Gaussian at infinite width (the last layer must be linear, such as
-            ``stax.Dense``); ``width`` without a function, or a function without a width.
+            numbers; the output is not [n, C], depends on the other examples of the batch, or is not Gaussian at
+            infinite width (the last layer must be linear, such as ``stax.Dense``); ``width`` without a function, or a
+            function without a width.
 
     Example, a network of two convolutions for ``compare``, which trains it at several widths:
 
@@ -57,10 +59,10 @@ def from_stax(
     if not callable(network):
         if width is not None:
             raise ValueError(f"width: got {width}, must be left out unless network is a function of the width")
-        return stax_model(network, shape, name)
+        return _measured(stax_model(network, shape, name), shape)
     if width is None:
         raise ValueError("width: got none, must be given where network is a function of the width")
-    model = stax_model(network(whole("width", width)), shape, name)
+    model = _measured(stax_model(network(whole("width", width)), shape, name), shape)
 
     def at_width(other: int) -> Model:
         resized = from_stax(network, shape, other, name)
@@ -70,6 +72,13 @@ def from_stax(
         return resized
 
     return model._replace(at_width=at_width)
+
+
+def _measured(model: Model, shape: tuple[int, ...]) -> Model:
+    """Returns a model of a user's network; raises ``ValueError`` if its rows influence each other."""
+    model.apply.__module__ = "stax"
+    check_rows(model, shape, jnp.dtype(jnp.float32), "network")
+    return model
 
 
 def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: Kernel | None = None) -> Model:
@@ -109,7 +118,7 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
     if kernel is None:
         _check_kernel(network, one, name)
         kernel = AnalyticKernel(lambda: network, as_examples)
-    return Model(name, init, apply, kernel, outputs.shape[1], reads_tokens=False)
+    return Model(name, init, apply, kernel, outputs.shape[1], vocabulary=0)
 
 
 def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:

@@ -18,6 +18,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.models.linearised import check_shapes
+from fedtangent._src.models.rows import module_of
 from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 Select: TypeAlias = str | Callable[[str], bool] | PyTree
@@ -142,6 +143,7 @@ def _is_place(leaf: PyTree) -> bool:
 
 
 def _of_part(model: Model, name: str, init: Callable[[Key], PyTree], apply: Apply) -> Model:
+    apply.__module__ = module_of(model.apply)
     return model._replace(name=name, init=init, apply=apply, kernel=None, structure=None, at_width=None)
 
 

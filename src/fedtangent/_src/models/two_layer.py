@@ -77,7 +77,7 @@ def two_layer_relu(
         kernel=kernel,
         output_size=1,
         at_width=lambda other: two_layer_relu(input_size, other, alpha, covariance, seed, dtype),
-        reads_tokens=False,
+        vocabulary=0,
     )
 
 

@@ -102,7 +102,7 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
         widths = np.array(result.setting.size.widths, float)
-        errors = [g.error[-1].ravel() for g in result.gaps]
+        errors = [g.run_error.ravel() for g in result.gaps]
         for w, e in zip(widths, errors, strict=True):
             ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
         means = np.array([np.exp(np.log(e).mean()) for e in errors])
@@ -115,7 +115,7 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
         dress(ax, "width", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("relative error of a network\nto its prediction, last round")
+    axes[0][0].set_ylabel("relative error of a network\nto its prediction, all rounds")
     return save(figure, path)
 
 
@@ -138,12 +138,13 @@ def _beside(result: Compared, path: Path) -> Path:
     curve, clients = axes[0]
     metric = "mean squared error" if setting.problem.labels_test is None else "accuracy"
     for networks, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
-        mean = np.mean(setting.problem.score(networks.test), axis=(1, 2))
+        mean = np.mean(setting.problem.score(networks.ensemble), axis=1)
         curve.plot(networks.rounds, mean, "o", ms=4, color=colour, label=f"networks{networks.of_width}")
     scores, rounds = result.curve.score, result.curve.rounds
-    low, high = np.percentile(scores, [2.5, 97.5], axis=(1, 2))
+    low, high = np.percentile(scores, [2.5, 97.5], axis=1)
     curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {scores[0].size} starts")
-    curve.plot(rounds, scores.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
+    label = f"predicted from the networks' starts{widest.of_width}"
+    curve.plot(rounds, scores.mean(axis=1), color=PREDICTED, lw=2, label=label)
     dress(curve, "round", f"test {metric}", "learning curve", whole=True)
     residual_of = errors_by_client(setting.problem, widest, result.gaps[-1])
     order = sorted(residual_of, key=lambda i: residual_of[i][0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent._src.comparison.forecast import Curve, Forecast
+from fedtangent._src.comparison.forecast import TRIED_DRAWS, Curve, Forecast
 from fedtangent._src.output.style import (
     FEW,
     METHODS,
@@ -62,8 +62,7 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.axhline(target, color=NEUTRAL, lw=1, ls=":", label=f"target {target:g}")
         title = "axis of the last half" if late else ""
         dress(ax, "round", in_words(metric), title, log="" if late or metric == "accuracy" else "y", whole=True)
-    starts = first.forecasting.draws
-    return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
+    return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {first.draws} starts")
 
 
 def _title(forecasts: Sequence[Forecast]) -> str:
@@ -112,5 +111,6 @@ def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.axvline(forecast.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {forecast.given.rate:.3g}")
     metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.size.num_rounds
     legend = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
-    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", legend, log="xy")
+    starts = min(TRIED_DRAWS, forecasts[0].plan.draws)  # fewer than the curves are of
+    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}, {starts} starts", legend, log="xy")
     return save(figure, path, f"{_title(forecasts)}, predicted")

@@ -50,7 +50,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
                 split, _, last = name.rpartition(".")
                 if last != metric:
                     continue
-                width, strength = SPLITS.get(split, SPLITS["test"])
+                width, strength = SPLITS.get(split.partition(" ")[0], SPLITS["test"])
                 label = f"{source}, {split}" if split else source
                 ax.plot(one.evaluated, values, style, color=colour, lw=width, alpha=strength, label=label)
                 if name in one.bands:

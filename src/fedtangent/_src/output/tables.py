@@ -57,7 +57,7 @@ _COLUMNS = {
     "flow error": lambda r: number(r.flow_error),
     "rounds": lambda r: number(r.rounds),
     "MiB up": lambda r: number(r.uplink_mib, 1),
-    "s": lambda r: number(r.seconds, 2),
+    "s a run": lambda r: number(r.seconds_a_run, 2),
 }
 
 
@@ -122,11 +122,12 @@ def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
 LEGEND = (
     "test MSE, accuracy: of the ensemble of K models, averaged over the draws. NLL, 95 % cover: of a Gaussian with the "
     "mean and variance over all networks, plus fitted noise; under the cross entropy, of probabilities. Rows of theory "
-    "show expected values.\n"
+    "show expected values; figures and metrics.csv show the flow from the networks' own initial functions.\n"
     "|diff| / SE, var ratio: distance to the GP limit, or to the flow's last round if there is no limit; 0.80 and 1 "
     "mean agreement. flow error: distance of each network to the flow, or other prediction, from its "
-    "initial function.\n"
-    "MiB up, s: uplink and time of one run of the K models; for the flow, the time of the whole prediction."
+    "initial function, at the last round.\n"
+    "MiB up, s a run: uplink and time of one run of the K models, the fastest of the draws, without what precedes and "
+    "follows the runs; for the flow, the time of the whole prediction."
 )
 VERDICT_LEGEND = (
     "measured: by simulation. expected: by theory, with the tolerance. The negative control is a wrong theory, which "

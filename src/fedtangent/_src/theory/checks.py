@@ -7,7 +7,15 @@ from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
 from fedtangent._src.data.partition import validate
-from fedtangent._src.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
+from fedtangent._src.kernels.gram import (
+    MOST_CHECKED,
+    KernelBlocks,
+    check_covariance,
+    is_semidefinite,
+    known_modes,
+    rounding,
+    spaced,
+)
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.precision import is_concrete
 from fedtangent._src.types import ArrayLike, Cohort, Partition, PyTree
@@ -76,8 +84,12 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
         array = real_array(name, block)
         finite(name, array)
         checked[name] = array if name.endswith("test_train") else symmetric(name, array)
-    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
     _check_semidefinite(ntk_train)
+    if rounding(kernels.ntk_train) > rounding(ntk_train):  # of float32, which adds eigenvalues that float64 would keep
+        values, vectors = known_modes(kernels.ntk_train)
+        root, known = vectors * np.sqrt(np.maximum(values, 0.0)), vectors @ vectors.T
+        checked |= {"ntk_train": root @ root.T, "ntk_test_train": np.asarray(checked["ntk_test_train"]) @ known}
+    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
     check_covariance(blocks)
     return blocks
 

@@ -19,6 +19,7 @@ from fedtangent._src.comparison.laziness.parts import Parts, parts
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Scale, Setting, exact_arithmetic, in_float64
 from fedtangent._src.comparison.simulated import cohorts
+from fedtangent._src.data.examples import sampled
 from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.loop import evaluated_rounds
 from fedtangent._src.engine.run import predict
@@ -190,7 +191,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
     minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
     kernel (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured together at the
-    training examples of that kernel and the first ``num_examples`` test examples.
+    training examples of that kernel and ``num_examples`` test examples, drawn at random.
 
     If theory does not follow the run, the network has no limit, or there are more than 4000 training examples (the
     limit's kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
@@ -207,7 +208,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     check_linearisable(built.model, built.data.x[:2])
     kernels = kernel_diagnostics(algorithm, built.model, built.data, run.seed, num_examples, run.seed)
     test = built.examples.train if built.examples.test is None else built.examples.test
-    x = jnp.concatenate([kernels.watched.x, test.x[:num_examples]])
+    x = jnp.concatenate([kernels.watched.x, test.x[sampled(test.num_examples, num_examples)]])
     rounds = tuple(np.cumsum(stretches(run.num_rounds, min(evaluate_every, run.num_rounds))).tolist())
     paths = linearised_paths(algorithm, built.model, built.data, x, rounds)
     limit, why = None, ""

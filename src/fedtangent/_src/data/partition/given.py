@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from jaxtyping import Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.data.dataset import Dataset
@@ -34,8 +35,10 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
         [1, 2]
     """
     ids = _array(user_ids)
-    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would convert other items of a list to strings
-        ids = np.asarray(user_ids, object)
+    if not hasattr(user_ids, "dtype") and ids.ndim == 1 and ids.size:  # NumPy makes one type of all that is in a list
+        listed = np.asarray(user_ids, object)
+        has_floats = ids.dtype.kind == "f" and any(isinstance(user, float) for user in listed)
+        ids = listed if ids.dtype.kind in "Uf" and not has_floats else ids
     if ids.dtype.kind == "O" and ids.ndim == 1:
         strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]
         if strange:
@@ -45,13 +48,38 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
             )
         if len({isinstance(user, str) for user in ids}) > 1:
             raise ValueError(f"{name}: got whole numbers and strings, must be of one kind: is 1 the same user as '1'?")
-        ids = np.asarray(ids.tolist())
-    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
+        packed = np.asarray(ids.tolist())
+        ids = ids if packed.dtype.kind == "f" else packed  # numbers beyond 64 bits stay whole
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUSO":
         raise ValueError(
             f"{name}: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
         )
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
+
+
+def numbered(train: Shaped[np.ndarray, "n"], test: Shaped[np.ndarray, "m"]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers users from 0: those who train in ascending order of their ids, then those who only test.
+
+    Args:
+        train: User of each training example, whole numbers or strings.
+        test: User of each test example.
+
+    Returns:
+        The number of each training and each test example's user, [n] and [m] int32.
+
+    Raises:
+        ValueError: One of the arrays holds strings and the other one numbers.
+    """
+    if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
+        raise ValueError(f"users_test: got {test.dtype}, must be of one kind with users, {train.dtype}: is 1 user '1'?")
+    is_exact = np.result_type(train, test).kind != "f"  # int64 and uint64 have float64 in common
+    both = np.concatenate([ids if is_exact else ids.astype(object) for ids in (train, test)])
+    names, user = np.unique(both, return_inverse=True)
+    trains = np.bincount(user[: len(train)], minlength=len(names)) > 0
+    number = np.empty(len(names), np.int32)
+    number[np.argsort(~trains, kind="stable")] = np.arange(len(names), dtype=np.int32)
+    return number[user[: len(train)]], number[user[len(train) :]]
 
 
 def of(clients: Clients, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:

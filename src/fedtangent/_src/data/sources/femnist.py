@@ -3,7 +3,7 @@
 Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
 ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255 is
 paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose offsets
-may be left out. Test examples of writers without training examples are dropped.
+may be left out. Writers without training examples, such as those of LEAF's split ``-t user``, only test.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     if num_classes < CHARACTERS:
         arrays = leaf.selected(arrays, {split: arrays[f"y_{split}"] < num_classes for split in leaf.SPLITS})
     arrays = leaf.first_users(arrays, options.num_users)
-    if "user_test" in arrays:  # a writer may have no digit to train on
-        arrays = leaf.selected(arrays, {"test": np.isin(arrays["user_test"], arrays["user_train"])})
     for split in leaf.SPLITS:
         if len(arrays[f"y_{split}"]) == 0:
             raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {stored.read_from}, must be one")
@@ -60,7 +58,7 @@ def _otherwise(directory: Path) -> Found | None:
     folder = leaf.find(directory, NAME)
     if folder is None:
         return None
-    return Found(leaf.joined(NAME, "writer", functools.partial(leaf.users, NAME, folder), _examples), folder)
+    return Found(leaf.joined(functools.partial(leaf.users, NAME, folder), _examples), folder)
 
 
 def _of_archive(path: Path) -> Arrays:
@@ -71,8 +69,8 @@ def _of_archive(path: Path) -> Arrays:
         x, y = archive.images(NAME, path, packed, split, SIZE)
         arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
         if f"{split}_offsets" in packed:
-            offsets, least = packed[f"{split}_offsets"], int(split == "train")  # a writer may have none to test
-            arrays[f"user_{split}"] = archive.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), least)
+            offsets = packed[f"{split}_offsets"]  # a writer may have examples of one split only
+            arrays[f"user_{split}"] = archive.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), 0)
             writers.append(len(offsets) - 1)
     if len(set(writers)) > 1:
         raise ValueError(f"{NAME}: got {writers} writers to train and to test in {path}, must be the same ones")
@@ -89,7 +87,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
             pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in examples]
             yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)
 
-    return leaf.joined(NAME, "writer", writers, _examples)
+    return leaf.joined(writers, _examples)
 
 
 def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,8 @@
 The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB; nothing is
 downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line
 ``client_id, sample_path, label_name, label_id`` for each image, and the images in folders ``train`` and ``test``.
-Classes run from 0 to the largest label of both tables.
+Classes run from 0 to the largest label of both tables. Users are numbered in the order of the uploaders' numbers, those
+who train before those who only test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,15 +51,17 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads photographs [n, s, s, 3] in [0, 1], ``12 s^2`` bytes each; test users only if all of them train."""
+    """Loads photographs [n, s, s, 3] in [0, 1], ``12 s^2`` bytes each."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
     folder = _folder(data_dir)
     rows = {split: _rows(folder, split) for split in ("train", "test")}
     num_classes = 1 + max(row.label for part in rows.values() for row in part)
-    clients = {name: i for i, name in enumerate(sorted({row.client for row in rows["train"]}, key=_place))}
+    trained, tested = ({row.client for row in part} for part in rows.values())
+    uploaders = sorted(trained, key=_place) + sorted(tested - trained, key=_place)
+    clients = {name: i for i, name in enumerate(uploaders)}
     if options.num_users is not None:
-        num_users = checks.whole("num_users", options.num_users, 1, len(clients))
+        num_users = checks.whole("num_users", options.num_users, 1, len(trained))
         rows["train"] = [row for row in rows["train"] if clients[row.client] < num_users]
     limits = {"train": options.num_train, "test": options.num_test}
     arrays: Arrays = {}
@@ -67,18 +71,14 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
         x, kind = images(_pixels(part, split, size), options.flatten)
         arrays[f"x_{split}"] = x.astype(dtype) / dtype.type(255)
         arrays[f"y_{split}"] = np.array([row.label for row in part], np.int32)
-        arrays[f"user_{split}"] = np.array([clients.get(row.client, -1) for row in part], np.int32)
-    user_test = arrays.pop("user_test")
-    all_train = np.isin(user_test, arrays["user_train"]).all()
+        arrays[f"user_{split}"] = np.array([clients[row.client] for row in part], np.int32)
     info = SourceInfo("Open Images V5, by FedScale", "CC BY 2.0 (the photographs)", str(folder))
-    return Dataset(
-        NAME, num_classes=num_classes, info=info, kind=kind, user_test=user_test if all_train else None, **arrays
-    )
+    return Dataset(NAME, num_classes=num_classes, info=info, kind=kind, **arrays)
 
 
-def _place(client: str) -> tuple[int, str]:
+def _place(client: str) -> tuple[float, str]:
     """Returns the sort key of a client's name: its number, as FedScale counts; names that are no numbers come last."""
-    return (int(client), "") if client.isdigit() else (checks.MAX_INDEX, client)
+    return (int(client) if client.isdecimal() else math.inf, client)
 
 
 def _folder(data_dir: Path | None) -> Path:
@@ -99,13 +99,13 @@ def _folder(data_dir: Path | None) -> Path:
 def _rows(folder: Path, split: str) -> list[Row]:
     """Reads the images of one table, in its order; raises ``ValueError`` for a malformed line."""
     path = folder / MAPPING / f"{split}.csv"
-    with reading(NAME, path), path.open(encoding="utf-8", newline="") as file:
+    with reading(NAME, path), path.open(encoding="utf-8-sig", newline="") as file:
         header, *lines = csv.reader(file)
     if header != COLUMNS or not lines:
         raise ValueError(f"{NAME}: got {header} in {path}, must be lines of {', '.join(COLUMNS)}")
     rows = []
     for number, line in enumerate(lines, start=2):
-        if len(line) != len(COLUMNS) or not line[3].isdigit():
+        if len(line) != len(COLUMNS) or not line[3].isdecimal():
             raise ValueError(f"{NAME}: got {line!r:.80} in line {number} of {path}, must be {', '.join(COLUMNS)}")
         rows.append(Row(line[0], folder / split / line[1], int(line[3])))
     return rows

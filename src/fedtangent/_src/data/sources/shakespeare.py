@@ -15,6 +15,7 @@ characters.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import itertools
@@ -84,7 +85,7 @@ def _otherwise(directory: Path, share: float) -> Found | None:
     folder = leaf.find(directory, NAME)
     if folder is None:
         return None
-    return Found(leaf.joined(NAME, "role", functools.partial(leaf.users, NAME, folder), _of_role), folder)
+    return Found(leaf.joined(functools.partial(leaf.users, NAME, folder), _of_role), folder)
 
 
 def _archived(directory: Path, share: float) -> Found | None:
@@ -112,12 +113,21 @@ def _texts(directory: Path, share: float) -> Found | None:
 
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
     """Divides each role's text in two: the last ``share`` of it is for the test set."""
+    texts = [_with_plain_lines(text) for text in texts]
     cuts = [round((1 - share) * len(text)) for text in texts]
     both = {
         "train": [text[:cut] for text, cut in zip(texts, cuts, strict=True)],
         "test": [text[cut:] for text, cut in zip(texts, cuts, strict=True)],
     }
     return {name: array for split, parts in both.items() for name, array in _joined(parts, split).items()}
+
+
+def _with_plain_lines(text: UInt8[np.ndarray, "L"]) -> UInt8[np.ndarray, "M"]:
+    """Returns a text without a byte-order mark whose lines, the last one too, end in a line feed, as LEAF writes it."""
+    plain = text.tobytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\0" in plain:
+        raise ValueError(f"{NAME}: got a text with byte 0, must be a text in ASCII, Latin-1 or UTF-8")
+    return np.frombuffer(plain + b"\n" if plain and not plain.endswith(b"\n") else plain, np.uint8)
 
 
 def _joined(texts: list[np.ndarray], split: str) -> Arrays:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -23,10 +23,11 @@ import numpy as np
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
-from fedtangent._src.experiments.lab.results import metric_rows
 from fedtangent._src.experiments.lab.runner import Study, by_scale, with_changes, within
 from fedtangent._src.experiments.lab.trials import dealt, owners, scheme_name
+from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants, stable_learning_rate
 from fedtangent._src.types import Algorithm, Model, Partition, PyTree
 
@@ -34,6 +35,8 @@ SUBJECT = "DeepLin, section V"
 PRINTED_RATE = 5e-4  # eta of the paper
 DELTA = 0.1  # of the theorem's width
 FAR = 1e60  # a model with a larger entry has diverged
+DRAWN = 50  # points of a curve
+FLOWS = "infinite width, from the network's own start"
 
 
 @dataclass(frozen=True)
@@ -161,58 +164,38 @@ def problem(study: Study, seed: int) -> Problem:
     return load(study.dataset, study.data_dir, seed, settings.num_train, settings.directions, bool(settings.centred))
 
 
-def work_of(examples: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """Builds the clients' work in a round, in the form of ``theory``.
+def _divisions(study: Study) -> Iterator[tuple[Problem, Partition]]:
+    """Yields the examples of every seed with their division among the clients of every run."""
+    counts = sorted({setting.num_clients for setting in study.settings.runs()})
+    for seed in study.seeds:
+        examples = problem(study, seed)
+        for classes, count in itertools.product(study.settings.classes_per_client, counts):
+            yield examples, dealt(examples.labels, count, classes, seed)
 
-    Args:
-        examples: The data.
-        partition: The clients.
-        learning_rate: Step size.
-        local_steps: Number K of local steps.
-    """
-    return theory.full_batch_work(examples.x, examples.y, partition, learning_rate, local_steps)
+
+def _stable_rate(study: Study, examples: Problem, clients: Partition) -> float:
+    """Computes the largest rate at which no client diverges at infinite width."""
+    return stable_learning_rate(theory.full_batch_work(examples.x, examples.y, clients, 1.0, 1), study.settings.depth)
 
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` for data that cannot be divided among the clients, or a rate at which a client diverges."""
     settings = study.settings
-    for seed in study.seeds:
-        examples = problem(study, seed)
-        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
-            clients = dealt(examples.labels, count, classes, seed)
-            # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
-            squares = np.bincount(owners(clients), np.sum(examples.x**2, axis=1))
-            if settings.learning_rate > 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
-                _refuse(
-                    settings,
-                    stable_learning_rate(work_of(examples, clients, settings.learning_rate, 1), settings.depth),
-                )
-
-
-def _client_counts(settings: CurveSettings) -> list[int]:
-    """Returns every N of the runs."""
-    return sorted({setting.num_clients for setting in settings.runs()})
-
-
-def _refuse(settings: CurveSettings, limit: float) -> None:
-    """Raises ``ValueError`` for a rate above the limit."""
-    if settings.learning_rate > limit:
-        raise ValueError(
-            f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
-            f"{limit:.4g}, "
-            "2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
-        )
+    for examples, clients in _divisions(study):
+        # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
+        squares = np.bincount(owners(clients), np.sum(examples.x**2, axis=1))
+        if settings.learning_rate <= 2 * examples.y.shape[1] / (settings.depth * float(squares.max())):
+            continue
+        if settings.learning_rate > (limit := _stable_rate(study, examples, clients)):
+            raise ValueError(
+                f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
+                f"{limit:.4g}, 2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
+            )
 
 
 def stable_rate(study: Study) -> float:
     """Computes the largest rate at which no client of any run diverges at infinite width."""
-    settings, limits = study.settings, []
-    for seed in study.seeds:
-        examples = problem(study, seed)
-        for classes, count in itertools.product(settings.classes_per_client, _client_counts(settings)):
-            clients = dealt(examples.labels, count, classes, seed)
-            limits.append(stable_learning_rate(work_of(examples, clients, 1.0, 1), settings.depth))
-    return min(limits)
+    return min(_stable_rate(study, *division) for division in _divisions(study))
 
 
 def rate_of(study: Study) -> float:
@@ -254,7 +237,7 @@ class Trained(NamedTuple):
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
 
 
-def trained(
+def _trained(
     examples: Problem,
     clients: Partition,
     settings: CurveSettings,
@@ -263,17 +246,7 @@ def trained(
     seed: int,
     mapping: str = "auto",
 ) -> Trained:
-    """Trains the deep linear network with FedAvg. Needs 64-bit types.
-
-    Args:
-        examples: The data.
-        clients: The clients.
-        settings: Settings.
-        setting: N and K.
-        rate: Learning rate.
-        seed: Seed of the run.
-        mapping: Mapping of clients onto devices.
-    """
+    """Trains the deep linear network with FedAvg. Needs 64-bit types."""
     sizes = examples.x.shape[1], examples.y.shape[1]
     model, algorithm = _algorithm(sizes, settings, setting, rate)
     read, initial = algorithm.params, list[np.ndarray]()
@@ -286,35 +259,26 @@ def trained(
         return {"model": np.array(_product(model, sizes[0], params))}
 
     data = ft.data.federated_data(examples.x, examples.y, clients, dtype=jnp.dtype(settings.dtype))
-    evaluation, devices = ft.Evaluation(1, look), ft.Devices(mapping)
-    run = ft.simulate(
-        algorithm, data, num_rounds=settings.num_rounds, seed=seed, evaluation=evaluation, devices=devices
-    )
+    rounds, evaluation, devices = settings.num_rounds, ft.Evaluation(1, look), ft.Devices(mapping)
+    run = ft.simulate(algorithm, data, num_rounds=rounds, seed=seed, evaluation=evaluation, devices=devices)
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
-def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories.
-
-    Args:
-        study: The study.
-        rate: Learning rate of all runs.
-    """
+def _every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
+    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories."""
     settings, curves, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         examples, spectrum = problem(study, seed), None
         for classes, setting in itertools.product(settings.classes_per_client, settings.runs()):
             clients = dealt(examples.labels, setting.num_clients, classes, seed)
-            network = trained(examples, clients, settings, setting, rate, seed)
+            network = _trained(examples, clients, settings, setting, rate, seed)
             if spectrum is None:  # all runs of a seed start at the same network
                 spectrum = theory.deep_linear_spectrum(network.initial, np.diag(examples.singular))
-            work = work_of(examples, clients, rate, setting.local_steps)
+            work = theory.full_batch_work(examples.x, examples.y, clients, rate, setting.local_steps)
             flow, start = theory.deep_linear_limit(work, settings.depth), network.models[0]
             excess, of_flow = examples.excess(network.models), examples.excess(flow.models(settings.num_rounds, start))
-            limit, constants = (
-                float(examples.excess(flow.limit(start))),
-                _constants(examples, settings, work, spectrum, start),
-            )
+            limit = float(examples.excess(flow.limit(start)))
+            constants = _constants(examples, settings, work, spectrum, start)
             variation = ft.partition.heterogeneity(clients, examples.labels).total_variation
             theory_of = limit, flow.contraction, constants, variation
             curves.append(Curve(seed, classes, setting, examples.floor, excess, of_flow, *theory_of))
@@ -322,7 +286,7 @@ def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
                 wrong.append(_wrong(examples, settings, work, flow, start))
             values = {"loss": curves[-1].loss, "excess": excess, "excess of the flow": of_flow}
             name = f"fed_avg {scheme_name(classes)} {setting}"
-            study.keep(metric_rows(name, seed, range(settings.num_rounds + 1), values))
+            study.keep(lab.metric_rows(name, seed, range(settings.num_rounds + 1), values))
     return curves, wrong
 
 
@@ -366,16 +330,9 @@ def _wrong(
     return Wrong(one, examples.excess(np.stack(path)))
 
 
-def verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Checks that every curve is nearer to its flow than half of its distance to the nearest flow of another K / N.
-
-    Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
-
-    Args:
-        curves: Curves of one seed.
-        wrong: Their flows under wrong theories.
-        sizes: Sizes of the problem, as text.
-    """
+def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
+    """Checks that every curve is nearer to its flow than half of its distance to the nearest flow of another K / N."""
+    # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):
         alike = [c for c in curves if c.classes == curve.classes and c.setting.ratio != curve.setting.ratio]
@@ -388,3 +345,122 @@ def verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verd
     name = min(least, key=lambda n: least[n])
     statement = "|ln excess - ln flow| in any round / half of that to the nearest other K/N"
     return bounded_verdict(SUBJECT, statement, sizes, max(ratios), f"{name}: nearest of {len(least)}", least[name])
+
+
+# ---- what comes out -------------------------------------------------------------------------------------------------
+
+Judge = Callable[[Sequence[Curve]], tuple[lab.Claim, ...]]
+More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
+
+
+def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
+    """Computes a figure's outcome.
+
+    Args:
+        study: Settings, seeds and output folder of the experiment.
+        title: Title of the table.
+        judge: Function from all curves to the claims.
+        more: Function from all curves to further tables.
+    """
+    settings, rate = study.settings, rate_of(study)
+    curves, wrong = _every_curve(study, rate)
+    remarks = _remarks_on(study, curves, rate)
+    lost = [c for c in curves if not np.isfinite(c.excess).all()]
+    if lost:
+        first = f"{scheme_name(lost[0].classes)}, {lost[0].setting}"
+        diverged = f"{len(lost)} of {len(curves)} runs diverged at eta = {rate:g}, first {first}: give a smaller one"
+        return lab.Outcome((), [], remarks=remarks, failed=(diverged,))
+    _draw(study, curves, title, title.split(":")[0].lower().replace(". ", ""))
+    near_flow = _verdict(curves[: len(wrong)], wrong, f"{study.dataset}, m = {settings.width}")
+    sheets = (_sheet(study, curves, title), *more(curves))
+    rows = [_row(c, settings.level) for c in curves]
+    return lab.Outcome(sheets, rows, judge(curves), {}, remarks, lab.disagreeing([near_flow]), (near_flow,))
+
+
+def _row(curve: Curve, level: float) -> lab.Row:
+    """Builds a row of result.json."""
+    to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
+    return {
+        "seed": curve.seed,
+        "clients": scheme_name(curve.classes),
+        "num_clients": curve.setting.num_clients,
+        "local_steps": curve.setting.local_steps,
+        "total_variation": curve.variation,
+        **{name: value if math.isfinite(value) else None for name, value in to.items()},
+        "start": float(curve.excess[0]),
+        "end": float(curve.excess[-1]),
+        "flow_end": float(curve.flow[-1]),
+        "limit": curve.limit,
+        "least_squares": curve.floor,
+        "error": curve.error,
+        "learning_rate": curve.constants.learning_rate,
+        "lambda_min": curve.constants.lambda_min,
+        "lambda_max": curve.constants.lambda_max,
+        "rho": curve.constants.rate(),
+        "theorem_decay": 1 - curve.constants.rate(),
+        "flow_decay": 1 - curve.contraction**2,
+    }
+
+
+def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
+    """Builds the table: means over seeds of each run."""
+    level = study.settings.level
+    means = lab.means([_row(c, level) for c in curves], "clients", "num_clients", "local_steps")
+    columns = f"clients: {{clients}} | N: {{num_clients}} | K: {{local_steps}} | rounds to {level:g}: {{rounds:.1f}} | "
+    columns += "of the flow: {flow_rounds:.1f} | excess at end: {end:.3g} | flow at end: {flow_end:.3g} | "
+    columns += "flow tends to: {limit:.3g} | |ln(excess/flow)|: {error:.3f} | "
+    columns += "1 - rho of (18): {theorem_decay:.1e} | 1 - rho of the flow: {flow_decay:.1e}"
+    return lab.table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
+
+
+def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
+    """Draws two figures of the first seed: the excess with flow and bound, and the loss with the least squares'."""
+    first = [c for c in curves if c.seed == study.seeds[0]]
+    at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
+    lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in first)
+    excess, loss = list[BoundedPanel](), list[BoundedPanel]()
+    for classes in study.settings.classes_per_client:
+        group, clients = [c for c in first if c.classes == classes], scheme_name(classes)
+        flows = {FLOWS: np.stack([c.flow[at] for c in group])}
+        theorem = {f"bound (18), K/N = {c.setting.ratio}": c.bound[at] for c in group}
+        measured = {str(c.setting): c.excess[None, at] for c in group}
+        ends = [np.full(len(at), c.limit) for c in group if c.limit > lowest]
+        limits = {"what these flows tend to": np.stack(ends)} if ends else {}
+        excess.append(BoundedPanel(clients, at, measured, theorem, limits, flows))
+        floor = group[0].floor
+        losses, least = {n: v + floor for n, v in measured.items()}, {"least squares": np.full(len(at), floor)}
+        loss.append(BoundedPanel(clients, at, losses, least, {}, {FLOWS: flows[FLOWS] + floor}))
+    title, paths = f"DeepLin, {title}, {study.dataset}, seed {study.seeds[0]}", study.figures
+    bounded(excess, title, ("round", "loss above least squares, an example"), lowest, paths.path(name))
+    bounded(loss, title, ("round", "training loss, an example"), 0.9 * first[0].floor, paths.path(f"{name}_loss"))
+
+
+def _remarks_on(study: Study, curves: Sequence[Curve], rate: float) -> tuple[str, ...]:
+    """Returns remarks on choices that the paper leaves open, and on its conditions that do not hold."""
+    settings, data, limit = study.settings, problem(study, study.seeds[0]), stable_rate(study)
+    steps = max(rate / c.constants.step_limit() for c in curves)
+    width = max(c.constants.least_width() for c in curves)
+    share = (
+        f", of which this is {settings.share:g}: {rate / PRINTED_RATE:.3g} times the printed {PRINTED_RATE:g}, "
+        "which would hardly change the loss of so few examples"
+    )
+    directions = data.x.shape[1]
+    exactness = ", which is exact" if directions == data.rank else ", the others are left out"
+    lines = [
+        "excess: loss an example above least squares; flow: the network at infinite width, from its own start; (excess "
+        "/ flow): the largest of any round; 1 - rho: what (18), and the flow's slowest mode, lose in a round",
+        "the paper prints neither how inputs are scaled nor targets: here inputs have length 1, targets are one-hot"
+        f"{', less 1/C' if settings.centred else ', not centred'}; losses are per example",
+        f"eta = {rate:g}; above {limit:.3g} some client of some seed diverges at infinite width"
+        f"{'' if settings.learning_rate else share}",
+        f"inputs of {data.dimension} numbers are of rank {data.rank}: runs are in {directions} principal directions"
+        f"{exactness}",
+        f"labels are no linear functions of inputs: least squares leaves {data.floor:.3g} an example, where the "
+        "theorem assumes 0; its bound (18) is drawn at the excess for comparison only",
+        f"the theorem asks for a width of {width:.2g} (here {settings.width}) and an eta {steps:.2g} times smaller",
+        f"rounds to {settings.level:g}: of the excess at the start",
+    ]
+    if settings.dtype == "float32":
+        lines.append("training is in float32: its products are exact to about 1e-7, so an excess below 1e-13 of the")
+        lines[-1] += " loss is rounding"
+    return tuple(lines)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent._src.experiments.deep_linear import curves, report
+from fedtangent._src.experiments import lab
+from fedtangent._src.experiments.deep_linear import curves
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, experiment, within
 from fedtangent._src.experiments.lab.trials import scheme_name
 
@@ -81,10 +81,10 @@ class Pair(NamedTuple):
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains every pair on every seed, with clients of every kind."""
-    of_curves = partial(pairs, settings=study.settings)
-    outcome = report.outcome(
+    of_curves = partial(_pairs, settings=study.settings)
+    outcome = curves.outcome(
         study,
         "Fig. 4: equal K/N",
         lambda curves: claims(of_curves(curves)),
@@ -97,13 +97,8 @@ def run(study: Study) -> Outcome:
     return outcome._replace(remarks=(*outcome.remarks, remark))
 
 
-def pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
-    """Pairs the curves of equal K / N, seed by seed.
-
-    Args:
-        curves: Curves of all runs.
-        settings: Settings.
-    """
+def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
+    """Pairs the curves of equal K / N, seed by seed."""
     at, result = {(c.classes, c.setting, c.seed): c for c in curves}, []
     for classes in settings.classes_per_client:
         for i, n in enumerate(settings.num_clients):
@@ -114,38 +109,40 @@ def pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
     return result
 
 
-def _sheet(all_pairs: Sequence[Pair]) -> Sheet:
+def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
     """Builds the table of the pairs' distances, with means and intervals over seeds."""
     rows = []
-    for (classes, one, twice), group in grouped(all_pairs, *ALIKE).items():
-        row: Row = {"clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}"}
+    for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():
+        row: lab.Row = {"clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}"}
         row["label distance"] = float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in group]))
         for name in ("of_excess", "of_loss"):
-            row[name] = interval(getattr(p, name) for p in group)
+            row[name] = lab.interval(getattr(p, name) for p in group)
         for name in ("of_flows", "of_limits", "of_ratios", "until"):
             row[name] = float(np.mean([getattr(p, name) for p in group]))
         rows.append(row)
     columns = "clients: {clients} | (N, K): {pair} | label distance: {label distance:.2f} | "
     columns += "excess apart: {of_excess:.3f} | flows apart: {of_flows:.3f} | their limits: {of_limits:.2f} | "
     columns += "from the other K/N: {of_ratios:.2f} | loss apart: {of_loss:.3f} | same until round: {until:.0f}"
-    return table("distance of the curves of equal K/N", rows, columns)
+    return lab.table("distance of the curves of equal K/N", rows, columns)
 
 
-def claims(all_pairs: Sequence[Pair]) -> tuple[Claim, ...]:
+def claims(all_pairs: Sequence[Pair]) -> tuple[lab.Claim, ...]:
     """Judges whether equal K / N gives one curve, and, beyond the paper, less so for more heterogeneous clients."""
-    verdicts = list[Claim]()
-    for (classes, one, twice), group in grouped(all_pairs, *ALIKE).items():
+    verdicts = list[lab.Claim]()
+    for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():
         name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"
         for quantity, attribute in (("training loss", "of_loss"), ("excess", "of_excess")):
-            away = interval(getattr(p, attribute) for p in group)
+            away = lab.interval(getattr(p, attribute) for p in group)
             verdicts.append(away.claim_below(f"{name} have one curve of the {quantity} (to {SAME:g})", "{:.3f}", SAME))
     by_seed = {
-        classes: np.array([np.mean([p.of_excess for p in of_seed]) for of_seed in grouped(group, "one.seed").values()])
-        for (classes,), group in grouped(all_pairs, "one.classes").items()
+        classes: np.array(
+            [np.mean([p.of_excess for p in of_seed]) for of_seed in lab.grouped(group, "one.seed").values()]
+        )
+        for (classes,), group in lab.grouped(all_pairs, "one.classes").items()
     }
     for before, after in itertools.pairwise(by_seed):
         farther = f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}"
-        verdicts.append(interval(by_seed[after] - by_seed[before]).claim_above(farther, "{:+.3f}"))
+        verdicts.append(lab.interval(by_seed[after] - by_seed[before]).claim_above(farther, "{:+.3f}"))
     return tuple(verdicts)
 
 

@@ -86,7 +86,7 @@ def follow(
     run = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
     theorem, outputs = ft.theory.deep_linear_theorem(run.weights[0], work, delta), work.x @ run.models
     quantities = [
-        looked(theorem, work, weights, t)
+        _looked(theorem, work, weights, t)
         for t, weights in run.weights.items()
         if t > 0 and draw == 0 and all(np.isfinite(w).all() for w in weights)
     ]
@@ -145,17 +145,10 @@ def kernel_flow(
     return flow
 
 
-def looked(
+def _looked(
     theorem: ft.theory.DeepLinearTheorem, work: ft.theory.FullBatchWork, weights: list[np.ndarray], t: int
 ) -> Look:
-    """Computes the quantities of the proof at the server's weights.
-
-    Args:
-        theorem: The theorem at the start of the run.
-        work: The clients' work in a round.
-        weights: Weights of all layers.
-        t: Number of rounds before.
-    """
+    """Computes the quantities of the proof at the server's weights."""
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = ft.theory.residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
@@ -163,18 +156,12 @@ def looked(
     unit = 2 * (1 - theorem.constants.rate())
     hypotheses = theorem.hypotheses(weights, (residual / theorem.constants.residual) ** 2, t)
     units = {name: norm / unit for name, norm in norms.items()}
-    return Look(t, hypotheses, units, *balance(theorem.initial, weights))
+    return Look(t, hypotheses, units, *_balance(theorem.initial, weights))
 
 
-def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
-
-    Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
-
-    Args:
-        initial: Weights of all layers at the start.
-        weights: Weights of all layers now.
-    """
+def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, over all layers."""
+    # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):
         sides0, sides = ((w.T @ w, v @ v.T) for v, w in ((below0, above0), (below, above)))

@@ -42,17 +42,8 @@ class Problem(NamedTuple):
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
-def problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Builds the problem of a data set's training examples.
-
-    Args:
-        loaded: The data set.
-        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
-        centred: Whether 1 / C is subtracted from the one-hot targets.
-
-    Raises:
-        ValueError: There are more directions than the rank of the inputs.
-    """
+def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
+    """Builds the problem of a data set's examples; raises ``ValueError`` for more directions than the inputs' rank."""
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)
@@ -82,8 +73,8 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
         folder: Folder with original files.
         seed: Seed of data that are drawn.
         num_train: Number of training examples; 0 for all.
-        directions: As for ``problem_of``.
-        centred: As for ``problem_of``.
+        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
+        centred: Whether 1 / C is subtracted from the one-hot targets.
     """
     options = {"num_train": num_train} if num_train else {}
-    return problem_of(data.load(dataset, folder, seed, **options), directions, centred)
+    return _problem_of(data.load(dataset, folder, seed, **options), directions, centred)

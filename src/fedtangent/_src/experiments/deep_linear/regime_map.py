@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -18,21 +19,8 @@ import numpy as np
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.followed import check_width, kernel_flow
-from fedtangent._src.experiments.lab.results import (
-    NOT_SEEN,
-    SEEN,
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Shades, heat_maps
 from fedtangent._src.theory.deep_linear import gram, rounds
@@ -137,7 +125,7 @@ class Cell(NamedTuple):
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
         decays = rate / self.late(self.flow), rate / self.late(self.own), rate / -np.log(self.rho), self.moved
-        ratios = apart(self.loss, self.doubled), apart(self.own, self.own_doubled)
+        ratios = _apart(self.loss, self.doubled), _apart(self.own, self.own_doubled)
         return dict(zip(NUMBERS, map(float, (*decays, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
@@ -151,13 +139,8 @@ def alive(loss: np.ndarray) -> int:
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
-def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes ``mean |ln other - ln loss| / mean |ln loss|`` after round 0, until either curve falls below ``FLOOR``.
-
-    Args:
-        loss: A curve of losses, [T].
-        other: Another one.
-    """
+def _apart(loss: np.ndarray, other: np.ndarray) -> float:
+    """Computes ``mean |ln other - ln loss| / mean |ln loss|``, from round 1 until a curve falls below ``FLOOR``."""
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
@@ -175,46 +158,31 @@ def check(study: Study) -> None:
         raise ValueError(f"scales: got {settings.scales[0]:g} as the least, must be below 1")
 
 
-def scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the work for which the paper's network is equivalent to a network of this initial scale.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the examples.
-        size: Sizes of the run.
-        scale: Initial scale s of the weights.
-    """
+def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
+    """Builds the work for which the paper's network is equivalent to a network of this initial scale."""
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes all cells of every seed."""
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
         for (depth, width), scale in itertools.product(settings.networks(), settings.scales):
-            c = cell(settings, seed, depth, width, scale)
+            c = _cell(settings, seed, depth, width, scale)
             cells.append(c)
             name = f"deep_linear L={depth} m={width} s={scale:g}"
-            metrics = metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
+            metrics = lab.metric_rows(name, seed, c.rounds, {"relative_loss": c.loss})
             study.keep([metric for metric in metrics if np.isfinite(metric.value)])
-    return conclude(study, cells, transcribed(settings, study.seeds[0]))
+    return _conclude(study, cells, _transcribed(settings, study.seeds[0]))
 
 
-def cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Trains both networks of a cell, and computes their flows.
-
-    Args:
-        settings: Settings.
-        seed: Seed of examples and networks.
-        depth: Number L of layers.
-        width: Width m.
-        scale: Initial scale s of the weights.
-    """
+def _cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
+    """Trains both networks of a cell, and computes their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = settings.size(depth, width, times)
-        work = scaled(settings, seed, size, scale)
+        work = _scaled(settings, seed, size, scale)
         with np.errstate(over="ignore", invalid="ignore"):  # it may diverge
             run = run_of(size, work.x, work.y, work.learning_rate, seed, settings.num_rounds)
             residuals = work.x @ run.models - work.y
@@ -245,16 +213,11 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
     return np.asarray(squares / squares[0])
 
 
-def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
-    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run.
-
-    Args:
-        settings: Settings.
-        seed: Seed of examples and network.
-    """
+def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
+    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run."""
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)
-    paper = scaled(settings, seed, size, scale)
+    paper = _scaled(settings, seed, size, scale)
     run = run_of(size, paper.x, paper.y, paper.learning_rate, seed, count)
     path = scale**depth * run.models
 
@@ -278,16 +241,10 @@ def transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
-    """Builds tables, figure, claims and verdicts of both maps.
-
-    Args:
-        study: The study.
-        cells: Cells of all seeds.
-        exact: Verdict of ``transcribed``.
-    """
-    settings, rows, entries = study.settings, list[Row](), list[Row]()
-    for (depth, width, scale), group in grouped(cells, "depth", "width", "scale").items():
+def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
+    """Builds tables, figure, claims and verdicts of both maps."""
+    settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
+    for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
         counts = {"lost": sum(c.diverged for c in group), "above": sum(bool(c.over(c.rho) > 1) for c in group)}
         place = {"depth": depth, "width": width, "scale": scale, "seeds": len(group)}
@@ -300,11 +257,11 @@ def conclude(study: Study, cells: list[Cell], exact: Verdict) -> Outcome:
         columns += "above: {above} | lost: {lost}"
         lines = [row for place in places for row in entries if (row["depth"], row["width"]) == place]
         title = f"{fixed}: {settings.num_rounds} rounds, N = {settings.num_clients}, K = {settings.local_steps}"
-        sheets.append(table(title, lines, columns))
+        sheets.append(lab.table(title, lines, columns))
     _draw(study, entries)
     verdicts = (exact, *_verdicts(settings, cells))
-    failed = disagreeing([v for v in verdicts if v.holds is not None])
-    return Outcome(tuple(sheets), rows, _claims(settings, cells), remarks=REMARKS, failed=failed, verdicts=verdicts)
+    failed = lab.disagreeing([v for v in verdicts if v.holds is not None])
+    return lab.Outcome(tuple(sheets), rows, _claims(settings, cells), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
 def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
@@ -320,11 +277,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[Cell]:
-    """Selects every seed's cell at one corner of the map of widths.
-
-    With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest width
-    and the smallest scale.
-    """
+    """Selects every seed's cell at one corner of the map of widths."""
+    # With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest
+    # width and the smallest scale.
     place = -1 if lazy else 0
     return [
         c
@@ -333,24 +288,13 @@ def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[
     ]
 
 
-def _slope(settings: RegimeSettings, cells: list[Cell], name: str) -> MeanInterval:
-    """Computes the slope of ln ``moved`` or ln ``apart`` against ln width at the largest scale, over seeds."""
-    values = {
-        (c.seed, c.width): getattr(c, name)
-        for c in cells
-        if (c.depth, c.scale) == (settings.depth, settings.scales[-1])
-    }
-    seeds = sorted({c.seed for c in cells})
-    return interval(log_slope(settings.widths, [values[seed, width] for width in settings.widths]) for seed in seeds)
-
-
-def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[Claim, ...]:
+def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[lab.Claim, ...]:
     lazy, rich = ([c for c in _at_corner(settings, cells, which) if not c.diverged] for which in (True, False))
     large = f"m = {settings.widths[-1]}, s = {settings.scales[-1]:g}"
     small = f"m = {settings.widths[0]}, s = {settings.scales[0]:g}"
-    off_flow, off_own = (interval(abs(c.numbers()[name] - 1) for c in lazy) for name in ("to_flow", "to_own"))
-    times = interval(c.numbers()["to_bound"] for c in lazy)
-    ratio = interval(c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy)
+    off_flow, off_own = (lab.interval(abs(c.numbers()[name] - 1) for c in lazy) for name in ("to_flow", "to_own"))
+    times = lab.interval(c.numbers()["to_bound"] for c in lazy)
+    ratio = lab.interval(c.numbers()["ratio"] - c.numbers()["flow_ratio"] for c in lazy)
     above = sorted({(c.depth, c.width, c.scale) for c in cells if not c.over(c.rho) <= 1})
     places = (
         "at " + ", ".join(f"L {d} m {w} s {v:g}" for d, w, v in above) if above else f"in 0 of {len(cells)} networks"
@@ -360,11 +304,11 @@ def _claims(settings: RegimeSettings, cells: list[Cell]) -> tuple[Claim, ...]:
         off_flow.claim_below(f"{large}: that of infinite width to 20 %", "off by {:.3f}", 0.2),
         times.claim_above(f"{large}: (18) has a third of it or less", "{:.2f} times", 3),
         ratio.claim_below(f"{large}: curves of equal K/N are as near as the flow's", level=0.01),
-        Claim("the loss is nowhere above (18)", f"above {places}", NOT_SEEN if above else SEEN),
+        lab.Claim("the loss is nowhere above (18)", f"above {places}", lab.NOT_SEEN if above else lab.SEEN),
     ]
     if len(rich) > 1:
-        moved, far = (interval(c.numbers()[name] for c in rich) for name in ("moved", "ratio"))
-        beside = interval(abs(np.log(c.numbers()["to_own"])) for c in rich)
+        moved, far = (lab.interval(c.numbers()[name] for c in rich) for name in ("moved", "ratio"))
+        beside = lab.interval(abs(np.log(c.numbers()["to_own"])) for c in rich)
         claims += [
             moved.claim_above(f"{small}: the kernel moves by more than half", "{:.2f}", 0.5),
             beside.claim_above(f"{small}: P(0) does not tell the decay to 20 %", "|ln ratio| {:.2f}", 0.2),
@@ -379,14 +323,15 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
     largest, control = max(c.over(c.rho) for c in lazy), max(c.over(c.wrong) for c in lazy)
     forgotten, statement = "1 - 2 eta K lambda_min: N forgotten", "loss / bound (18) at the lazy corner"
     bound = bounded_verdict(SUBJECT, statement, sizes, largest, forgotten, control)
-    moved, away = _slope(settings, cells, "moved"), _slope(settings, cells, "apart")
+    large = [c for c in cells if (c.depth, c.scale) == (settings.depth, settings.scales[-1])]
+    moved, away = (lab.log_slopes(large, "width", attrgetter(name), "seed") for name in ("moved", "apart"))
     right = f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)
     wrong = "P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN
     statement = f"the kernel's motion at s = {settings.scales[-1]:g}: slope against width"
     return bound, Verdict.of(SUBJECT, statement, f"L {settings.depth}, {len(lazy)} seeds", right, wrong)
 
 
-def _draw(study: Study, entries: list[Row]) -> None:
+def _draw(study: Study, entries: list[lab.Row]) -> None:
     """Draws four of NUMBERS on both maps."""
     settings, grid = study.settings, []
     by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}

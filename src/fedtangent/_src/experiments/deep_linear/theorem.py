@@ -10,30 +10,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from operator import methodcaller
 
 import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, work_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, FollowedNetwork, check_width, follow
-from fedtangent._src.experiments.lab.results import (
-    NOT_OWED,
-    NOT_SEEN,
-    SEEN,
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    Sheet,
-    assumption_sheet,
-    disagreeing,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-    theorem_details,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.deep_linear.theorem import STEP
@@ -47,6 +32,8 @@ TERMS = {  # of eq. (17)
     "third": "clients have drifted (25)",
     "fourth": "products of changes (26)",
 }
+TERMS_TITLE = "eq. (17), norms over the residual's in units of eta K lambda_min / N: worst over the proof's share"
+TERMS_COLUMNS = "term: {term}: {what} | share: {share:.3f} | worst / share: {ratio:.3g} | control: {wrong:.3g}"
 # What the proof allows each term, in units of eta K lambda_min / N times the residual.
 SHARES = {"second": 0.109 / 0.8**4, "third": 1 / 5, "fourth": 1 / 10}
 REMARKS = (
@@ -55,7 +42,7 @@ REMARKS = (
     "R of hypothesis C with the 16 of its proof (4 is printed); B's O(sqrt(L)) as 2 sqrt(L); width's constant as 1",
     "(33) has lost its L: for the third term's share eta has to be smaller by L; measured is whether it is kept",
     "the limit: infinite width, from the network's own function; balance: W'W of a layer less WW' of that below it",
-    NOT_OWED,
+    lab.NOT_OWED,
 )
 
 
@@ -94,14 +81,8 @@ class TheoremSettings:
         return 2 * STEP * self.local_steps / self.spread**2
 
 
-def task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' work, whose step is the same for all seeds as |X| is 1.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the examples.
-        factor: Step over the theorem's step.
-    """
+def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
+    """Builds the clients' work, whose step is the same for all seeds as |X| is 1."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(
@@ -123,40 +104,25 @@ def check(study: Study) -> None:
             raise ValueError(f"{name}: {got}, must be below {most:g}, else local descent diverges")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Follows every network, and for each seed the control: a narrow network at a step far too large."""
     settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
-        work = task(settings, seed, settings.step_factor)
+        work = _task(settings, seed, settings.step_factor)
         for width, draw in itertools.product(settings.widths, range(settings.draws)):
             networks.append(follow(settings.size(width), work, (seed, draw), settings.looks, settings.delta))
             name, loss = f"deep_linear width={width} draw={draw}", networks[-1].loss
-            study.keep(metric_rows(name, seed, range(len(loss)), {"relative_loss": loss}))
-        far = task(settings, seed, settings.step_factor * settings.control_factor)
+            study.keep(lab.metric_rows(name, seed, range(len(loss)), {"relative_loss": loss}))
+        far = _task(settings, seed, settings.step_factor * settings.control_factor)
         wrong.append(
             follow(
                 settings.size(settings.control_width, settings.looks), far, (seed, 0), settings.looks, settings.delta
             )
         )
-    return conclude(study, networks, wrong)
+    return _conclude(study, networks, wrong)
 
 
 # ---- what comes out -----------------------------------------------------------------------------------------------
-
-
-def slope(settings: TheoremSettings, networks: list[FollowedNetwork], name: str) -> MeanInterval:
-    """Computes the slope of ln error against ln width of a flow: its interval over seeds and draws.
-
-    Args:
-        settings: Settings.
-        networks: Networks of all seeds, draws and widths.
-        name: Name of the flow, of FLOWS.
-    """
-    errors = {(f.seed, f.draw, f.width): f.error(name) for f in networks}
-    places = sorted({(f.seed, f.draw) for f in networks})
-    return interval(
-        log_slope(settings.widths, [errors[*place, width] for width in settings.widths]) for place in places
-    )
 
 
 def _fallen(loss: np.ndarray) -> float:
@@ -164,38 +130,32 @@ def _fallen(loss: np.ndarray) -> float:
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
-def conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> Outcome:
-    """Builds tables, figures, claims and verdicts.
-
-    Args:
-        study: The study.
-        networks: Networks of all seeds, draws and widths.
-        wrong: The control's network of each seed.
-    """
+def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
+    """Builds tables, figures, claims and verdicts."""
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
-    rates = {name: slope(settings, networks, name) for name in FLOWS}
+    rates = {n: lab.log_slopes(networks, "width", methodcaller("error", n), "seed", "draw") for n in FLOWS}
     terms, theorems = _worst_terms(looked_at, wrong), [f.theorem for f in looked_at]
     columns = " | ".join(["flow: {flow}", *(f"m = {w}: {{w{w}:.3g}}" for w in settings.widths), "slope: {slope:.2f}"])
     title = "largest distance of residuals from the network's, over the start's"
     sheets = (
-        assumption_sheet(theorems, f"assumptions at width {settings.widths[-1]}, first seed's"),
+        lab.assumption_sheet(theorems, f"assumptions at width {settings.widths[-1]}, first seed's"),
         _rounds_sheet(looked_at[0]),
         _hypotheses_sheet(looked_at),
-        _terms_sheet(terms),
-        table(title, _error_rows(settings, networks, rates), columns),
+        lab.table(TERMS_TITLE, terms, TERMS_COLUMNS),
+        lab.table(title, _error_rows(settings, networks, rates), columns),
         _modes_sheet(looked_at[0]),
     )
     _draw(study, looked_at[0])
     verdicts = _verdicts(settings, widest, terms, rates)
     diverged = () if all(np.isfinite(f.modes).all() for f in networks) else ("a network diverged",)
-    failed = (*diverged, *disagreeing([v for v in verdicts if v.holds is not None]))
+    failed = (*diverged, *lab.disagreeing([v for v in verdicts if v.holds is not None]))
     claims, rows = _claims(looked_at, widest, terms), [_row(f) for f in networks]
-    return Outcome(sheets, rows, claims, theorem_details(theorems), REMARKS, failed, verdicts)
+    return lab.Outcome(sheets, rows, claims, lab.theorem_details(theorems), REMARKS, failed, verdicts)
 
 
-def _row(f: FollowedNetwork) -> Row:
+def _row(f: FollowedNetwork) -> lab.Row:
     """Builds a row of result.json."""
     return {
         "seed": f.seed,
@@ -210,7 +170,7 @@ def _row(f: FollowedNetwork) -> Row:
     }
 
 
-def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[Row]:
+def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[lab.Row]:
     """Computes each term over its share, the largest over all looks and seeds, and the same for its control."""
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
@@ -236,8 +196,8 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 
 
 def _error_rows(
-    settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, MeanInterval]
-) -> list[Row]:
+    settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
+) -> list[lab.Row]:
     """Computes the mean error of every flow by width, and its slope."""
     rows = []
     for name, label in FLOWS.items():
@@ -246,7 +206,7 @@ def _error_rows(
     return rows
 
 
-def _rounds_sheet(f: FollowedNetwork) -> Sheet:
+def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
     """Builds the table of one network's loss by round, with its bounds and flows."""
     curves = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     curves |= {"loss": f.loss, "b18": f.bounds()["(18)"], "proof": f.bounds()["its proof"]}
@@ -254,10 +214,10 @@ def _rounds_sheet(f: FollowedNetwork) -> Sheet:
     rows = [{"round": t, **{name: values[t] for name, values in curves.items()}} for t in at]
     columns = f"round: {{round}} | network: {{loss:.4f}} | {FLOWS['own']}: {{own:.4f}} | "
     columns += f"{FLOWS['infinite']}: {{infinite:.4f}} | its proof: {{proof:.4f}} | (18): {{b18:.4f}}"
-    return table(f"loss over the start's, width {f.width}, first seed", rows, columns)
+    return lab.table(f"loss over the start's, width {f.width}, first seed", rows, columns)
 
 
-def _hypotheses_sheet(networks: list[FollowedNetwork]) -> Sheet:
+def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
     """Builds the table of hypotheses, each at the round where it is nearest to failing, or fails most."""
     rows = []
     for i, first in enumerate(networks[0].looks[0].hypotheses):
@@ -267,49 +227,45 @@ def _hypotheses_sheet(networks: list[FollowedNetwork]) -> Sheet:
         rows.append({**nearest._asdict(), "name": first.name, **counts})
     columns = "hypothesis: {name} | what: {statement} | measured: {measured:.4g} | "
     columns += "required: {relation} {required:.4g} | holds: {held} of {looks}"
-    return table("hypotheses of the proof along the runs, where nearest to failing", rows, columns)
+    return lab.table("hypotheses of the proof along the runs, where nearest to failing", rows, columns)
 
 
-def _terms_sheet(terms: list[Row]) -> Sheet:
-    title = "eq. (17), norms over the residual's in units of eta K lambda_min / N: worst over the proof's share"
-    columns = "term: {term}: {what} | share: {share:.3f} | worst / share: {ratio:.3g} | control: {wrong:.3g}"
-    return table(title, terms, columns)
-
-
-def _modes_sheet(f: FollowedNetwork) -> Sheet:
+def _modes_sheet(f: FollowedNetwork) -> lab.Sheet:
     """Builds the table of the share of every mode of one network that remains after the last round."""
     shares = {name: np.abs(values[-1] / values[0]) for name, values in (("network", f.modes), *f.flows.items())}
     rows = [{"value": value, **{name: v[j] for name, v in shares.items()}} for j, value in enumerate(f.eigenvalues)]
     columns = f"eigenvalue: {{value:.4f}} | network: {{network:.4f}} | {FLOWS['own']}: {{own:.4f}} | "
     columns += f"{FLOWS['infinite']}: {{infinite:.4f}} | {FLOWS['one_step']}: {{one_step:.4f}}"
     title = f"modes of P(0): what {len(f.modes) - 1} rounds leave, width {f.width}, first seed"
-    return table(title, rows, columns)
+    return lab.table(title, rows, columns)
 
 
-def _claims(looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[Row]) -> tuple[Claim, ...]:
+def _claims(
+    looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[lab.Row]
+) -> tuple[lab.Claim, ...]:
     over_18, over_proof = (
-        interval(_fallen(f.loss) / _fallen(f.bounds()[bound]) for f in looked_at) for bound in ("(18)", "its proof")
+        lab.interval(_fallen(f.loss) / _fallen(f.bounds()[bound]) for f in looked_at) for bound in ("(18)", "its proof")
     )
     wide = [_fallen(np.sum(f.flows["infinite"] ** 2, axis=1)) for f in widest]
-    to_flow = interval(abs(_fallen(f.loss) / flow - 1) for f, flow in zip(widest, wide, strict=True))
+    to_flow = lab.interval(abs(_fallen(f.loss) / flow - 1) for f, flow in zip(widest, wide, strict=True))
     hypotheses = [a.holds for f in looked_at for look in f.looks for a in look.hypotheses]
-    balance = interval(f.looks[-1].unbalanced / f.looks[-1].moved for f in looked_at)
+    balance = lab.interval(f.looks[-1].unbalanced / f.looks[-1].moved for f in looked_at)
     most = max((t for t in terms if t["term"] != "first"), key=lambda t: t["ratio"])
-    of_hypotheses = f"{sum(hypotheses)} of {len(hypotheses)}", SEEN if all(hypotheses) else NOT_SEEN
-    of_terms = f"most: {most['term']}, {most['ratio']:.2g} of it", SEEN if most["ratio"] <= 1 else NOT_SEEN
+    of_hypotheses = f"{sum(hypotheses)} of {len(hypotheses)}", lab.SEEN if all(hypotheses) else lab.NOT_SEEN
+    of_terms = f"most: {most['term']}, {most['ratio']:.2g} of it", lab.SEEN if most["ratio"] <= 1 else lab.NOT_SEEN
     return (
         over_18.claim_above("Theorem IV.2: the loss falls at least as (18)", "{:.2f} times its rate", 1),
         over_proof.claim_above("its proof's rho^2, twice the rate of (18), holds", "{:.2f} times", 1),
         over_18.claim_above("ours: (18) has a quarter of the rate, or less", "{:.2f} times", 4 * (1 - MARGIN)),
         to_flow.claim_below("ours: the rate is that of infinite width to 5 %", "off by {:.3f}", 0.05),
-        Claim("A, B and C hold along the runs", *of_hypotheses),
-        Claim("no term of (17) takes its share", *of_terms),
+        lab.Claim("A, B and C hold along the runs", *of_hypotheses),
+        lab.Claim("no term of (17) takes its share", *of_terms),
         balance.claim_below("layers keep their balance to 1 % of their motion", "{:.1e}", 0.01),
     )
 
 
 def _verdicts(
-    settings: TheoremSettings, widest: list[FollowedNetwork], terms: list[Row], rates: dict[str, MeanInterval]
+    settings: TheoremSettings, widest: list[FollowedNetwork], terms: list[lab.Row], rates: dict[str, lab.MeanInterval]
 ) -> tuple[Verdict, ...]:
     sizes = f"width {settings.widths[-1]}, {settings.num_rounds} rounds, {len(widest)} networks"
     verdicts = []

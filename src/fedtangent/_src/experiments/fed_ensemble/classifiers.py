@@ -23,9 +23,9 @@ from fedtangent._src import checks
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.data.sharing import without
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps, Tuned
-from fedtangent._src.experiments.lab.results import Claim, MeanInterval, Outcome, Row, Sheet, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, within
 from fedtangent._src.experiments.lab.trials import DISTORTED, IID, USERS, Trial, partition_of, scheme_name
 from fedtangent._src.federated import faults
@@ -33,7 +33,6 @@ from fedtangent._src.federated.algorithms.distil import FEDBE
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import client_view
 from fedtangent._src.measures import uncertainty
-from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, FederatedData, Model, PyTree, Schedule
 
@@ -162,13 +161,8 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
     return trials.trial_of(examples, clients, seed, loaded.num_classes)
 
 
-def network(settings: ClassifierSettings, trial: Trial) -> Model:
-    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed, whose inputs the network reads.
-    """
+def _network(settings: ClassifierSettings, trial: Trial) -> Model:
+    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
@@ -179,14 +173,9 @@ def network(settings: ClassifierSettings, trial: Trial) -> Model:
     return ft.models.build(settings.model, x.shape[1:], trial.num_classes, kind, **options)
 
 
-def methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
-    """Returns every entrant's method on one seed's data.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed.
-    """
-    model, by_key = network(settings, trial), dict[str, Method]()
+def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
+    """Returns every entrant's method on one seed's data."""
+    model, by_key = _network(settings, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(settings):
         data, options = trial.data, dict[str, Any]()
@@ -229,9 +218,10 @@ def _build(
 ) -> Algorithm:
     """Builds the entrant's algorithm; ``options`` are arguments of its recipe only, and ``rate`` may be traced."""
     decayed = ft.optimizers.staircase_decay(rate, settings.decay, DECAY_EVERY)
+    optimizer = ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), decayed)
     is_plain = settings.optimizer == "sgd" and not settings.weight_decay
     arguments: dict[str, Any] = {
-        **({"client_learning_rate": decayed} if is_plain else {"client_optimizer": _descents(settings, decayed)}),
+        **({"client_learning_rate": decayed} if is_plain else {"client_optimizer": optimizer}),
         "work": ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size),
         "loss": "cross_entropy",
         **options,
@@ -263,19 +253,13 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
         )
     checks.whole("keep_first", settings.keep_first, 1, schedule.num_slots)
     return faults.stragglers(
-        schedule, settings.keep_first, completion_times(settings, trial), spread=settings.completion_spread
+        schedule, settings.keep_first, _completion_times(settings, trial), spread=settings.completion_spread
     )
 
 
-def completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
-
-    With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed, with its clients.
-    """
+def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1."""
+    # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -286,12 +270,10 @@ def completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
 
 
 def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """Builds the schedule if every invited client answers.
-
-    Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
-    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model (FE-2021,
-    algorithm 1).
-    """
+    """Builds the schedule if every invited client answers."""
+    # Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
+    # each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
+    # (FE-2021, algorithm 1).
     invited, k = checks.whole("clients_per_round", settings.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
         return ft.schedules.uniform_sampling(num_clients, invited) if invited else ft.schedules.all_clients(num_clients)
@@ -305,11 +287,6 @@ def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entran
         return ft.schedules.random_walk(ft.graphs.ring(num_clients), k)
     is_random = entrant.method == "random_sampling"
     return (ft.schedules.random_models if is_random else ft.schedules.per_client_permutations)(num_clients, k)
-
-
-def _descents(settings: ClassifierSettings, rate: Rate) -> Optimizer:
-    """Returns the clients' optimiser of every round."""
-    return ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), rate)
 
 
 def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
@@ -327,17 +304,10 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 # ---- what is measured --------------------------------------------------------------------------------------------
 
 
-def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy.
-
-    They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
-    examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
-
-    Args:
-        algorithm: The algorithm.
-        state: Its state.
-        splits: Inputs and labels of each split.
-    """
+def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy."""
+    # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
+    # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
@@ -350,21 +320,13 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
     return metrics
 
 
-def measure_clients(
+def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples.
-
-    This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
-    clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
-    Clients without examples do not count; a prediction that is not finite is wrong.
-
-    Args:
-        largest: Upper bounds of the clients' sizes in each of PARTS.
-        algorithm: The algorithm.
-        state: Its state.
-        sets: Examples of all clients by part.
-    """
+    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples."""
+    # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
+    # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
+    # Clients without examples do not count; a prediction that is not finite is wrong.
     views_of = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
 
     def of_client(client: Array) -> Array:
@@ -408,7 +370,7 @@ def check(study: Study) -> None:
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
     for classes in settings.classes_per_client:
-        harness.build_all(methods(settings, divide(study, classes, study.seeds[0])))
+        harness.build_all(_methods(settings, divide(study, classes, study.seeds[0])))
 
 
 def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
@@ -440,10 +402,10 @@ def _bench(study: Study, classes: int, name: str) -> Bench:
     """Builds the bench for clients of one kind."""
     settings, of_seed = study.settings, partial(divide, study, classes)
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
-    score = partial(measure_clients, largest) if "test" in largest else measure
+    score = partial(_measure_clients, largest) if "test" in largest else _measure
     depends_on = {**harness.decisive(settings, DECISIVE), "classes": classes}
     called = ", ".join(filter(None, (scheme_name(classes), name)))
-    return Bench(study, of_seed, partial(methods, settings), depends_on, score, 1, largest["train"], called=called)
+    return Bench(study, of_seed, partial(_methods, settings), depends_on, score, 1, largest["train"], called=called)
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:
@@ -472,7 +434,7 @@ def published(classes: int, **percents: float) -> Published:
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
 
 
-def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
+def difference(one: Scores, other: Scores, metric: str = "accuracy") -> lab.MeanInterval:
     """Computes the difference of two entrants in ``metric``, paired by seed.
 
     Args:
@@ -480,10 +442,10 @@ def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInte
         other: Scores of another one on the same clients.
         metric: Metric of the test split.
     """
-    return interval(one.values[metric] - other.values[metric])
+    return lab.interval(one.values[metric] - other.values[metric])
 
 
-def more_accurate(one: Scores, other: Scores) -> Claim:
+def more_accurate(one: Scores, other: Scores) -> lab.Claim:
     """Judges whether the first of two entrants on the same clients is more accurate.
 
     Args:
@@ -494,7 +456,7 @@ def more_accurate(one: Scores, other: Scores) -> Claim:
     return difference(one, other).claim_above(claim)
 
 
-def ahead(scores: Sequence[Scores], method: str) -> tuple[Claim, ...]:
+def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
     """Judges whether a method is more accurate than every other, on clients of every kind.
 
     Args:
@@ -503,7 +465,7 @@ def ahead(scores: Sequence[Scores], method: str) -> tuple[Claim, ...]:
     """
     return tuple(
         more_accurate(one, other)
-        for group in grouped(scores, "classes").values()
+        for group in lab.grouped(scores, "classes").values()
         for one in group
         for other in group
         if one.entrant.method == method != other.entrant.method
@@ -514,9 +476,9 @@ def outcome(
     study: Study,
     name: str,
     published: Mapping[str, Published],
-    claims: Callable[[Sequence[Scores]], Iterable[Claim]],
-    more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
-) -> Outcome:
+    claims: Callable[[Sequence[Scores]], Iterable[lab.Claim]],
+    more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
+) -> lab.Outcome:
     """Trains every entrant and reports the table ``name``, accuracy by round, and the claims.
 
     Args:
@@ -533,10 +495,10 @@ def outcome(
     if study.dataset in published:
         remarks += ("published: percent, on the paper's full set-up, in its last three rounds",)
     sheet = _sheet(title, scores, published.get(study.dataset, {}))
-    return Outcome((sheet, *more(scores)), [_row(f) for f in scores], tuple(claims(scores)), remarks=remarks)
+    return lab.Outcome((sheet, *more(scores)), [_row(f) for f in scores], tuple(claims(scores)), remarks=remarks)
 
 
-def _sheet(title: str, scores: Sequence[Scores], published: Published) -> Sheet:
+def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sheet:
     """Builds the table of accuracies in percent, with deviations over last rounds and seeds, and published values."""
     rows = [
         {
@@ -551,10 +513,10 @@ def _sheet(title: str, scores: Sequence[Scores], published: Published) -> Sheet:
     ]
     columns = "clients: {clients} | method: {method} | rate: {rate:g} | accuracy %: {accuracy:.2f} | "
     columns += "deviation: {spread:.2f}"
-    return table(title, rows, columns + (" | published: {published:.2f}" if published else ""))
+    return lab.table(title, rows, columns + (" | published: {published:.2f}" if published else ""))
 
 
-def _row(f: Scores) -> Row:
+def _row(f: Scores) -> lab.Row:
     """Builds a row of result.json."""
     return {
         "method": f.entrant.method,

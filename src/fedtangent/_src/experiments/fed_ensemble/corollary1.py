@@ -15,8 +15,8 @@ from fedtangent._src.comparison.statistics import Slope
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import Outcome, Row, disagreeing, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
 from fedtangent._src.theory.fed_ensemble.bias_variance import Corollary1, Decomposition
@@ -74,7 +74,7 @@ def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> T
     return ToyProblem(*data, 0.0, lambda outputs: model, blocks, rate, settings.local_steps)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Decomposes the variance of the linear toy and of networks of every width, on the first seed's data."""
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
@@ -90,12 +90,12 @@ def run(study: Study) -> Outcome:
             _series(settings, f"erf, width {width}", problem, settings.network_rounds, settings.network_runs, 1)
         )
         study.say(f"networks of width {width}: every K, {settings.network_runs} runs, {settings.network_rounds} rounds")
-    rows, entries = list[Row](), []
+    rows, entries = list[lab.Row](), []
     for one in series:
         for i, kind in enumerate(("closed_form", "fed_ensemble")):
             for k, pair in one.both.items():
                 variance = {"variance": pair[i].variance.value}
-                study.keep(metric_rows(f"{kind} {one.name} K={k}", seed, one.num_rounds, variance, "test"))
+                study.keep(lab.metric_rows(f"{kind} {one.name} K={k}", seed, one.num_rounds, variance, "test"))
         for k, (exact, simulated) in one.both.items():
             row = {"model": one.name, "num_models": k, "num_rounds": one.num_rounds, "closed_form": exact}
             rows.append({**row, "simulated": simulated, "limit": one.limit_of(k)})
@@ -106,7 +106,7 @@ def run(study: Study) -> Outcome:
     columns += "at this round: {closed_form.variance.value:.4f} | from schedules: {closed_form.schedules.value:.5f} | "
     columns += "simulated: {simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f} | "
     columns += "apart, SE: {apart:+.1f} | simulated x K: {times:.4f}"
-    sheet = table("variance of the average of K models", entries, columns)
+    sheet = lab.table("variance of the average of K models", entries, columns)
     slopes = {one.name: {"closed_form": one.slope(False), "simulated": one.slope(True)} for one in series}
     failing = [(one.name, one.limit.assumptions[0]) for one in series if not one.limit.assumptions[0].holds]
     remarks = (
@@ -115,7 +115,7 @@ def run(study: Study) -> Outcome:
         "networks: the closed form is that of infinite width; their own variance differs by O(1/width)",
     )
     verdicts = (_variances(series[0]), *(_slope(one, len(series)) for one in series))
-    return Outcome((sheet,), rows, (), {"slopes": slopes}, remarks, disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, (), {"slopes": slopes}, remarks, lab.disagreeing(verdicts), verdicts)
 
 
 def _series(
@@ -161,12 +161,9 @@ def _draw(study: Study, series: list[Series]) -> None:
 
 
 SMALL = EnsembleSizeSettings()
-
-
 DEFAULT = with_changes(SMALL, "num_rounds=200 schedules=40 widths=64,256 network_rounds=100 network_runs=40")
 PAPER = with_changes(
-    SMALL,
-    "num_models=1,2,4,8,16,32 num_rounds=1000 schedules=100 widths=128,512 network_rounds=400 network_runs=100",
+    SMALL, "num_models=1,2,4,8,16,32 num_rounds=1000 schedules=100 widths=128,512 network_rounds=400 network_runs=100"
 )
 SCALES = {"sine": by_scale(SMALL, DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, exact=True),)

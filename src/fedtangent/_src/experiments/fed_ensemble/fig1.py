@@ -18,8 +18,8 @@ from scipy.stats import chi2
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Row, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
 from fedtangent._src.types import Algorithm, Gaussian, Model
@@ -89,34 +89,23 @@ def law_of(process: Gaussian) -> Law:
     return Law(np.asarray(process.mean)[:, 0], sd, sd >= LEAST_SD * np.max(sd), vectors[:, :rank], values[:rank])
 
 
-def distance(law: Law, functions: np.ndarray) -> Distance:
-    """Computes the distances of functions from the process.
-
-    Args:
-        law: The process.
-        functions: Values at the process's points, [K, m].
-    """
+def _distance(law: Law, functions: np.ndarray) -> Distance:
+    """Computes the distances of functions [K, m] from the process."""
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
     return Distance(np.max(z, axis=1), np.mean(z <= sine.NORMAL_95, axis=1), squared)
 
 
-def draws(law: Law, count: int, seed: int) -> np.ndarray:
-    """Samples functions [count, m] from the process, with variation in its leading directions only.
-
-    Args:
-        law: The process.
-        count: Number of functions.
-        seed: Seed of the draw.
-    """
+def _draws(law: Law, count: int, seed: int) -> np.ndarray:
+    """Samples functions [count, m] from the process, with variation in its leading directions only."""
     normal = np.random.default_rng(seed).standard_normal((count, law.rank))
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
-    settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[Row]()
+    settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[lab.Row]()
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(settings.width))):
         algorithm = sine.algorithm(
@@ -131,7 +120,7 @@ def run(study: Study) -> Outcome:
                 round_ = 0 if when == BEFORE else settings.num_rounds
                 for metric, values in d._asdict().items():
                     for k, value in enumerate(values):
-                        study.keep(metric_rows(f"{name} model={k}", seed, round_, {metric: value}, "test"))
+                        study.keep(lab.metric_rows(f"{name} model={k}", seed, round_, {metric: value}, "test"))
                 for k in range(settings.num_models):
                     row = {"model": name, "seed": seed, "member": k, "when": when, "rank": case.law.rank}
                     models.append(row | {metric: float(values[k]) for metric, values in d._asdict().items()})
@@ -142,7 +131,7 @@ def run(study: Study) -> Outcome:
     columns += "of draws: [{ratio_low:.3f}, {ratio_high:.3f}] | in the band: {inside:.1%} | "
     columns += "in it, of draws: [{inside_low:.1%}, {inside_high:.1%}] | largest |f - m| / sd: {largest:.2f} | "
     columns += "at most, of draws: {largest_high:.2f} | the models are: {verdict}"
-    sheet = table(title, [{**pool, "label": MODELS[pool["model"]]} for pool in pools], columns)
+    sheet = lab.table(title, [{**pool, "label": MODELS[pool["model"]]} for pool in pools], columns)
     farthest = {name: max(case.to_limit for case in of_seeds) for name, of_seeds in cases.items()}
     remarks = tuple(
         f"{MODELS[name]}: after {settings.num_rounds} rounds the exact mean is within {to_limit:.1e} of the limit's; "
@@ -150,8 +139,10 @@ def run(study: Study) -> Outcome:
         for name, to_limit in farthest.items()
     )
     verdicts, claim = _verdicts_of(pools), "all models are samples of the same posterior process"
-    claims = tuple(Claim(f"{claim}: {v.sizes}", v.measured, SEEN if v.passed else NOT_SEEN) for v in verdicts)
-    return Outcome((sheet,), pools, claims, {"models": models}, remarks, verdicts=verdicts)
+    claims = tuple(
+        lab.Claim(f"{claim}: {v.sizes}", v.measured, lab.SEEN if v.passed else lab.NOT_SEEN) for v in verdicts
+    )
+    return lab.Outcome((sheet,), pools, claims, {"models": models}, remarks, verdicts=verdicts)
 
 
 def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
@@ -161,16 +152,14 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
     limit = ft.theory.gp_limit(blocks, data.y)
     law = law_of(limit)
     to_limit = max(flow.limit_distance(settings.num_rounds, k, limit).mean for k in range(settings.num_models))
-    distances = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
+    distances = {when: _distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
     return PosteriorCase(seed, data, law, trained, distances, to_limit)
 
 
-def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> Row:
-    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band.
-
-    The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
-    ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
-    """
+def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
+    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band."""
+    # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
+    # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
     distances = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, distances, strict=True))
     ratio = float(sum(np.sum(d.squared) for d in distances)) / freedom
@@ -197,14 +186,14 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
     """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
-        d = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
+        d = _distance(case.law, _draws(case.law, REFERENCE_DRAWS * num_models, i))
         inside += d.inside.reshape(shape).mean(axis=1) / len(cases)
         largest = np.maximum(largest, d.largest.reshape(shape).max(axis=1))
     low, high = np.quantile(inside, [OUTSIDE / 2, 1 - OUTSIDE / 2])
     return (float(low), float(high)), float(np.quantile(largest, 1 - OUTSIDE))
 
 
-def _verdicts_of(pools: list[Row]) -> tuple[Verdict, ...]:
+def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
     """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
     verdicts = []
     for name, label in MODELS.items():
@@ -219,19 +208,15 @@ def _verdicts_of(pools: list[Row]) -> tuple[Verdict, ...]:
 def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
     settings, rows = study.settings, []
     for name, case in cases.items():
-        label, (x, y, _, x_test, _) = (
-            MODELS[name] + (f", width {settings.width}" if name == "network" else ""),
-            case.data,
-        )
-        samples = draws(case.law, settings.num_models, case.seed)
+        label = MODELS[name] + (f", width {settings.width}" if name == "network" else "")
+        (x, y, _, x_test, _) = case.data
+        samples = _draws(case.law, settings.num_models, case.seed)
         functions = samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0]
         rows.append(PosteriorRow(label, x[:, 0], y[:, 0], x_test[:, 0], case.law.mean, case.law.sd, *functions))
     posterior_samples(rows, settings.num_rounds, study.figures.path("posterior_samples"))
 
 
 CHECK = partial(sine.check, gap=False)
-
-
 DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)
 SCALES = {"sine": by_scale(PosteriorSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=CHECK, exact=True),)

@@ -20,16 +20,8 @@ import fedtangent as ft
 from fedtangent._src.comparison.statistics import relative_distance
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Sheet,
-    disagreeing,
-    interval,
-    metric_rows,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.function_plots import BandPanel, bands_side_by_side
@@ -85,44 +77,26 @@ class GapCase(NamedTuple):
     trouble: str  # why the limit is unreliable; "" if it is not
 
 
-def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
-    """Computes the band of models: their mean, and their variance plus ``noise_variance``.
-
-    The band is computed by ``uncertainty.predictive_interval``. With one model its width comes from ``noise_variance``
-    only, and is constant over inputs.
-
-    Args:
-        members: Outputs of the models, [K, m, 1].
-        noise_variance: Variance of an observation about its mean.
-    """
+def _band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
+    """Computes the band of models with outputs [K, m, 1]: their mean, and their variance plus ``noise_variance``."""
+    # The band is computed by ``uncertainty.predictive_interval``. With one model its width comes from
+    # ``noise_variance`` only, and is constant over inputs.
     ends = uncertainty.predictive_interval(jnp.asarray(members), noise_variance=noise_variance)
     half = 0.5 * np.asarray(ends.high - ends.low)[:, 0]
     return Band(members.mean(axis=0)[:, 0], half / sine.NORMAL_95, members[:, :, 0])
 
 
-def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
-    """Computes the band of a model drawn at random from K processes.
-
-    Args:
-        means: Means [K, m, 1].
-        covariances: Covariances [K, m, m].
-    """
+def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
+    """Computes the band of a model drawn at random from K processes: means [K, m, 1], covariances [K, m, m]."""
     variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means[:, :, 0].var(axis=0)
     return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
 
 
-def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Computes the coverage of the true function, mean width, and mean NLL of an observation, in each region.
-
-    The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
-    sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if the
-    band has no width at some point of the region.
-
-    Args:
-        band: The band.
-        x: Its points, [m, 1].
-        truth: The true function there, [m, 1].
-    """
+def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Computes the coverage of the true function, mean width, and mean NLL of an observation, in each region."""
+    # The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
+    # sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if
+    # the band has no width at some point of the region.
     by_name, outside = {}, np.abs(x[:, 0]) >= EDGE - 1e-9
     low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
     for name in REGIONS:
@@ -141,29 +115,23 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     return by_name
 
 
-def summary(name: str, values: Sequence[float]) -> MeanInterval:
-    """Computes the mean over seeds, with its interval.
-
-    The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
-    seed counts as one observation, because all its test points use the same models.
-
-    Args:
-        name: Name of the score.
-        values: Its value for each seed.
-    """
+def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
+    """Computes the mean over seeds, with its interval."""
+    # The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
+    # seed counts as one observation, because all its test points use the same models.
     array = np.asarray(values, np.float64)
     mean = float(np.mean(array))
     if name.startswith("coverage"):
         ends = uncertainty.coverage_interval(mean, len(array))
-        return MeanInterval(mean, float(ends.low), float(ends.high))
+        return lab.MeanInterval(mean, float(ends.low), float(ends.high))
     if not np.all(np.isfinite(array)):
-        return MeanInterval(mean, np.nan, np.nan)
+        return lab.MeanInterval(mean, np.nan, np.nan)
     if name == "ratio":
-        return MeanInterval(*(float(np.exp(v)) for v in interval(np.log(array))))
-    return interval(array)
+        return lab.MeanInterval(*(float(np.exp(v)) for v in lab.interval(np.log(array))))
+    return lab.interval(array)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes the bands of both methods, the flow and the limit on every seed's data."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
@@ -174,16 +142,18 @@ def run(study: Study) -> Outcome:
     for seed in study.each_seed():
         cases.append(_case(settings, model, single, ensemble, sine.of_study(study, seed, gap=True), seed))
         for method, values in cases[-1].scores.items():
-            study.keep(metric_rows(method, seed, settings.num_rounds, values, "test"))
+            study.keep(lab.metric_rows(method, seed, settings.num_rounds, values, "test"))
     _draw(study, cases[0])
     methods = [m for m in cases[0].scores if all(m in case.scores for case in cases)]  # a limit may be missing
     names = (*COLUMNS, "ratio")
-    summaries = {m: {n: summary(n, [case.scores[m][n] for case in cases]) for n in names} for m in methods}
+    summaries = {m: {n: _summary(n, [case.scores[m][n] for case in cases]) for n in names} for m in methods}
     rows = [{"method": m, "score": score, **v.row("mean")} for m, of in summaries.items() for score, v in of.items()]
     forms = [".0%" if name.startswith("coverage") else ".3g" for name in names]
     cells = tuple((LABELS[m], *map(format, of.values(), forms)) for m, of in summaries.items())
     columns = ("band", *(f"{score}: {where}" for score in SHOWN for where in REGIONS), "width gap / data (geometric)")
-    sheet = Sheet("95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, cells)
+    sheet = lab.Sheet(
+        "95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, cells
+    )
     remarks = [
         "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
         "the function, not of observations. Coverage intervals count a seed as one point (Wilson)"
@@ -195,7 +165,7 @@ def run(study: Study) -> Outcome:
             f"{trouble[0].seed}: {trouble[0].trouble}). Choose clients by --set num_clients=8 spacing=0.03 to see it"
         )
     verdicts = (exact(cases),) if settings.model == "linear" else ()
-    return Outcome((sheet,), rows, judge(summaries), {}, tuple(remarks), disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, judge(summaries), {}, tuple(remarks), lab.disagreeing(verdicts), verdicts)
 
 
 def _case(
@@ -206,15 +176,15 @@ def _case(
     flow, blocks = sine.flow(data, model, ensemble.schedule, settings.local_steps, settings.num_rounds, seed)
     means, (limit, trouble) = np.asarray(flow.mean(settings.num_rounds)), _limit(blocks, data)
     bands = {
-        AVERAGE: band_of_members(one.test, _residual(one, data)),
-        ENSEMBLE: band_of_members(several.test),
-        WITH_NOISE: band_of_members(several.test, _residual(several, data)),
-        FLOW: band_of_processes(means, np.asarray(flow.cov(settings.num_rounds))),
+        AVERAGE: _band_of_members(one.test, _residual(one, data)),
+        ENSEMBLE: _band_of_members(several.test),
+        WITH_NOISE: _band_of_members(several.test, _residual(several, data)),
+        FLOW: _band_of_processes(means, np.asarray(flow.cov(settings.num_rounds))),
         **({} if limit is None else {LIMIT: limit}),
     }
     predicted = np.asarray(flow.predict(several.start_train, several.start, settings.num_rounds))
     distance, wrong = relative_distance(predicted, several.test), relative_distance(means, several.test)
-    by_method = {method: scores(band, data.x_test, data.y_test) for method, band in bands.items()}
+    by_method = {method: _scores(band, data.x_test, data.y_test) for method, band in bands.items()}
     return GapCase(seed, data, bands, by_method, distance, wrong, trouble)
 
 
@@ -231,11 +201,11 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
         return None, str(error)
     reach = float(np.max(np.abs(limit.mean)))
     trouble = f"Theta is singular in float64, inverted with jitter {limit.jitter:.1e}; the mean reaches {reach:.2g}"
-    band = band_of_processes(np.asarray(limit.mean)[None], np.asarray(limit.cov)[None])
+    band = _band_of_processes(np.asarray(limit.mean)[None], np.asarray(limit.cov)[None])
     return band, trouble if limit.jitter > 0 else ""
 
 
-def judge(summaries: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
+def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
     """Judges the claims of section V-B: Fed-ensemble's band is wide in the gap without data."""
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"

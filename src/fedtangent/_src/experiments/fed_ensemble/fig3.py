@@ -19,8 +19,8 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import pytrees
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import network
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, interval, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import IID, dealt
 from fedtangent._src.measures import loss_surface
@@ -80,19 +80,11 @@ class Triple(NamedTuple):
         return np.array([loss_surface.barrier(values) for values in self.segments])
 
 
-def ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
-    """Builds Fed-ensemble with per-client permutations.
-
-    Args:
-        settings: Settings.
-        model: The network.
-        common_start: Whether all models start from the first one.
-    """
+def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
+    """Builds Fed-ensemble with per-client permutations."""
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
-    rate, work = (
-        ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10),
-        ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size),
-    )
+    rate = ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10)
+    work = ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size)
     training = ft.parts.trained(model, rate, None, work, "cross_entropy")
     replaced = ft.parts.AveragingParts(parts=ft.parts.Parts(common_start=common_start))
     return ft.parts.train_and_average("fed_ensemble", training, schedule, ft.Averaging(), replaced)
@@ -110,13 +102,8 @@ def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int
     return {e.round: e.metrics["params"] for e in run.history.evaluations if e.round != every}
 
 
-def measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
-    """Returns a function ``(three models, data) -> Triple``, compiled once.
-
-    Args:
-        model: The network.
-        loss: Function of weights, inputs and labels.
-    """
+def _measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
+    """Returns a function ``(three models, data) -> Triple``, compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
     shares = np.linspace(0, 1, SEGMENT_POINTS)
@@ -147,10 +134,9 @@ def check(study: Study) -> None:
     """Loads the first seed's data and builds the algorithm; raises ``ValueError``."""
     settings, images = study.settings, _load(study, study.seeds[0])
     if settings.num_rounds % 4:
-        raise ValueError(
-            f"num_rounds: got {settings.num_rounds}, must be a multiple of 4, for three rounds of one model"
-        )
-    ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
+        rounds = settings.num_rounds
+        raise ValueError(f"num_rounds: got {rounds}, must be a multiple of 4, for three rounds of one model")
+    _ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
 
 
 def _load(study: Study, seed: int) -> ImageData:
@@ -166,13 +152,13 @@ def _load(study: Study, seed: int) -> ImageData:
     return ImageData(data, jnp.asarray(loaded.x_test, jnp.float32))
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains the ensemble and the control with one start for every seed, and measures the three kinds of triple."""
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)
-    algorithm, joint = ensemble(settings, model), ensemble(settings, model, common_start=True)
+    algorithm, joint = _ensemble(settings, model), _ensemble(settings, model, common_start=True)
     loss = loss_surface.mean_loss(model, "cross_entropy")
-    measure, starts, rows = measurer(model, loss), list[float](), list[Row]()
+    measure, starts, rows = _measurer(model, loss), list[float](), list[lab.Row]()
     by_kind: dict[str, list[Triple]] = {kind: [] for kind in LABELS}
     for seed in study.each_seed():
         images = _load(study, seed)
@@ -188,8 +174,10 @@ def run(study: Study) -> Outcome:
             by_kind[kind].append(t)
             for p, (i, j) in enumerate(PAIRS):
                 name, values = f"{kind} {i + 1}-{j + 1}", {"barrier": t.barriers[p], "distance": t.distances[p]}
-                study.keep(metric_rows(name, seed, settings.num_rounds, values))
-                study.keep(metric_rows(name, seed, settings.num_rounds, {"disagreement": t.disagreement[p]}, "test"))
+                study.keep(lab.metric_rows(name, seed, settings.num_rounds, values))
+                study.keep(
+                    lab.metric_rows(name, seed, settings.num_rounds, {"disagreement": t.disagreement[p]}, "test")
+                )
         starts.append(float(np.mean(_distances([pytrees.take(separate[0], k) for k in range(3)]))))
     _draw(study, first, {kind: of_seeds[0] for kind, of_seeds in by_kind.items()}, loss)
     failed = tuple(
@@ -206,10 +194,10 @@ def run(study: Study) -> Outcome:
         f"before training the ensemble's models are {np.mean(starts):.2f} apart: compare their distance at the end",
         "a barrier on the straight segment does not exclude a curve of low loss around it (Garipov et al., 2018)",
     )
-    return Outcome((_sheet(by_kind),), rows, judge(by_kind), remarks=remarks, failed=failed)
+    return lab.Outcome((_sheet(by_kind),), rows, judge(by_kind), remarks=remarks, failed=failed)
 
 
-def _pair_row(t: Triple, pair: int) -> Row:
+def _pair_row(t: Triple, pair: int) -> lab.Row:
     """Builds the entries of result.json of one of PAIRS."""
     i, j = PAIRS[pair]
     return {
@@ -224,32 +212,32 @@ def _pair_row(t: Triple, pair: int) -> Row:
     }
 
 
-def judge(by_kind: dict[str, list[Triple]]) -> tuple[Claim, ...]:
+def judge(by_kind: dict[str, list[Triple]]) -> tuple[lab.Claim, ...]:
     """Judges the claims of section V-D: models are different minima with a high loss barrier between them."""
     barriers = {kind: np.array([np.mean(t.barriers) for t in of_seeds]) for kind, of_seeds in by_kind.items()}
     peak = float(np.mean([t.segments.max() for t in by_kind[ENSEMBLE]]))
     mode = float(np.mean([t.losses.max() for t in by_kind[ENSEMBLE]]))
     losses = f"loss {mode:.4f} at the worst model, {peak:.3f} at the highest point"
     statement = "a loss barrier on the segments between models of the ensemble"
-    claims = [interval(barriers[ENSEMBLE]).claim_above(statement, f"barrier {{:.3f}}; {losses}")]
+    claims = [lab.interval(barriers[ENSEMBLE]).claim_above(statement, f"barrier {{:.3f}}; {losses}")]
     for kind in (SAME_MODEL, SAME_START):
-        more = interval(barriers[ENSEMBLE] - barriers[kind])
+        more = lab.interval(barriers[ENSEMBLE] - barriers[kind])
         claims.append(more.claim_above(f"it is higher than that of {LABELS[kind]}", "difference {:.3f}"))
     return tuple(claims)
 
 
-def _sheet(by_kind: dict[str, list[Triple]]) -> Sheet:
+def _sheet(by_kind: dict[str, list[Triple]]) -> lab.Sheet:
     means, rows = ("losses", "gradients", "at_mean", "distances", "disagreement"), []
     for kind, of_seeds in by_kind.items():
-        row: Row = {name: np.mean([getattr(t, name) for t in of_seeds]) for name in means}
+        row: lab.Row = {name: np.mean([getattr(t, name) for t in of_seeds]) for name in means}
         highest = np.mean([t.segments.max(axis=1) for t in of_seeds])
-        barrier = interval(np.mean(t.barriers) for t in of_seeds)
+        barrier = lab.interval(np.mean(t.barriers) for t in of_seeds)
         rows.append({"label": LABELS[kind], **row, "highest": highest, "barrier": barrier})
     title = "Cross entropy on the whole training set: means over pairs and seeds, 95 % intervals over seeds"
     columns = "models: {label} | loss at them: {losses:.4f} | gradient norm: {gradients:.4f} | "
     columns += "loss at their mean: {at_mean:.3f} | highest on a segment: {highest:.3f} | barrier: {barrier:.3f} | "
     columns += "distance: {distances:.2f} | test examples told apart: {disagreement:.1%}"
-    return table(title, rows, columns)
+    return lab.table(title, rows, columns)
 
 
 def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> None:

@@ -7,33 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import LAST, Scores
-from fedtangent._src.experiments.fed_ensemble.table2 import (
-    DIGITS,
-    ON_TEXT,
-    PUBLISHED,
-    SMOKE,
-    TEXT_DEFAULT,
-    TEXT_SMOKE,
-)
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval, table
+from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, ON_TEXT, PUBLISHED, SMOKE, TEXT_DEFAULT, TEXT_SMOKE
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every method of the figure."""
     return classifiers.outcome(study, "Fig. 4", PUBLISHED, claims, lambda scores: (_falls(scores),))
 
 
-def _falls(scores: Sequence[Scores]) -> Sheet:
+def _falls(scores: Sequence[Scores]) -> lab.Sheet:
     """Builds the table of how far each method ends below its best accuracy."""
-    rows = [{"method": f.entrant.label, "fell": 100 * interval(f.values["fell"]).mean} for f in scores]
+    rows = [{"method": f.entrant.label, "fell": 100 * lab.interval(f.values["fell"]).mean} for f in scores]
     title = f"accuracy of the last {LAST} rounds, below the best {LAST} of the run"
-    return table(title, rows, "method: {method} | below its best %: {fell:.2f}")
+    return lab.table(title, rows, "method: {method} | below its best %: {fell:.2f}")
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
+def claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether Fed-ensemble ends above the others, and they fall further below their best accuracy."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     for ensemble in [f for f in scores if f.entrant.method == "fed_ensemble"][:1]:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, Scores
 from fedtangent._src.experiments.fed_ensemble.table2 import image_scales
-from fedtangent._src.experiments.lab.results import Claim, Outcome
 from fedtangent._src.experiments.lab.runner import Study, experiment, with_changes
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains a single walk, and K walks whose predictions are averaged."""
     return classifiers.outcome(study, "Fig. 6", {}, claims)
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
+def claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether the mean of several walks is more accurate than one."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
         one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)

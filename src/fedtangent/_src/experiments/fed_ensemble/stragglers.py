@@ -15,10 +15,10 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import streams
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import LAST, ClassifierSettings, Entrant
 from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import scheme_name
 from fedtangent._src.output.run_plots import curves
@@ -77,7 +77,7 @@ def check(study: Study) -> None:
         classifiers.check(one)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains every method under every way to close a round, at the rate that validation chose for the pair."""
     by_way = studies(study)
     names = {(slowness, way): way if slowness == 0 else f"{way}, slowness {slowness:g}" for slowness, way in by_way}
@@ -94,7 +94,7 @@ def run(study: Study) -> Outcome:
     columns = "clients: {clients} | slowness: {slowness:g} | method: {method} | kept: {way} | time of a round: "
     columns += "{seconds:.2f} | accuracy %: {percent:.2f} | at equal time %: {percent_in_time:.2f}"
     title = f"Stragglers on {study.dataset}: {len(study.seeds)} seeds, time in units of a client's mean"
-    return Outcome((table(title, rows, columns),), rows, tuple(claims(results)))
+    return lab.Outcome((lab.table(title, rows, columns),), rows, tuple(_claims(results)))
 
 
 def _draw(study: Study, results: Sequence[Waited]) -> None:
@@ -118,15 +118,9 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
     return np.stack(times)
 
 
-def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds].
-
-    The state before training, round 0, counts as a round.
-
-    Args:
-        one: Results under one way to close a round.
-        budget: Time of each seed, [seeds].
-    """
+def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
+    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds]."""
+    # The state before training, round 0, counts as a round.
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
     return np.array([a[max(0, r + 1 - LAST) : r + 1].mean() for a, r in zip(one.accuracy, done, strict=True)])
@@ -134,10 +128,10 @@ def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
     """Groups the results by classes, slowness and entrant: for each the runs by way, the paper's way first."""
-    return grouped(results, "classes", "slowness", "entrant")
+    return lab.grouped(results, "classes", "slowness", "entrant")
 
 
-def _rows(results: Sequence[Waited]) -> list[Row]:
+def _rows(results: Sequence[Waited]) -> list[lab.Row]:
     """Builds the rows of result.json; "in time" means the time in which the quickest way ends its rounds."""
     rows = []
     for group in _alike(results).values():
@@ -146,29 +140,27 @@ def _rows(results: Sequence[Waited]) -> list[Row]:
             last = float(one.accuracy[:, -LAST:].mean())
             place = {"clients": scheme_name(one.classes), "slowness": one.slowness, "method": one.entrant.label}
             row = {**place, "way": one.way, "learning_rate": one.rate, "seconds": float(one.seconds.mean())}
-            percents = {"percent": 100 * last, "percent_in_time": 100 * float(in_time(one, budget).mean())}
+            percents = {"percent": 100 * last, "percent_in_time": 100 * float(_in_time(one, budget).mean())}
             rows.append({**row, "accuracy": last, **percents})
     return rows
 
 
-def claims(results: Sequence[Waited]) -> Iterator[Claim]:
-    """Judges whether closing a round at the first answers shortens it at little loss of accuracy.
-
-    Control: if the same clients are always late, accuracy must fall.
-    """
+def _claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
+    """Judges whether closing a round at the first answers shortens it at little loss of accuracy."""
+    # Control: if the same clients are always late, accuracy must fall.
     for (classes, slowness, entrant), (first, every, few) in _alike(results).items():
         name = f"{scheme_name(classes)}, slowness {slowness:g}, {entrant.label}"
         for other in (every, few):
-            ratio = interval(first.seconds.mean(axis=1) / other.seconds.mean(axis=1))
+            ratio = lab.interval(first.seconds.mean(axis=1) / other.seconds.mean(axis=1))
             shorter = f"{name}: a round of {first.way} is shorter than of {other.way} (ratio)"
             yield ratio.claim_below(shorter, "{:.3f}", 1)
-        loss = interval((first.accuracy - every.accuracy)[:, -LAST:].mean(axis=1))
+        loss = lab.interval((first.accuracy - every.accuracy)[:, -LAST:].mean(axis=1))
         if slowness == 0:
             yield loss.claim_above(f"{name}: it costs less than {LITTLE:g} of accuracy at equal rounds", level=-LITTLE)
         else:
             yield loss.claim_below(f"{name}: control, the same are always late: accuracy falls")
         budget = np.minimum(first.seconds.sum(axis=1), every.seconds.sum(axis=1))
-        gain = interval(in_time(first, budget) - in_time(every, budget))
+        gain = lab.interval(_in_time(first, budget) - _in_time(every, budget))
         yield gain.claim_above(f"{name}: it is more accurate at equal time")
 
 

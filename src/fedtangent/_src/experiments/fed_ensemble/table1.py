@@ -19,17 +19,16 @@ import numpy as np
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
-from fedtangent._src.experiments.lab.results import Outcome, Row, Sheet, disagreeing, metric_rows, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes bias and variances against K in closed form.
-
-    There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths."""
+    """Computes bias and variances against K in closed form."""
+    # There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths.
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
         problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()
@@ -125,24 +124,12 @@ def _problem(
     return draw(num_clients=settings.num_clients, points_per_client=settings.points_per_client)
 
 
-def _best_fits(curves: Iterable[ScanCurve]) -> list[Fit]:
-    """Selects the nearest choice for each budget and each reading of the bias."""
-    fits = [fit(curve, reading) for curve in curves for reading in READINGS]
-    places = itertools.product(BUDGETS, READINGS)
-    return [_nearest(f for f in fits if (f.budget, f.reading) == place) for place in places]
-
-
 def _nearest(fits: Iterable[Fit]) -> Fit:
     return min(fits, key=lambda f: f.distance)
 
 
-def fit(curve: ScanCurve, reading: str) -> Fit:
-    """Finds the initial standard deviation at which a choice is nearest to the published variances.
-
-    Args:
-        curve: Closed form against K, with initial weights of unit variance.
-        reading: Whether the paper's bias is squared, of READINGS.
-    """
+def _fit(curve: ScanCurve, reading: str) -> Fit:
+    """Finds the initial standard deviation at which a choice is nearest to the published variances."""
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])
@@ -160,12 +147,13 @@ def check(study: Study) -> None:
         raise ValueError(f"num_models: got {study.settings.num_models}, allowed are {', '.join(map(str, PUBLISHED))}")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Scans the settings, and simulates the nearest choice of each budget."""
-    settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[Row]()
+    settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[lab.Row]()
     for seed in study.each_seed():
         scanned += _curves(settings, seed)
-    fits = _best_fits(scanned)
+    tried = lab.grouped([_fit(curve, reading) for curve in scanned for reading in READINGS], "budget", "reading")
+    fits = [_nearest(tried[place]) for place in itertools.product(BUDGETS, READINGS)]
     nearest = {b: _nearest(f for f in fits if f.budget == b) for b in BUDGETS}
     for budget, choice in nearest.items():
         problem, pairs = _problem(settings, choice.data_seed, choice.local_steps, choice.sigma), Pairs()
@@ -176,7 +164,7 @@ def run(study: Study) -> Outcome:
             rows.append(row | dict(zip(("closed_form", "simulated"), pairs[k], strict=True)))
             for kind, d in zip(("closed_form", "fed_ensemble"), pairs[k], strict=True):
                 values = {n: getattr(d, n).value for n in ("bias", "variance", "initialisation", "schedules")}
-                study.keep(metric_rows(f"{kind} K={k}", choice.data_seed, choice.num_rounds(k), values, "test"))
+                study.keep(lab.metric_rows(f"{kind} K={k}", choice.data_seed, choice.num_rounds(k), values, "test"))
         by_budget[budget] = pairs
         study.say(f"simulated {settings.schedules} schedules of {settings.draws} initialisations: {choice.text}")
     checks = [_deviations(budget, pairs) for budget, pairs in by_budget.items()]
@@ -185,10 +173,10 @@ def run(study: Study) -> Outcome:
     sheets = [_comparison(choice, [r for r in rows if r["budget"] == b]) for b, choice in nearest.items()]
     sheets += [_mechanism(settings, nearest["rounds"], by_budget["rounds"]), _scan_sheet(fits)]
     details = {"published": PUBLISHED, "fits": [f._asdict() for f in fits], "checks": checks}
-    return Outcome(tuple(sheets), rows, (), details, _remarks(fits, checks), disagreeing(verdicts), verdicts)
+    return lab.Outcome(tuple(sheets), rows, (), details, _remarks(fits, checks), lab.disagreeing(verdicts), verdicts)
 
 
-def _deviations(budget: str, pairs: Pairs) -> Row:
+def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes the largest deviations in standard errors: of the closed form, and of wrong ones at the largest K."""
     largest = max(pairs)
     exact, simulated = pairs[largest]
@@ -202,7 +190,7 @@ def _deviations(budget: str, pairs: Pairs) -> Row:
     }
 
 
-def _verdict(settings: BiasVarianceSettings, c: Row, budgets: int) -> Verdict:
+def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> Verdict:
     """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
@@ -212,7 +200,7 @@ def _verdict(settings: BiasVarianceSettings, c: Row, budgets: int) -> Verdict:
     return Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
 
 
-def _comparison(choice: Fit, rows: list[Row]) -> Sheet:
+def _comparison(choice: Fit, rows: list[lab.Row]) -> lab.Sheet:
     entries = []
     for row in rows:
         exact, simulated = row["closed_form"], row["simulated"]
@@ -223,10 +211,10 @@ def _comparison(choice: Fit, rows: list[Row]) -> Sheet:
     columns += "paper variance: {published_variance:.4f} | closed form: {closed_form.variance.value:.4f} | "
     columns += "from schedules: {closed_form.schedules.value:.5f} | simulated variance: "
     columns += "{simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f} | apart, SE: {apart:+.1f}"
-    return table(f"table I, {BUDGETS[choice.budget]}: {choice.text}", entries, columns)
+    return lab.table(f"table I, {BUDGETS[choice.budget]}: {choice.text}", entries, columns)
 
 
-def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> Sheet:
+def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> lab.Sheet:
     """Builds the table that explains why the variance does not fall as 1/K: training of each model, and schedules."""
     rows = []
     for k, (exact, _) in pairs.items():
@@ -235,18 +223,18 @@ def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> She
         rows.append({"k": k, "paper": k * PUBLISHED[k][1], **parts, **shares})
     columns = "K: {k} | paper: K variance: {paper:.3f} | initialisation: {initial:.3f} | "
     columns += "schedules: {schedules:.3f} | expected pull: {pull:.3f} | clients seen: {share:.2f}"
-    return table("what breaks 1/K: variance of one model, K times the ensemble's", rows, columns)
+    return lab.table("what breaks 1/K: variance of one model, K times the ensemble's", rows, columns)
 
 
-def _scan_sheet(fits: list[Fit]) -> Sheet:
+def _scan_sheet(fits: list[Fit]) -> lab.Sheet:
     rows = [{**f._asdict(), "label": BUDGETS[f.budget], "rounds": f.rounds_text} for f in fits]
     columns = "budget, reading of the bias: {label}, {reading} | data: {data_seed} | local steps: {local_steps} | "
     columns += "rounds: {rounds} | sigma: {sigma:.2f} | variance off by: x {variance_factor:.2f} | "
     columns += "bias off by: x {bias_factor:.2f}"
-    return table("the setting nearest to the paper's ten numbers (root mean square factor)", rows, columns)
+    return lab.table("the setting nearest to the paper's ten numbers (root mean square factor)", rows, columns)
 
 
-def _remarks(fits: list[Fit], checks: list[Row]) -> tuple[str, ...]:
+def _remarks(fits: list[Fit], checks: list[lab.Row]) -> tuple[str, ...]:
     reading, out = min(fits, key=lambda f: f.distance).reading, "control, schedules left out"
     return (
         "SE: standard errors over schedules. bias^.5: root of the squared bias, the reading nearer to the paper's bias"
@@ -272,8 +260,6 @@ def _draw(study: Study, nearest: dict[str, Fit], by_budget: dict[str, Pairs]) ->
 
 
 SMALL = BiasVarianceSettings()
-
-
 PAPER = with_changes(
     SMALL,
     "local_steps=1,10,100,1000 rounds=5,8,10,12,15,20,25,35,50,100,200 ages=1,2,3,5,10",

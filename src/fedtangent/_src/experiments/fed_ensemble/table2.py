@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, published
-from fedtangent._src.experiments.lab.results import Outcome
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 from fedtangent._src.experiments.lab.trials import IID, USERS
 
@@ -34,7 +34,7 @@ OF_OPENIMAGE = {  # by network
 }
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every method of the table."""
     in_table = {**PUBLISHED, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, partial(classifiers.ahead, method="fed_ensemble"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, Scores, published
 from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, SMOKE
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, grouped, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 from fedtangent._src.experiments.lab.trials import DISTORTED, USERS, scheme_name
 
@@ -38,13 +38,13 @@ def check(study: Study) -> None:
     classifiers.check(study)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every method of the table."""
     in_table = {"femnist": WRITERS}
-    return classifiers.outcome(study, "Table III", in_table, claims, lambda scores: (_own_predictions(scores),))
+    return classifiers.outcome(study, "Table III", in_table, _claims, lambda scores: (_own_predictions(scores),))
 
 
-def _own_predictions(scores: Sequence[Scores]) -> Sheet:
+def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
     """Builds the table of a client's own prediction, on its and another's examples, and of the shared prediction."""
     rows = []
     for f in scores:
@@ -52,15 +52,13 @@ def _own_predictions(scores: Sequence[Scores]) -> Sheet:
         rows.append({"clients": scheme_name(f.classes), "method": f.entrant.label, **percents})
     columns = "clients: {clients} | method: {method} | its own prediction %: {accuracy:.2f} | everybody's %: "
     columns += "{shared:.2f} | its own, on another's examples %: {others:.2f}"
-    return table("whose prediction, on whose examples", rows, columns)
+    return lab.table("whose prediction, on whose examples", rows, columns)
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
-    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one.
-
-    It should also be better for the client itself than for another client.
-    """
-    for (classes,), group in grouped(scores, "classes").items():
+def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
+    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one."""
+    # It should also be better for the client itself than for another client.
+    for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
         for one, other in AHEAD:
             if one in by_method and other in by_method:
@@ -68,9 +66,9 @@ def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
         for name in ("fed_ensemble", "fed_dyn_ensemble", "ditto"):
             if name in by_method:
                 label, values = f"{scheme_name(classes)}: {by_method[name].entrant.label}", by_method[name].values
-                over_shared = interval(values["accuracy"] - values["shared"])
+                over_shared = lab.interval(values["accuracy"] - values["shared"])
                 yield over_shared.claim_above(f"{label}: a client predicts better for itself than everybody")
-                over_others = interval(values["accuracy"] - values["others"])
+                over_others = lab.interval(values["accuracy"] - values["others"])
                 yield over_others.claim_above(f"{label}: and better for itself than for another")
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import LABELS, ClassifierSettings, Scores, published
 from fedtangent._src.experiments.fed_ensemble.table2 import image_scales
-from fedtangent._src.experiments.lab.results import Claim, Outcome, interval
 from fedtangent._src.experiments.lab.runner import Study, experiment, with_changes
 
 PUBLISHED = {
@@ -26,12 +26,12 @@ PUBLISHED = {
 }
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every method and every number of classes."""
     return classifiers.outcome(study, "Table IV", PUBLISHED, claims)
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
+def claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether Fed-ensemble is ahead, and more so with few classes per client than with many."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
@@ -39,7 +39,7 @@ def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
     for other in dict.fromkeys(f.entrant.method for f in scores if f.entrant.method != "fed_ensemble"):
         leads = np.array([accuracy["fed_ensemble", c] - accuracy[other, c] for c in counts])  # [counts, seeds]
         statement = f"the lead over {LABELS[other]} is larger with {counts[0]} classes a client than with {counts[-1]}"
-        yield interval(leads[0] - leads[-1]).claim_above(statement)
+        yield lab.interval(leads[0] - leads[-1]).claim_above(statement)
 
 
 PAPER = "methods=fed_avg,fed_prox,fed_ensemble classes_per_client=2,4,6,8,10"

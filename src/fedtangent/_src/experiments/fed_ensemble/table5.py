@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, Scores
-from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, grouped, table
+from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE, image_scales
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 from fedtangent._src.experiments.lab.trials import IID, scheme_name
 
@@ -41,17 +41,12 @@ SINGLE = {
 }
 
 
-def run(name: str, study: Study) -> Outcome:
-    """Trains with every number of models.
-
-    Args:
-        name: Name of the table.
-        study: The study.
-    """
+def _run(name: str, study: Study) -> lab.Outcome:
+    """Trains with every number of models, for the table of this name."""
     return classifiers.outcome(study, name, PUBLISHED, claims, lambda scores: (_single_models(study, scores),))
 
 
-def _single_models(study: Study, scores: Sequence[Scores]) -> Sheet:
+def _single_models(study: Study, scores: Sequence[Scores]) -> lab.Sheet:
     """Builds the table of the ensembles' single models: the best, the worst, and the mean entropy of predictions."""
     rows = []
     for f in scores:
@@ -62,12 +57,12 @@ def _single_models(study: Study, scores: Sequence[Scores]) -> Sheet:
         rows.append({**row, "entropy": float(f.values["entropy"].mean())})
     columns = "clients: {clients} | K: {k} | best %: {largest:.2f} | worst %: {least:.2f} | entropy: {entropy:.3f} | "
     columns += "published best: {best:.2f} | worst: {worst:.2f} | published entropy: {published:.2f}"
-    return table("the models of an ensemble by themselves", rows, columns)
+    return lab.table("the models of an ensemble by themselves", rows, columns)
 
 
-def claims(scores: Sequence[Scores]) -> Iterator[Claim]:
+def claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether more models make the ensemble more accurate at first, and its single models less accurate."""
-    for (classes,), group in grouped(scores, "classes").items():
+    for (classes,), group in lab.grouped(scores, "classes").items():
         ensembles = sorted(group, key=lambda f: f.entrant.num_models)
         best = max(ensembles, key=lambda f: float(np.mean(f.values["accuracy"])))
         least, most = ensembles[0], ensembles[-1]
@@ -91,5 +86,10 @@ SCALES = {
     "mnist": MNIST,
     "fashion_mnist": MNIST,
 }
-RUN = partial(run, "Table V")
-ENTRIES = (experiment(__name__, RUN, SCALES, ("shi2024", "shi2021"), check=classifiers.check, least_seeds=2),)
+TABLE_6 = "Table VI of Fed-ensemble: accuracy of one, two and five models, i.i.d. and two classes a client (CIFAR-10)."
+SCALES_6 = image_scales(with_changes(ClassifierSettings(), "methods=fed_ensemble num_models=1,2,5"))
+RUN, RUN_6, CHECK = partial(_run, "Table V"), partial(_run, "Table VI"), classifiers.check
+ENTRIES = (
+    experiment(__name__, RUN, SCALES, ("shi2024", "shi2021"), check=CHECK, least_seeds=2),
+    experiment(__name__, RUN_6, SCALES_6, ("shi2024",), check=CHECK, least_seeds=2, part=("table6", TABLE_6)),
+)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import ClassifierSettings, published
 from fedtangent._src.experiments.fed_ensemble.table2 import image_scales
-from fedtangent._src.experiments.lab.results import Outcome
 from fedtangent._src.experiments.lab.runner import Study, experiment, with_changes
 from fedtangent._src.experiments.lab.trials import IID
 
@@ -22,7 +22,7 @@ PUBLISHED = {
 }
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with both schedules, on clients of every kind."""
     claims = partial(classifiers.ahead, method="fed_ensemble")
     return classifiers.outcome(study, "Table VII", PUBLISHED, claims)

@@ -1,7 +1,8 @@
 """Table VIII of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
 
 Each printer is a client. The paper prints neither the network nor how it is trained: here a multilayer perceptron, all
-clients in every round, and the learning rate that is best at another speed that is left out of its runs.
+clients in every round, and the learning rate that is best at another speed that is left out of its runs. Fig. 8 draws
+what both methods predict at the same rates with the first seed.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import NAMES, both_methods
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method
-from fedtangent._src.experiments.lab.results import Outcome, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import EvaluationSet, Trial
+from fedtangent._src.output.function_plots import UserCurve, curves_by_user
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, PyTree
 
 PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
+FIGURE_8 = "Fig. 8 of Fed-ensemble: each printer's data, with the curves that FedAvg and Fed-ensemble predict."
 LAST = 3  # rounds over which an error is averaged
+SHOWN = 6  # users in fig. 8 at most; there are six printers
 DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"
 
 
@@ -44,16 +48,10 @@ class PrinterSettings:
     tuning_seed: int = within(1000, least=0)
 
 
-def divide(study: Study, seed: int) -> Trial:
-    """Divides the examples into one client per user; for the tuning seed, a block of each user's examples is left out.
-
-    It is one of eleven blocks in order of the first input; for the printers a block is one speed. For every seed, the
-    validation examples are these blocks of all users.
-
-    Args:
-        study: The study.
-        seed: A measured seed, or the tuning seed.
-    """
+def _divide(study: Study, seed: int) -> Trial:
+    """Divides the examples into one client per user; for the tuning seed, blocks of examples are left out."""
+    # Of each user it is one of eleven blocks in order of the first input; for the printers a block is one speed. For
+    # every seed, the validation examples are these blocks.
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
     x, y = (np.asarray(a, np.float32) for a in (loaded.x_train, loaded.y_train))
@@ -82,14 +80,8 @@ def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
     return both_methods(settings, trial, model, "squared_error")
 
 
-def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean squared error on each split, and its negative, by which rates are chosen.
-
-    Args:
-        algorithm: The algorithm.
-        state: Its state.
-        splits: Inputs and targets of each split.
-    """
+def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the mean squared error on each split, and its negative, by which rates are chosen."""
     metrics = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
@@ -102,21 +94,21 @@ def check(study: Study) -> None:
     settings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
-    harness.build_all(methods(settings, divide(study, study.seeds[0])))
+    harness.build_all(methods(settings, _divide(study, study.seeds[0])))
 
 
-def bench_of(study: Study) -> Bench:
+def _bench(study: Study) -> Bench:
     """Builds the bench on which both methods run."""
     settings = study.settings
-    largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
+    largest = max(max_client_size(_divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
     depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(divide, study), partial(methods, settings)
-    return Bench(study, of_seed, of_trial, depends_on, measure, 1, largest, "validation.fit")
+    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
+    return Bench(study, of_seed, of_trial, depends_on, _measure, 1, largest, "validation.fit")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Tunes both methods and runs them on every seed."""
-    bench, is_published = bench_of(study), study.dataset == "printers"
+    bench, is_published = _bench(study), study.dataset == "printers"
     harness.plan(bench)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned)
@@ -136,18 +128,53 @@ def run(study: Study) -> Outcome:
     ]
     columns = "method: {method} | rate: {learning_rate:g} | test MSE: {mse:.2e} | deviation: {deviation:.1e}"
     columns += " | published: {published}" if is_published else ""
-    sheet = table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns)
+    sheet = lab.table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns)
     lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in records]) for name, records in runs.items()}
     title = f"{study.dataset}, {len(study.seeds)} seeds"
     curves({"test error": lines}, harness.evaluated_rounds(runs), title, study.figures.path("by_round"))
-    difference = interval(errors["fed_ensemble"] - errors["fed_avg"])
+    difference = lab.interval(errors["fed_ensemble"] - errors["fed_avg"])
     claim = difference.claim_below("Fed-ensemble's test error is below FedAvg's", "{:+.2e}")
     remarks = harness.edges({NAMES[name]: choice for name, choice in tuned.items()}, ", ")
-    return Outcome((sheet,), rows, (claim,), remarks=remarks)
+    return lab.Outcome((sheet,), rows, (claim,), remarks=remarks)
+
+
+def run_8(study: Study) -> lab.Outcome:
+    """Trains both methods at their rates with the first seed, and draws each user's curve and data."""
+    bench, seed = _bench(study), study.seeds[0]
+    loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
+    assert loaded.user_train is not None
+    x, owners = loaded.x_train, np.asarray([] if loaded.user_test is None else loaded.user_test)
+    grid = np.linspace(x[:, 0].min(), x[:, 0].max(), 120)
+    harness.plan(bench, repetitions=0)
+    for name, tuned in harness.tune_all(bench).items():
+        method, users = bench.methods(seed)[name], []
+        algorithm = method.build(0, tuned.config.rate)
+        state = ft.simulate(algorithm, method.data, num_rounds=study.settings.num_rounds, seed=seed).state
+        for user in np.unique(loaded.user_train)[:SHOWN]:
+            of_user, tested = np.flatnonzero(loaded.user_train == user), np.flatnonzero(owners == user)
+            inputs = np.repeat(x[of_user[:1]], len(grid), axis=0)
+            inputs[:, 0] = grid
+            curve, predicted = (
+                np.asarray(algorithm.predict(state, jnp.asarray(points, jnp.float32)).mean)[:, 0]
+                for points in (inputs, loaded.x_test[tested])
+            )
+            train = x[of_user, 0], loaded.y_train[of_user, 0]
+            test = loaded.x_test[tested, 0], loaded.y_test[tested, 0]
+            users.append(UserCurve(f"client {user + 1}", grid, curve, train, test))
+            error = float(np.mean((predicted - test[1]) ** 2)) if len(predicted) else None
+            row = {"method": NAMES[name], "learning_rate": tuned.config.rate, "client": int(user) + 1, "mse": error}
+            rows.append(row)
+        title = f"{NAMES[name]} on {study.dataset}, seed {seed}"
+        curves_by_user(users, ("input", "output"), title, study.figures.path(f"{name}"))
+    columns = "method: {method} | client: {client} | test MSE: {mse:.2e}"
+    return lab.Outcome((lab.table(f"Fig. 8 on {study.dataset}: error by client, seed {seed}", rows, columns),), rows)
 
 
 SMOKE = with_changes(
     PrinterSettings(), "num_rounds=20 tuning_rounds=10 local_epochs=2 width=32 learning_rates=0.03,0.1"
 )
 SCALES = {"sine": by_scale(SMOKE, PrinterSettings()), "printers": by_scale(SMOKE, PrinterSettings())}
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)
+ENTRIES = (
+    experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),
+    experiment(__name__, run_8, SCALES, ("shi2024",), check=check, part=("fig8", FIGURE_8)),
+)

@@ -18,16 +18,7 @@ from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.simulated import trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import (
-    NOT_OWED,
-    Outcome,
-    Row,
-    Sheet,
-    assumption_sheet,
-    metric_rows,
-    table,
-    theorem_details,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -65,14 +56,14 @@ class EnsembleDecay(NamedTuple):
     uplink: np.ndarray  # bytes of one run, up and down
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains every seed's networks, and computes their flow."""
     settings, results = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
         results.append(_follow(_resized(setting, settings), settings))
         study.keep(_metrics(results[-1], seed))
-    return conclude(study, results)
+    return _conclude(study, results)
 
 
 def _resized(case: Setting, settings: EnsembleDecaySettings) -> Setting:
@@ -134,19 +125,14 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
         ("networks", decay.networks, decay.uplink),
         ("flow", decay.flow[: last + 1], np.zeros(2, int)),
     ):
-        for row in metric_rows(name, seed, range(last + 1), {"relative_residual": path.mean(axis=1)}):
+        for row in lab.metric_rows(name, seed, range(last + 1), {"relative_residual": path.mean(axis=1)}):
             up, down = (int(b) * row.round // last for b in sent)
             rows.append(row._replace(uplink_bytes=up, downlink_bytes=down))
     return rows
 
 
-def conclude(study: Study, results: list[EnsembleDecay]) -> Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound.
-
-    Args:
-        study: The study.
-        results: Residuals of every seed.
-    """
+def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
+    """Builds tables and figure, and a verdict on each form of the bound."""
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
     _draw(study, results[0])
@@ -158,12 +144,15 @@ def conclude(study: Study, results: list[EnsembleDecay]) -> Outcome:
         right = f"{row['networks_worst']:.3g}", "<= 1", row["networks_worst"] <= 1
         statement = f"residual / {row['bound']}, largest at the ends of ages"
         verdicts.append(Verdict.of("FE-2024 Theorem 1", statement, sizes, right, wrong))
-    details = theorem_details(theorems) | {"rate_of_an_age": [f.rate for f in results]}
-    sheets = _bounds_sheet(study, results, rows), assumption_sheet(theorems, "assumptions, measured on the first seed")
-    return Outcome(sheets, rows, (), details, _remarks(results[0]), failed, tuple(verdicts))
+    details = lab.theorem_details(theorems) | {"rate_of_an_age": [f.rate for f in results]}
+    sheets = (
+        _bounds_sheet(study, results, rows),
+        lab.assumption_sheet(theorems, "assumptions, measured on the first seed"),
+    )
+    return lab.Outcome(sheets, rows, (), details, _remarks(results[0]), failed, tuple(verdicts))
 
 
-def _form_row(results: list[EnsembleDecay], label: str) -> Row:
+def _form_row(results: list[EnsembleDecay], label: str) -> lab.Row:
     bounds = [_bounds(f)[label] for f in results]
     networks = [float(_ratios(f, f.networks, b).max()) for f, b in zip(results, bounds, strict=True)]
     flows = [_ratios(f, f.flow, b).max(axis=1) for f, b in zip(results, bounds, strict=True)]
@@ -182,14 +171,14 @@ def _form_row(results: list[EnsembleDecay], label: str) -> Row:
     }
 
 
-def _bounds_sheet(study: Study, results: list[EnsembleDecay], rows: list[Row]) -> Sheet:
+def _bounds_sheet(study: Study, results: list[EnsembleDecay], rows: list[lab.Row]) -> lab.Sheet:
     exact = dict.fromkeys(rows[0]) | {"bound": "exact: spectral radius", "per_age": np.mean([f.rate for f in results])}
     title = f"Theorem 1 on {study.dataset}: residual / bound at the ends of ages, K = {cases.NUM_MODELS}, the flow for"
     columns = "bound on the residual's norm: {bound} | factor an age: {per_age:.4f} | "
     columns += "networks: worst: {networks_worst:.3g} | flow: worst: {flow_worst:.3g} | "
     columns += "holds: {flow_hold:d} of {seeds} | first broken (age): {first_broken_age:d} | "
     columns += "holds for ever: {hold_for_ever:d} of {seeds}"
-    return table(f"{title} {results[0].theorem.plan.num_ages} ages", [*rows, exact], columns)
+    return lab.table(f"{title} {results[0].theorem.plan.num_ages} ages", [*rows, exact], columns)
 
 
 def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
@@ -203,17 +192,15 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
         f"kappa_2 < 1 asks for eta_0 tau < {c.largest_progress:.2g} here",
         f"assumptions that fail: {', '.join(first.theorem.failing) or 'none'}",
         "holds for ever: the bound falls no faster than the slowest mode of the flow's age, its spectral radius",
-        NOT_OWED,
+        lab.NOT_OWED,
     )
 
 
 def _draw(study: Study, decay: EnsembleDecay) -> None:
-    """Draws one seed's relative residuals and every form of the bound in two panels.
-
-    The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
-    flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
-    last of them.
-    """
+    """Draws one seed's relative residuals and every form of the bound in two panels."""
+    # The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
+    # flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
+    # last of them.
     length, short = decay.theorem.plan.rounds_per_age, len(decay.networks)
     ends, bounds = np.arange(0, len(decay.flow), length), _bounds(decay)
     rate = decay.flow[ends[-1]].max() * decay.rate ** (np.arange(len(ends)) - (len(ends) - 1))

@@ -16,7 +16,7 @@ from fedtangent._src.comparison.theorems.fed_ensemble import limit
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
 from fedtangent._src.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import Outcome, Row, metric_rows
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.comparison_plots import theorem2_figure
 
@@ -44,9 +44,9 @@ def _settings_of(study: Study) -> list[Any]:
     ]
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains the networks of each data set, and compares them with their law."""
-    seed, rows, verdicts = study.seeds[0], list[Row](), list[Verdict]()
+    seed, rows, verdicts = study.seeds[0], list[lab.Row](), list[Verdict]()
     remarks = [
         "measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
         "entry; farthest: that of any entry, in its own SE",
@@ -59,17 +59,17 @@ def run(study: Study) -> Outcome:
         for row in _rows(result):
             name, width = f"fed_ensemble width {row['width']} [{row['dataset']}]", row["width"]
             values = {f"{row['statistic']}: {kind}": row[kind] for kind in ("measured", "predicted")}
-            metrics = metric_rows(name, seed, setting.size.num_rounds, values, "test")
+            metrics = lab.metric_rows(name, seed, setting.size.num_rounds, values, "test")
             up, down = sent[width]
             study.keep([metric._replace(uplink_bytes=up, downlink_bytes=down) for metric in metrics])
             rows.append(row)
         verdicts += limit.sampled_rows(result)
         remarks += _remarks(result)
         theorem2_figure(result, study.figures.path(f"theorem2_{setting.name}"))
-    return Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
+    return lab.Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
 
 
-def _rows(result: Theorem2) -> list[Row]:
+def _rows(result: Theorem2) -> list[lab.Row]:
     """Builds a row for each statistic and width."""
     rows = []
 

@@ -19,10 +19,10 @@ from jaxtyping import Shaped
 
 import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.classifiers import descent
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Config, Method, Record, Steps
-from fedtangent._src.experiments.lab.results import MeanInterval, Outcome, Row, Sheet, interval, table
 from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import Trial
 from fedtangent._src.measures.uncertainty import Reliability
@@ -69,8 +69,7 @@ class VersusSettings:
 
 DIGITS = VersusSettings()
 IMAGES = with_changes(
-    DIGITS,
-    "num_rounds=50 batch_size=20 learning_rates=0.03,0.1,0.3 num_train=2000 num_validation=1000 num_test=2000",
+    DIGITS, "num_rounds=50 batch_size=20 learning_rates=0.03,0.1,0.3 num_train=2000 num_validation=1000 num_test=2000"
 )
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, weight decay .001, .99 every ten rounds, 55,000 examples.
 TABLE_II = with_changes(
@@ -86,13 +85,8 @@ SCALES = {
 }
 
 
-def divide(study: Study, seed: int) -> Trial:
-    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each.
-
-    Args:
-        study: The study.
-        seed: Seed of the division.
-    """
+def _divide(study: Study, seed: int) -> Trial:
+    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each."""
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     clients = ft.partition.classes(examples.y["train"], settings.num_clients, settings.classes_per_client, seed)
@@ -160,20 +154,20 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
 
 def check(study: Study) -> None:
     """Builds both methods on the first seed's data, with every rate; raises ``ValueError``."""
-    harness.build_all(methods(study.settings, divide(study, study.seeds[0])))
+    harness.build_all(methods(study.settings, _divide(study, study.seeds[0])))
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
-    largest = max(max_client_size(divide(study, seed).data) for seed in study.seeds)
+    largest = max(max_client_size(_divide(study, seed).data) for seed in study.seeds)
     depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(divide, study), partial(methods, settings)
+    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
     bench = Bench(study, of_seed, of_trial, depends_on, harness.all_scores, settings.evaluate_every, largest)
     for seed in study.each_seed():
         for config in itertools.starmap(Config, itertools.product(NAMES, settings.learning_rates)):
             runs.setdefault(config, []).append(harness.play(bench, config, seed, settings.num_rounds))
-    return conclude(study, bench.methods(study.seeds[0]), runs)
+    return _conclude(study, bench.methods(study.seeds[0]), runs)
 
 
 def _last(records: list[Record], metric: str) -> np.ndarray:
@@ -181,14 +175,8 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
     return np.array([record.metrics[metric][-1] for record in records])
 
 
-def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> Outcome:
-    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes.
-
-    Args:
-        study: The study.
-        by_name: Both methods.
-        runs: Runs of both methods with every rate.
-    """
+def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
+    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
@@ -208,22 +196,24 @@ def conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> Outcom
     criteria = {"accuracy": "accuracy and NLL"} if chosen["accuracy"] == chosen["nll"] else LABELS  # one table suffices
     sheets = [_comparison(study, chosen[c], rows, c, criteria[c]) for c in CRITERIA if c in criteria]
     traffic = [{"method": NAMES[m], "sent": v[0]} for m, v in sent.items()]
-    sheets.append(table("bytes of one run", traffic, "method: {method} | uplink: {sent[0]:,} | downlink: {sent[1]:,}"))
+    sheets.append(
+        lab.table("bytes of one run", traffic, "method: {method} | uplink: {sent[0]:,} | downlink: {sent[1]:,}")
+    )
     grid = []
     for config, records in runs.items():
         means = {m: float(_last(records, m).mean()) for m in records[0].metrics if not m.startswith("bins.")}
         grid.append({"method": config.method, "learning_rate": config.rate, **means})
-    lead = MeanInterval(*(rows[0][end] for end in ENDS))
+    lead = lab.MeanInterval(*(rows[0][end] for end in ENDS))
     claim = lead.claim_above("Fed-ensemble is more accurate than FedAvg")  # Table II
     by_method = {m: {"uplink": v[:, 0], "downlink": v[:, 1]} for m, v in sent.items()}
     details = {"published": PUBLISHED, "bytes_equal": is_equal, "grid": grid, "bytes": by_method}
-    return Outcome(tuple(sheets), rows, (claim,), details, (PAPER, *edges), tuple(dict.fromkeys(failed)))
+    return lab.Outcome(tuple(sheets), rows, (claim,), details, (PAPER, *edges), tuple(dict.fromkeys(failed)))
 
 
-def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> Row:
+def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> lab.Row:
     """Builds a row of result.json: a test metric of both methods, and their paired difference with 95 % interval."""
     values = {name: _last(runs[chosen[name]], f"test.{metric}") for name in NAMES}
-    difference = interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
+    difference = lab.interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
     verdict = "undecided"
     if difference.low > 0 or difference.high < 0:
         verdict = "better" if (difference.mean > 0) == (metric in HIGHER_IS_BETTER) else "worse"
@@ -238,7 +228,7 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
     }
 
 
-def _comparison(study: Study, chosen: dict[str, Config], rows: list[Row], criterion: str, by: str) -> Sheet:
+def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
     """Builds the table of both methods with the rates that a criterion chose."""
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (
@@ -247,13 +237,13 @@ def _comparison(study: Study, chosen: dict[str, Config], rows: list[Row], criter
         f"{len(study.seeds)} paired seeds; rates by validation {by}: {rates}"
     )
     entries = [
-        {**row, "name": LABELS[row["metric"]], "interval": MeanInterval(*(row[end] for end in ENDS))}
+        {**row, "name": LABELS[row["metric"]], "interval": lab.MeanInterval(*(row[end] for end in ENDS))}
         for row in rows
         if row["rates_chosen_by"] == f"validation {criterion}"
     ]
     columns = "metric: {name} | FedAvg: {fed_avg:.4f} | Fed-ensemble: {fed_ensemble:.4f} | "
     columns += "difference, 95 % interval: {interval:+.4f} | Fed-ensemble is: {verdict}"
-    return table(title, entries, columns)
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, runs: GridRuns, chosen: dict[str, Config]) -> None:

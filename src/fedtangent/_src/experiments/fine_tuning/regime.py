@@ -23,16 +23,7 @@ from fedtangent._src import pytrees
 from fedtangent._src.comparison.forecast import Forecast
 from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.comparison.rates import Rates
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
@@ -162,9 +153,9 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
         return ft.fed_avg(model._replace(init=lambda key: start), schedule, rate, work, loss="squared_error")
 
     def measure(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
-        outputs = algorithm.predict(state, jnp.asarray(x_test, jnp.float32)).mean
-        right = jnp.argmax(outputs, axis=-1) == labels_test
-        return {"mse": jnp.mean((outputs - targets_test) ** 2), "accuracy": jnp.mean(right)}
+        outputs, members = algorithm.predict(state, jnp.asarray(x_test, jnp.float32))
+        accuracy = ft.measures.accuracy(members, labels_test, "squared_error")
+        return {"mse": jnp.mean((outputs - targets_test) ** 2), "accuracy": accuracy}
 
     run = {"num_rounds": settings.num_rounds, "seed": seed, "start": start}
     ends, often = (ft.Evaluation(max(1, settings.num_rounds // n), progress=False) for n in (1, 10))
@@ -180,7 +171,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
     return Tuned(part, pytrees.size(start), theory, side, np.array(rates), losses[:, -1], accuracies)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Runs the experiment: trains every part of the network further, with every seed."""
     results = list[Tuned]()
     for seed in study.each_seed():
@@ -189,21 +180,21 @@ def run(study: Study) -> Outcome:
             one = _tune(task, part, model, study.settings, seed)
             results.append(one)
             for name, curve in zip(("network", "predicted"), one.curves, strict=True):
-                study.keep(metric_rows(f"{part}, {name}", seed, one.side.history.evaluated, {"mse": curve}, "test"))
+                study.keep(lab.metric_rows(f"{part}, {name}", seed, one.side.history.evaluated, {"mse": curve}, "test"))
             rates = f"{one.rates[one.at]:.3g}, predicted {one.predicted.best:.3g}"
             study.say(f"{part}: laziness {one.laziness:.3g}, best rate {rates}")
-    by_part = {part: tuned for (part,), tuned in grouped(results, "part").items()}
+    by_part = {part: tuned for (part,), tuned in lab.grouped(results, "part").items()}
     rows = [_row(part, tuned) for part, tuned in by_part.items()]
     title = f"fine-tuning on {study.dataset}, {study.settings.num_rounds} rounds: mean of {len(study.seeds)} seeds"
     verdicts = tuple(one.side.verdicts[0]._replace(subject=f"fine-tuning, {one.part}") for one in results)
     edges = sorted({one.part for one in results if one.at in (0, len(FACTORS) - 1)})
     remarks = (*REMARKS, *([f"best rates of networks at an edge of their grid: {', '.join(edges)}"] if edges else []))
     _draw(study, by_part)
-    sheets, claims = (table(title, rows, COLUMNS),), tuple(_claims(by_part))
-    return Outcome(sheets, rows, claims, remarks=remarks, failed=disagreeing(verdicts), verdicts=verdicts)
+    sheets, claims = (lab.table(title, rows, COLUMNS),), tuple(_claims(by_part))
+    return lab.Outcome(sheets, rows, claims, remarks=remarks, failed=lab.disagreeing(verdicts), verdicts=verdicts)
 
 
-def _row(part: str, tuned: list[Tuned]) -> Row:
+def _row(part: str, tuned: list[Tuned]) -> lab.Row:
     """Returns the means over seeds; of rates the geometric ones."""
     rates = np.exp(np.mean(np.log([(one.rates[one.at], one.predicted.best) for one in tuned]), axis=0))
     predicted = [one.theory.best.mean("test", "accuracy")[-1] for one in tuned]
@@ -223,12 +214,12 @@ def _row(part: str, tuned: list[Tuned]) -> Row:
     }
 
 
-def _claims(by_part: dict[str, list[Tuned]]) -> Iterator[Claim]:
+def _claims(by_part: dict[str, list[Tuned]]) -> Iterator[lab.Claim]:
     """Judges laziness and the predicted best rate of each part by intervals over seeds."""
     for part, tuned in by_part.items():
-        lazy = interval(one.laziness for one in tuned)
+        lazy = lab.interval(one.laziness for one in tuned)
         yield lazy.claim_below(f"{part}: lazy, within {LAZY:g} of its linearisation", "{:.3g}", LAZY)
-        apart = interval(abs(one.doublings) for one in tuned)
+        apart = lab.interval(abs(one.doublings) for one in tuned)
         statement = f"{part}: the predicted best rate is within a factor {CLOSE:g} of the best"
         yield apart.claim_below(statement, "doublings apart: {:.2f}", math.log2(CLOSE) + ROUNDING)
 

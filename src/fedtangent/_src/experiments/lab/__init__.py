@@ -1,6 +1,239 @@
-"""Code that several experiments share.
+"""The result of an experiment: tables, claims that intervals over seeds decide, and verdicts.
 
-``runner``: the record of an experiment, and how it is run; ``results``: the tables, intervals and claims that it
-returns. ``harness``: methods x settings x seeds, each run computed once and kept; ``trials``: the data of one seed.
-``sine``: Fed-ensemble on sine functions; ``two_layer``: the problem of NTK-FL's theorems.
+Beside it stands the code that several experiments share. ``runner``: the record of an experiment, and how it is run;
+``harness``: methods x settings x seeds, each run computed once and kept; ``trials``: the data of one seed; ``sine``:
+Fed-ensemble on sine functions; ``two_layer``: the problem of NTK-FL's theorems.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from fedtangent._src.comparison.statistics import log_slope
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.intervals import half_width
+from fedtangent._src.output.files import Metric
+from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.types import ArrayLike
+
+SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
+NOT_OWED = "where its assumptions fail a theorem promises nothing: a bound that is broken there is no counterexample"
+
+Row = dict[str, Any]
+"""A row of a tidy table: entries by the name of their column."""
+Item = TypeVar("Item")
+
+
+class Sheet(NamedTuple):
+    """A table to print; numbers are already text."""
+
+    title: str
+    columns: tuple[str, ...]  # the first holds text; others are aligned to the right where they hold numbers
+    rows: tuple[tuple[str, ...], ...]
+
+
+def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> Sheet:
+    """Builds a sheet of rows.
+
+    Args:
+        title: Title of the sheet.
+        rows: Rows; None is shown as "-".
+        columns: Heading and format string of each column, as in ``"method: {label} | rate: {rate:g}"``.
+    """
+    headings, forms = [], []
+    for column in columns.split(" | "):
+        heading, _, before = column[: column.index("{")].rpartition(": ")
+        headings.append(heading)
+        forms.append(before + column[column.index("{") :])
+
+    def cell(form: str, row: Mapping[str, object]) -> str:
+        try:
+            return form.format(**row)
+        except TypeError:  # None has no format of a number
+            return "-"
+
+    return Sheet(title, tuple(headings), tuple(tuple(cell(form, row) for form in forms) for row in rows))
+
+
+class Claim(NamedTuple):
+    """A claim of a paper."""
+
+    claim: str
+    measured: str
+    verdict: str  # SEEN, NOT_SEEN or UNDECIDED
+
+
+class MeanInterval(NamedTuple):
+    """A mean over seeds and its 95 % interval; formatted as a number is, ``mean [low, high]``."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        """Formats ``mean [low, high]`` with every number in ``form``."""
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
+    def above(self, level: float = 0.0) -> str:
+        """Judges whether the mean is above ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
+        return SEEN if self.low > level else NOT_SEEN if self.high < level else UNDECIDED
+
+    def below(self, level: float = 0.0) -> str:
+        """Judges whether the mean is below ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
+        return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
+
+    def claim_above(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
+        """Returns the verdict on a claim that the mean is above a level.
+
+        Args:
+            claim: The claim, as a sentence.
+            measured: Format string of the measured interval.
+            level: The level.
+        """
+        return Claim(claim, measured.format(self), self.above(level))
+
+    def claim_below(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
+        """Returns the verdict on a claim that the mean is below a level; takes the arguments of ``claim_above``."""
+        return Claim(claim, measured.format(self), self.below(level))
+
+    def within(self, target: float, margin: float) -> bool | None:
+        """Tells whether the mean is within ``margin`` of ``target``; None if the interval does not decide.
+
+        Args:
+            target: Value to be near to.
+            margin: Allowed distance.
+        """
+        away, half = abs(self.mean - target), self.high - self.mean
+        return True if away + half <= margin else False if away - half > margin else None
+
+    def row(self, name: str = "difference") -> dict[str, float]:
+        """Returns the entries of a row of result.json, the mean under ``name``."""
+        return {name: self.mean, "low_95": self.low, "high_95": self.high}
+
+
+def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
+    """Computes mean and Student's 95 % interval of one value, or paired difference, for each of two or more seeds."""
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), np.float64)
+    mean, half = float(np.mean(array)), float(half_width(array))
+    return MeanInterval(mean, mean - half, mean + half)
+
+
+def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item]]:
+    """Groups rows by their values of ``keys``, in order of first appearance.
+
+    A key is an entry of a mapping, and an attribute (which may be dotted) of any other row.
+    """
+    groups: dict[tuple[Any, ...], list[Item]] = {}
+    for row in rows:
+        values = tuple(row[key] if isinstance(row, Mapping) else attrgetter(key)(row) for key in keys)
+        groups.setdefault(values, []).append(row)
+    return groups
+
+
+def means(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Computes for each value of ``keys`` the means of the rows' other entries, and the number of rows, ``runs``.
+
+    A mean is None if a value is; an entry of text is the first row's.
+
+    Args:
+        rows: Rows of numbers and text.
+        *keys: The entries that tell the groups.
+    """
+
+    def mean(values: list[Any]) -> float | str | None:
+        if isinstance(values[0], str):
+            return values[0]
+        return None if None in values else float(np.mean(values))
+
+    return [
+        {name: mean([row[name] for row in group]) for name in group[0]}
+        | {**dict(zip(keys, values, strict=True)), "runs": len(group)}
+        for values, group in grouped(rows, *keys).items()
+    ]
+
+
+def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys: str) -> MeanInterval:
+    """Computes the slope of ``ln y`` against ``ln x`` in every group of items, and the interval over the groups.
+
+    Args:
+        items: Records of at least two groups.
+        x: The attribute of an item.
+        y: Function of an item.
+        *keys: Attributes that tell the groups, such as the seed.
+    """
+    groups = grouped(items, *keys).values()
+    return interval(log_slope([getattr(item, x) for item in group], [y(item) for item in group]) for group in groups)
+
+
+def metric_rows(
+    run: str, seed: int, rounds: int | Iterable[int] | np.ndarray, values: Mapping[str, ArrayLike], split: str = "train"
+) -> list[Metric]:
+    """Builds the rows of metrics.csv of one run, without counting bytes.
+
+    Args:
+        run: Name of the run.
+        seed: Seed of the run.
+        rounds: The round of each value.
+        values: The values of each metric, by name.
+        split: Part of the data on which they were measured.
+    """
+    at = [rounds] if isinstance(rounds, int) else list(rounds)
+    return [
+        Metric(int(round_), run, seed, split, name, float(value), 0, 0)
+        for name, curve in values.items()
+        for round_, value in zip(at, np.atleast_1d(np.asarray(curve)), strict=True)
+    ]
+
+
+class Outcome(NamedTuple):
+    """Result of an experiment; a claim that is not seen, or a theorem that does not hold, is not a failure."""
+
+    sheets: tuple[Sheet, ...]
+    rows: list[Row]  # the table in result.json
+    claims: tuple[Claim, ...] = ()
+    details: Mapping[str, object] = {}  # further entries of result.json
+    remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
+    failed: tuple[str, ...] = ()  # reasons why the experiment does not count
+    verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; the experiment does not count if a control passes
+
+
+def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Returns a line for ``Outcome.failed`` for each verdict that does not hold, if it has to."""
+    return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
+
+
+@runtime_checkable
+class Theorem(Protocol):
+    """A theorem on one run: its assumptions and constants."""
+
+    @property
+    def assumptions(self) -> Sequence[Assumption]:
+        """The theorem's assumptions."""
+
+    @property
+    def constants(self) -> object:
+        """The theorem's constants."""
+
+
+def assumption_sheet(theorems: Sequence[Theorem], title: str) -> Sheet:
+    """Builds the table of assumptions: values from the first run's theorem, and the number of runs where each holds.
+
+    Args:
+        theorems: The theorem for every run.
+        title: Title of the sheet.
+    """
+    rows = [
+        {**a._asdict(), "held": sum(theorem.assumptions[i].holds for theorem in theorems), "runs": len(theorems)}
+        for i, a in enumerate(theorems[0].assumptions)
+    ]
+    columns = "assumption: {name} | what: {statement} | measured: {measured:.3g} | required: {relation} {required:.3g}"
+    return table(title, rows, f"{columns} | holds: {{held}} of {{runs}}")
+
+
+def theorem_details(theorems: Sequence[Theorem]) -> dict[str, object]:
+    """Returns the assumptions and constants of each run's theorem, for ``Outcome.details``."""
+    return {"assumptions": [t.assumptions for t in theorems], "constants": [t.constants for t in theorems]}

@@ -111,14 +111,8 @@ def finite_accuracy(members: Array, labels: Array) -> Array:
     return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
 
 
-def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split.
-
-    Args:
-        algorithm: The algorithm.
-        state: Its state.
-        splits: Inputs and labels of each split.
-    """
+def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
         for name, (x, labels) in splits.items()
@@ -152,7 +146,7 @@ class Bench:
     trial: Callable[[int], Trial]
     methods_of: Callable[[Trial], dict[str, Method]]
     depends_on: Mapping[str, object]  # the settings that a run depends on besides its data and configuration
-    measure: Measure = accuracies
+    measure: Measure = _accuracies
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # size of the largest client of any seed; 0: each seed's own, rounded up
     judged_by: str = "validation.accuracy"  # the metric by which rates are chosen, the larger the better
@@ -232,10 +226,8 @@ def _digest(bench: Bench, config: Config) -> str:
 
 
 def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
-    """Reads the first ``num_rounds`` rounds of a kept run; None if no run was kept and evaluated at that round.
-
-    A damaged file is reported, and the run computed again.
-    """
+    """Reads the first ``num_rounds`` rounds of a kept run; None if no run was kept and evaluated at that round."""
+    # A damaged file is reported, and the run computed again.
     if not path.exists():
         return None
     try:

@@ -1,7 +1,7 @@
 """The runner of experiments: settings as data, checked requests, and one way to perform any experiment.
 
 An ``Experiment`` is an entry: settings, and a function. A ``Study`` is one checked request to run it, and an
-``Outcome`` (``results``) what it returns. A new experiment is one file: its settings, a frozen dataclass with values
+``Outcome`` what it returns. A new experiment is one file: its settings, a frozen dataclass with values
 for the three scales, the function from a ``Study`` to an ``Outcome``, and ``ENTRIES``.
 """
 
@@ -21,7 +21,7 @@ from fedtangent._src.comparison.settings import exact_arithmetic
 from fedtangent._src.comparison.verdicts import as_rows
 from fedtangent._src.engine.sweeps import check_seeds
 from fedtangent._src.entries import Entry, check_limits
-from fedtangent._src.experiments.lab.results import Outcome, table
+from fedtangent._src.experiments.lab import Outcome, table
 from fedtangent._src.output.files import Figures, Metric
 
 PACKAGE = "fedtangent._src.experiments."

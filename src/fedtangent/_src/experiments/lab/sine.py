@@ -177,10 +177,8 @@ def flow(
         seed: Seed of the run.
     """
     assert model.kernel is not None
-    blocks, rule = (
-        ft.kernels.kernel_blocks(model.kernel, data.x, data.x_test),
-        ft.theory.Rule(local_steps, step_size(model, data)),
-    )
+    blocks = ft.kernels.kernel_blocks(model.kernel, data.x, data.x_test)
+    rule = ft.theory.Rule(local_steps, step_size(model, data))
     cohorts = ft.schedules.drawn_cohorts(schedule, data.clients, num_rounds, seed)
     return ft.theory.federated_flow(blocks, data.y, data.clients, cohorts, rule, num_models=schedule.num_models), blocks
 

@@ -84,8 +84,8 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     """Selects the examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
 
-    Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
-    users, and for more users than it has.
+    Users are then numbered from 0. Users who only test are left out; test examples without users all remain. Raises
+    ``ValueError`` for a data set without users, and for more users than it has.
 
     Args:
         loaded: The data set.
@@ -103,9 +103,9 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     selected = loaded._replace(x_train=loaded.x_train[rows], y_train=loaded.y_train[rows], user_train=owner[rows])
     if loaded.user_test is None:
         return selected
-    test_owner = np.searchsorted(users, loaded.user_test)
-    rows = np.flatnonzero(test_owner < (number or len(users)))
-    return selected._replace(x_test=loaded.x_test[rows], y_test=loaded.y_test[rows], user_test=test_owner[rows])
+    rows = np.flatnonzero(np.isin(loaded.user_test, users[: number or None]))
+    test_owner = np.searchsorted(users, loaded.user_test[rows])
+    return selected._replace(x_test=loaded.x_test[rows], y_test=loaded.y_test[rows], user_test=test_owner)
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
@@ -150,22 +150,14 @@ def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examp
     """
     owner = {"train": owners(partition.iid(len(examples.y["train"]), num_clients, seed))}
     owner |= {part: examples.rng.integers(num_clients, size=len(examples.y[part])) for part in PARTS[1:]}
-    x = {part: distorted(examples.x[part], of_part, num_clients, seed) for part, of_part in owner.items()}
+    x = {part: _distorted(examples.x[part], of_part, num_clients, seed) for part, of_part in owner.items()}
     return examples._replace(x=x), {part: of_owners(of_part, num_clients) for part, of_part in owner.items()}
 
 
-def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Distorts images in [0, 1] by their clients: feature skew for data without writers.
-
-    Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
-    pixel each way).
-
-    Args:
-        x: Square images of one channel [n, ...], flat or not.
-        owner: Client of each image [n], from 0 to ``num_clients - 1``.
-        num_clients: Number of clients.
-        seed: Seed of the distortions.
-    """
+def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+    """Distorts images in [0, 1] by their clients: feature skew for data without writers."""
+    # Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
+    # pixel each way).
     rng = np.random.default_rng([seed, 1])
     contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
     down, right = rng.integers(-1, 2, (2, num_clients))

@@ -12,7 +12,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import NOT_OWED, Row, grouped
+from fedtangent._src.experiments.lab import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
@@ -35,21 +35,9 @@ class TwoLayerProblem(NamedTuple):
         return ft.data.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
 
 
-def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
-    """Draws a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1.
-
-    Examples are sorted by class, and each client holds N / M consecutive ones.
-
-    Args:
-        name: "sphere" or the name of a data set.
-        data_dir: Folder with original files.
-        num_examples: Number N of examples, a multiple of ``num_clients``.
-        num_clients: Number M of clients.
-        seed: Seed of the draw.
-
-    Raises:
-        ValueError: Sizes do not fit, or the data set cannot be loaded.
-    """
+def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
+    """Draws a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1."""
+    # Examples are sorted by class, and each client holds N / M consecutive ones.
     if num_examples % num_clients:
         raise ValueError(f"num_examples: got {num_examples}, must be a multiple of num_clients, {num_clients}")
     rng = np.random.default_rng(seed)
@@ -71,7 +59,7 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
     """Draws the problem of one seed."""
     settings = study.settings
-    return problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
+    return _problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 
 
 def check(study: Study) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, disagreeing, interval, metric_rows, table
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.problems import Problem, off, regression, simulated
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -120,12 +120,10 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless a node has fewer examples than dimensions, as eq. (6) needs, and descent works."""
-    settings = study.settings
-    if settings.dimension <= settings.examples_per_node:
-        raise ValueError(
-            f"dimension: got {settings.dimension}, must be above examples_per_node, {settings.examples_per_node}"
-        )
-    check_descent(study, settings.dimension)
+    dimension, examples = study.settings.dimension, study.settings.examples_per_node
+    if dimension <= examples:
+        raise ValueError(f"dimension: got {dimension}, must be above examples_per_node, {examples}")
+    check_descent(study, dimension)
 
 
 def check_descent(study: Study, dimension: int) -> None:
@@ -135,20 +133,18 @@ def check_descent(study: Study, dimension: int) -> None:
         study: The study.
         dimension: Dimension d of the inputs.
     """
-    settings = study.settings
+    settings, rate = study.settings, study.settings.learning_rate
     for seed in study.seeds:
         problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
         for p in (problem, problem.pooled):
             if not (unfinished := _one_step(p, settings).unfinished) < 1:
                 fault, must = ("diverges", "less") if unfinished > 1 else ("does not move", "more")
-                raise ValueError(
-                    f"learning_rate: got {settings.learning_rate:g}, at which descent {fault}, must be {must}"
-                )
+                raise ValueError(f"learning_rate: got {rate:g}, at which descent {fault}, must be {must}")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains on every seed's problem and measures how far the models are from closed forms, by round."""
-    settings, runs, rows, lines = study.settings, list[RegressionRun](), list[Row](), list[dict[str, np.ndarray]]()
+    settings, runs, rows, lines = study.settings, list[RegressionRun](), list[lab.Row](), list[dict[str, np.ndarray]]()
     rounds = np.arange(settings.num_rounds + 1)
     for seed in study.each_seed():
         one = regression_run(settings, settings.dimension, seed)
@@ -160,22 +156,20 @@ def run(study: Study) -> Outcome:
         runs.append(one)
         lines.append(distances)
         rows.append(_row(seed, one, distances))
-        study.keep(metric_rows("fed_avg", seed, rounds, distances))
+        study.keep(lab.metric_rows("fed_avg", seed, rounds, distances))
     panel = BoundedPanel(f"d = {settings.dimension}, L = {settings.local_steps}", rounds, lines[0], {})
     names, path = ("round", "|w - w'| / d"), study.figures.path("fig1a")
     bounded([panel], "Fig. 1(a): regression, distance / d", names, 1e-17, path)
     columns = "seed: {seed} | G to C, round 0: {g_c_start:.3g} | half: {g_c_half:.3g} | end: {g_c_end:.3g} | "
     columns += "G to G-Closed, largest: {g_closed_largest:.2g} | to that of L steps: {g_finite_largest:.2g} | "
     columns += "C to C-Closed: {c_closed:.2g} | local residual left: {unfinished:.2g} | contraction: {contraction:.4f}"
-    sheet, verdict = (
-        table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns),
-        exact_verdict(runs, settings),
-    )
+    sheet = lab.table(f"Fig. 1(a): |w - w'| / d, d = {settings.dimension}", rows, columns)
+    verdict = exact_verdict(runs, settings)
     remarks = (READING, "contraction: what a round leaves of the slowest part of the distance to C-Closed, in theory")
-    return Outcome((sheet,), rows, claims(rows), {}, remarks, disagreeing([verdict]), (verdict,))
+    return lab.Outcome((sheet,), rows, claims(rows), {}, remarks, lab.disagreeing([verdict]), (verdict,))
 
 
-def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> Row:
+def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab.Row:
     """Builds the row of one seed."""
     to_c, to_closed, to_finite = distances.values()
     return {
@@ -191,11 +185,11 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> Row
     }
 
 
-def claims(rows: list[Row]) -> tuple[Claim, ...]:
+def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges whether G is G-Closed in every round and C at the end, relative to the length of C."""
-    closed = interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
-    end = interval(r["g_c_end"] / r["g_c_start"] for r in rows)
-    late = interval(r["g_c_end"] - r["g_c_half"] for r in rows)
+    closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
+    end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
+    late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
     return (
         closed.claim_below(f"G is its closed form (eq. 6) in every round (to {SAME:g} of C)", "{:.2g}", SAME),
         end.claim_below(f"G goes to C (to {REACHED:g} of C)", "{:.2g}", REACHED),

@@ -13,18 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    Outcome,
-    Row,
-    Sheet,
-    disagreeing,
-    grouped,
-    interval,
-    means,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.fig1a import (
     READING,
@@ -42,7 +31,14 @@ LINES = {  # of each part: a line's label, and its entry of a row
     "b": {"G to C": "g_c", "G to G-Closed (eq. 6)": "g_closed", "C to C-Closed (eq. 7)": "c_closed"},
     "c": {"global model, G": "error_g", "centralised, C": "error_c"},
 }
-
+TITLES = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
+COLUMNS = {
+    "b": "d: {dimension} | G to C: {g_c:.3g} | G to G-Closed: {g_closed:.2g} | C to C-Closed: {c_closed:.2g} | "
+    "G-Closed to C-Closed: {closed_closed:.3g} | limit to C-Closed: {limit_closed:.2g} | |C| / d: {size:.3g} | "
+    "contraction: {contraction:.5f} | left of C's way: {contraction_c:.2g} | of a local residual: {unfinished:.2g}",
+    "c": "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
+    "left of C's way: {contraction_c:.2g}",
+}
 REMARKS = (
     READING,
     "below as many dimensions as examples no model fits all: where Local-GD ends (limit) is then no least-squares "
@@ -73,20 +69,14 @@ def check(study: Study) -> None:
     if min(d) <= settings.examples_per_node:
         raise ValueError(f"dimensions: got {min(d)}, must be above examples_per_node, {settings.examples_per_node}")
     if total not in d or not min(d) < total < max(d):
-        raise ValueError(
-            f"dimensions: got {','.join(map(str, d))}, must have {total}, the examples, and some around it"
-        )
+        values = ",".join(map(str, d))
+        raise ValueError(f"dimensions: got {values}, must have {total}, the examples, and some around it")
     check_descent(study, max(d))
 
 
-def run(part: str, study: Study) -> Outcome:
-    """Trains in every dimension on every seed.
-
-    Args:
-        part: Part of the figure, "b" or "c".
-        study: The study.
-    """
-    settings, runs, rows = study.settings, list[RegressionRun](), list[Row]()
+def _run(part: str, study: Study) -> lab.Outcome:
+    """Trains in every dimension on every seed, for part "b" or "c" of the figure."""
+    settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
             simulate = len(runs) < settings.simulated_seeds * len(settings.dimensions)
@@ -95,18 +85,16 @@ def run(part: str, study: Study) -> Outcome:
             row = _row(seed, one)
             rows.append(row)
             values, split = {name: row[key] for name, key in LINES[part].items()}, "train" if part == "b" else "test"
-            study.keep(metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
-    mean_rows = means(rows, "dimension")
+            study.keep(lab.metric_rows(f"fed_avg d={d}", seed, settings.num_rounds, values, split))
+    mean_rows, verdict = lab.means(rows, "dimension"), exact_verdict(runs, settings)
     _draw(study, part, mean_rows)
-    judge, verdict = claims_b if part == "b" else claims_c, exact_verdict(runs, settings)
-    claims, sheet = (
-        judge(rows, settings.num_nodes * settings.examples_per_node),
-        _sheet(part, mean_rows, len(study.seeds)),
-    )
-    return Outcome((sheet,), rows, claims, {}, REMARKS, disagreeing([verdict]), (verdict,))
+    judge = _claims_b if part == "b" else _claims_c
+    claims = judge(rows, settings.num_nodes * settings.examples_per_node)
+    sheet = lab.table(f"{TITLES[part]}, means of {len(study.seeds)} seeds", mean_rows, COLUMNS[part])
+    return lab.Outcome((sheet,), rows, claims, {}, REMARKS, lab.disagreeing([verdict]), (verdict,))
 
 
-def _row(seed: int, one: RegressionRun) -> Row:
+def _row(seed: int, one: RegressionRun) -> lab.Row:
     """Computes the distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
@@ -128,21 +116,7 @@ def _row(seed: int, one: RegressionRun) -> Row:
     }
 
 
-def _sheet(part: str, mean_rows: list[Row], seeds: int) -> Sheet:
-    titles = {"b": "Fig. 1(b): |w - w'| / d at the end", "c": "Fig. 1(c): generalisation error / d"}
-    columns = "d: {dimension} | G: {error_g:.4g} | C: {error_c:.4g} | contraction: {contraction:.5f} | "
-    if part == "b":
-        columns = (
-            "d: {dimension} | G to C: {g_c:.3g} | G to G-Closed: {g_closed:.2g} | C to C-Closed: {c_closed:.2g} | "
-        )
-        columns += "G-Closed to C-Closed: {closed_closed:.3g} | limit to C-Closed: {limit_closed:.2g} | "
-        columns += "|C| / d: {size:.3g} | contraction: {contraction:.5f} | "
-    columns += "left of C's way: {contraction_c:.2g}"
-    columns += " | of a local residual: {unfinished:.2g}" if part == "b" else ""
-    return table(f"{titles[part]}, means of {seeds} seeds", mean_rows, columns)
-
-
-def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
+def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
     d = np.array([m["dimension"] for m in mean_rows])
     lines = {name: np.array([m[key] for m in mean_rows]) for name, key in LINES[part].items()}
     quantity = "|w - w'| / d" if part == "b" else "error / d"
@@ -150,32 +124,21 @@ def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
     bounded([panel], f"Fig. 1({part}): regression", ("dimension d", quantity), None, study.figures.path(f"fig1{part}"))
 
 
-def peak(rows: list[Row], key: str, at: int) -> list[float]:
-    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        key: Entry of a row.
-        at: The dimension.
-    """
+def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
+    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed."""
     peaks = []
-    for group in grouped(rows, "seed").values():
+    for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)
         peaks.append(float(np.log10(value / max(r[key] for r in group if r["dimension"] != at))))
     return peaks
 
 
-def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
-    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        total: Number of examples of all nodes.
-    """
+def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
+    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
     most = max(r["dimension"] for r in rows)
-    closed = interval(max(r["g_closed"] / r["size"] for r in group) for group in grouped(rows, "seed").values())
-    high = interval(peak(rows, "g_c", total))
-    end = interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
+    closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
+    high = lab.interval(_peak(rows, "g_c", total))
+    end = lab.interval(r["g_c"] / r["size"] for r in rows if r["dimension"] == most)
     return (
         closed.claim_below(f"G is its closed form (eq. 6) at every d (to {SAME:g} of C)", "{:.2g}", SAME),
         high.claim_above(f"G to C has its peak at d = {total} (log10 of it over the next)", "{:.2f}"),
@@ -183,17 +146,12 @@ def claims_b(rows: list[Row], total: int) -> tuple[Claim, ...]:
     )
 
 
-def claims_c(rows: list[Row], total: int) -> tuple[Claim, ...]:
-    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        total: Number of examples of all nodes.
-    """
+def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
+    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
     most = max(r["dimension"] for r in rows)
-    away = interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
-    centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))
-    worse = interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
+    away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
+    centralised, whole = lab.interval(_peak(rows, "error_c", total)), lab.interval(_peak(rows, "error_g", total))
+    worse = lab.interval(np.log10(r["error_c"] / r["error_g"]) for r in rows if r["dimension"] == total)
     return (
         away.claim_below(f"G and C have the same error at d = {most} (to {EQUAL:g})", "{:.2g}", EQUAL),
         centralised.claim_above(f"C's error has its peak at d = {total} (log10 over the next)", "{:.2f}"),
@@ -205,15 +163,13 @@ def claims_c(rows: list[Row], total: int) -> tuple[Claim, ...]:
 SMOKE = DimensionSettings(4, 5, (10, 20, 60), 200, 60, 1e-3, 10_000)
 DEFAULT = DimensionSettings(dimensions=(100, 300, 500, 750, 1000, 2000))
 SCALES = {"gaussian": by_scale(SMOKE, DEFAULT, DimensionSettings())}
-
-
 SUMMARIES = {
     "fig1b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
     "fig1c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
+        __name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
     for part in SUMMARIES.items()
 )

@@ -17,18 +17,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, MARGIN, Verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    Sheet,
-    disagreeing,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.problems import Problem, classification, off, simulated
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -88,17 +77,8 @@ class Classified(NamedTuple):
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
-def classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes all models of a problem. Needs 64-bit types.
-
-    Args:
-        settings: Settings.
-        problem: The problem, in the span of its examples.
-        simulate: Whether the engine trains METHODS; otherwise they descend in the dual.
-
-    Raises:
-        ValueError: The examples are not separable.
-    """
+def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
+    """Computes all models of a problem, in float64; raises ``ValueError`` unless the examples are separable."""
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
     train = partial(simulated, problem, num_rounds=settings.num_rounds, learning_rate=settings.learning_rate)
@@ -115,7 +95,7 @@ def classified(settings: ExponentialSettings, problem: Problem, *, simulate: boo
 
 
 def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Returns ``classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
+    """Returns ``_classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
 
     Args:
         settings: Settings.
@@ -123,7 +103,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
         simulate: Whether the engine trains METHODS.
     """
     try:
-        one = classified(settings, problem, simulate=simulate)
+        one = _classified(settings, problem, simulate=simulate)
     except DivergenceError:
         return None
     return one if all(np.isfinite(path).all() for path in one.paths.values()) else None
@@ -191,9 +171,9 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
     return Verdict.of("Local-GD eq. (12)", statement, sizes, right, wrong)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains on every seed's problem and measures the distances by round."""
-    settings, results, rows, lines = study.settings, list[Classified](), list[Row](), list[dict[str, np.ndarray]]()
+    settings, results, rows, lines = study.settings, list[Classified](), list[lab.Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()
     for seed in study.each_seed():
         problem = classification(
@@ -210,20 +190,20 @@ def run(study: Study) -> Outcome:
         for to, model in (("C", one.centralised), ("S", one.machine)):
             for name, values in one.to(model).items():
                 rounds = range(2, settings.num_rounds + 1)
-                study.keep(metric_rows(name, seed, rounds, {f"distance to {to}": values}))
+                study.keep(lab.metric_rows(name, seed, rounds, {f"distance to {to}": values}))
     if not rows:
-        return Outcome((), [], failed=left_out(missing, len(missing)))
+        return lab.Outcome((), [], failed=left_out(missing, len(missing)))
     _draw(study, results[0], lines[0])
     verdicts = (
         exact_verdict(settings, results, f"d = {settings.dimension}"),
-        *verdicts_of(rows, f"d = {settings.dimension}"),
+        *_verdicts_of(rows, f"d = {settings.dimension}"),
     )
     remarks = (*REMARKS, *left_out(missing, len(rows) + len(missing)))
     judged = claims(rows) if len(rows) > 1 else ()
-    return Outcome(_sheets(settings, rows), rows, judged, {}, remarks, disagreeing(verdicts), verdicts)
+    return lab.Outcome(_sheets(settings, rows), rows, judged, {}, remarks, lab.disagreeing(verdicts), verdicts)
 
 
-def row(settings: ExponentialSettings, one: Classified) -> Row:
+def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
     """Computes distances to C at round 2, half of the rounds and the end, and to S, the SVM, at the end.
 
     Args:
@@ -252,7 +232,7 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
     }
 
 
-def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> Row:
+def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
     """Computes distances of theory's models to S, and of G to these models."""
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
@@ -277,16 +257,11 @@ def slope(values: np.ndarray) -> float:
     """Computes the slope of ln distance against ln round over the later half of ``values``, of rounds 2, 3, .. ."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
-    return log_slope(rounds[late], values[late])
+    return lab.log_slope(rounds[late], values[late])
 
 
-def verdicts_of(rows: list[Row], sizes: str) -> tuple[Verdict, ...]:
-    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k.
-
-    Args:
-        rows: Rows of all seeds.
-        sizes: Sizes of the problems, as text.
-    """
+def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
+    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k."""
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])
@@ -310,11 +285,11 @@ def verdicts_of(rows: list[Row], sizes: str) -> tuple[Verdict, ...]:
     return (*verdicts, Verdict.of("Local-GD Lemma 4", harmonic, sizes, right, wrong))
 
 
-def claims(rows: list[Row]) -> tuple[Claim, ...]:
+def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges the claims of fig. 1(d), on one row of ``row`` and ``_theory_row`` for each seed."""
 
-    def over(key: str, less: str = "") -> MeanInterval:
-        return interval(r[key] - r[less] if less else r[key] for r in rows)
+    def over(key: str, less: str = "") -> lab.MeanInterval:
+        return lab.interval(r[key] - r[less] if less else r[key] for r in rows)
 
     verdicts = [over(f"{n} to C, end").claim_below(f"{n} comes near C (to {NEAR:g})", "{:.3f}", NEAR) for n in METHODS]
     for name in METHODS:
@@ -330,7 +305,7 @@ def claims(rows: list[Row]) -> tuple[Claim, ...]:
     return tuple(verdicts)
 
 
-def _sheets(settings: HalfspaceSettings, rows: list[Row]) -> tuple[Sheet, ...]:
+def _sheets(settings: HalfspaceSettings, rows: list[lab.Row]) -> tuple[lab.Sheet, ...]:
     def columns(*keys: str) -> str:
         return " | ".join(["seed: {seed}", *(f"{key}: {{{key}:.4g}}" for key in keys)])
 
@@ -339,8 +314,10 @@ def _sheets(settings: HalfspaceSettings, rows: list[Row]) -> tuple[Sheet, ...]:
     ideal = ("G to exact", "G to projected", "exact to S", "projected to S", "drawn back to S", "projected slope")
     title = f"in theory: eq. 12 exactly, after {settings.num_rounds} rounds; projections, eq. 13 and 16, after"
     return (
-        table(f"Fig. 1(d): distance of directions, d = {settings.dimension}, R = {settings.num_rounds}", rows, trained),
-        table(
+        lab.table(
+            f"Fig. 1(d): distance of directions, d = {settings.dimension}, R = {settings.num_rounds}", rows, trained
+        ),
+        lab.table(
             f"{title} {settings.projection_rounds}",
             rows,
             columns(*ideal, "drawn back slope", "least margin", "S to ideal"),

@@ -15,17 +15,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    means,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd.fig1d import (
     METHODS,
@@ -63,21 +53,14 @@ class HalfspacesByDimension(ExponentialSettings):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, where perhaps no model fits all labels."""
     settings = study.settings
-    total = settings.num_nodes * settings.examples_per_node
-    if min(settings.dimensions) < total:
-        raise ValueError(
-            f"dimensions: got {min(settings.dimensions)}, must be at least {total}, the examples of all nodes"
-        )
+    total, least = settings.num_nodes * settings.examples_per_node, min(settings.dimensions)
+    if least < total:
+        raise ValueError(f"dimensions: got {least}, must be at least {total}, the examples of all nodes")
 
 
-def run(part: str, study: Study) -> Outcome:
-    """Trains in every dimension on every seed.
-
-    Args:
-        part: Part of the figure, "e", "f" or "g".
-        study: The study.
-    """
-    settings, simulated, rows, missing = study.settings, list[Classified](), list[Row](), list[str]()
+def _run(part: str, study: Study) -> lab.Outcome:
+    """Trains in every dimension on every seed, for part "e", "f" or "g" of the figure."""
+    settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
         for d in dimensions:
@@ -91,10 +74,10 @@ def run(part: str, study: Study) -> Outcome:
             rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, settings.test_inputs)})
             for name, key in TOWARDS[part].items():
                 values = {f"fig1{part}": rows[-1][key]}
-                study.keep(metric_rows(f"{name} d={d}", seed, settings.num_rounds, values, "test"))
+                study.keep(lab.metric_rows(f"{name} d={d}", seed, settings.num_rounds, values, "test"))
     if not rows:
-        return Outcome((), [], failed=left_out(missing, len(missing)))
-    mean_rows, sizes = means(rows, "dimension"), f"d = {', '.join(map(str, dimensions))}"
+        return lab.Outcome((), [], failed=left_out(missing, len(missing)))
+    mean_rows, sizes = lab.means(rows, "dimension"), f"d = {', '.join(map(str, dimensions))}"
     _draw(study, part, mean_rows)
     verdicts = [exact_verdict(settings, simulated, sizes)]
     if part == "g":
@@ -102,12 +85,12 @@ def run(part: str, study: Study) -> Outcome:
     lines = TOWARDS[part] | ({f"exact {name}": f"exact {name}" for name in TOWARDS["g"]} if part == "g" else {})
     lines |= {"G to G-Mod": "G to G-Mod"} if part != "g" else {}
     columns = " | ".join(["d: {dimension}", "runs: {runs}", *(f"{name}: {{{key}:.4f}}" for name, key in lines.items())])
-    sheet = table(f"Fig. 1({part}): {TITLES[part]}, means of the runs", mean_rows, columns)
+    sheet = lab.table(f"Fig. 1({part}): {TITLES[part]}, means of the runs", mean_rows, columns)
     remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
-    whole = [group for group in grouped(rows, "seed").values() if len(group) == len(dimensions)]
+    whole = [group for group in lab.grouped(rows, "seed").values() if len(group) == len(dimensions)]
     judge = {"e": claims_e, "f": claims_f, "g": claims_g}[part]
     claims = judge([r for group in whole for r in group]) if len(whole) > 1 else ()
-    return Outcome((sheet,), rows, claims, {}, remarks, disagreeing(verdicts), tuple(verdicts))
+    return lab.Outcome((sheet,), rows, claims, {}, remarks, lab.disagreeing(verdicts), tuple(verdicts))
 
 
 def _models(one: Classified) -> dict[str, np.ndarray]:
@@ -144,7 +127,7 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
     return by_name
 
 
-def accuracy_verdict(rows: list[Row], inputs: int, sizes: str) -> Verdict:
+def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
     """Checks that test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing.
 
     Args:
@@ -162,49 +145,44 @@ def accuracy_verdict(rows: list[Row], inputs: int, sizes: str) -> Verdict:
     return Verdict.of("Local-GD section 5", "accuracy is 1 - angle / pi", sizes, right, wrong)
 
 
-def by_dimension(rows: list[Row], key: str) -> list[float]:
-    """Computes the slope of an entry against log10 of the dimension, one for each seed.
-
-    Args:
-        rows: Rows of all seeds and dimensions.
-        key: Entry of a row.
-    """
+def _by_dimension(rows: list[lab.Row], key: str) -> list[float]:
+    """Computes the slope of an entry against log10 of the dimension, one for each seed."""
     return [
         float(np.polyfit(np.log10([r["dimension"] for r in group]), [r[key] for r in group], 1)[0])
-        for group in grouped(rows, "seed").values()
+        for group in lab.grouped(rows, "seed").values()
     ]
 
 
-def _falls(rows: list[Row], key: str, name: str) -> Claim:
+def _falls(rows: list[lab.Row], key: str, name: str) -> lab.Claim:
     """Judges whether an entry falls with the dimension."""
-    return interval(by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
+    return lab.interval(_by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
 
 
-def claims_e(rows: list[Row]) -> tuple[Claim, ...]:
+def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges whether distances to C fall with d, and are larger for G-Mod than for G."""
     falls = [_falls(rows, f"{name} to C", f"{name} to C") for name in METHODS]
-    seeds = grouped(rows, "seed").values()
-    behind = interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)
+    seeds = lab.grouped(rows, "seed").values()
+    behind = lab.interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)
     return (*falls, behind.claim_above("G-Mod is farther from C than G (mean over d)", "{:.4f}"))
 
 
-def claims_f(rows: list[Row]) -> tuple[Claim, ...]:
+def claims_f(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges whether distances to S fall with d."""
     return tuple(_falls(rows, key, f"{name} to S") for name, key in TOWARDS["f"].items())
 
 
-def claims_g(rows: list[Row]) -> tuple[Claim, ...]:
+def claims_g(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges whether accuracy falls with d, and is alike for all methods."""
     claims = [_falls(rows, key, f"accuracy of {name}") for name, key in TOWARDS["g"].items()]
     for name in METHODS:
-        groups = grouped(rows, "seed").values()
-        apart = interval(np.mean([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in group]) for group in groups)
+        groups = lab.grouped(rows, "seed").values()
+        apart = lab.interval(np.mean([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in group]) for group in groups)
         alike = f"{name} and C are as accurate (to {ALIKE:g}, mean over d)"
         claims.append(apart.claim_below(alike, "{:.4f}", ALIKE))
     return tuple(claims)
 
 
-def _draw(study: Study, part: str, mean_rows: list[Row]) -> None:
+def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
     d = np.array([m["dimension"] for m in mean_rows])
     lines = {name: np.array([m[key] for m in mean_rows]) for name, key in TOWARDS[part].items()}
     panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
@@ -216,8 +194,6 @@ SMOKE = HalfspacesByDimension(4, 1e-4, 40, 30, 0.05, 2000, 5, (20, 40, 80), 0.5,
 SCALES = {
     "halfspaces": by_scale(SMOKE, HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000)), HalfspacesByDimension())
 }
-
-
 SUMMARIES = {
     "fig1e": "Local-GD, fig. 1(e): classification, distance of directions to the centralised model by d",
     "fig1f": "Local-GD, fig. 1(f): classification, distance of directions to the support vector machine by d",
@@ -225,7 +201,7 @@ SUMMARIES = {
 }
 ENTRIES = tuple(
     experiment(
-        __name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
+        __name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=part
     )
     for part in SUMMARIES.items()
 )

@@ -13,17 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    means,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import fig1d
 from fedtangent._src.experiments.local_gd.fig1d import METHODS, NEAR, Classified, ExponentialSettings, left_out, tried
@@ -53,9 +43,9 @@ def check(study: Study) -> None:
         )
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every alpha on every seed."""
-    settings, simulated, rows = study.settings, list[Classified](), list[Row]()
+    settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
         for alpha in settings.alphas:
@@ -74,16 +64,18 @@ def run(study: Study) -> Outcome:
             rows.append({"seed": seed, "alpha": alpha, **nodes, **models})
             for name, values in one.to(one.centralised).items():
                 rounds = range(2, settings.num_rounds + 1)
-                study.keep(metric_rows(f"{name} alpha={alpha:g}", seed, rounds, {"distance to C": values}))
+                study.keep(lab.metric_rows(f"{name} alpha={alpha:g}", seed, rounds, {"distance to C": values}))
     if not rows:
-        return Outcome((), [], failed=left_out(missing, len(missing)))
+        return lab.Outcome((), [], failed=left_out(missing, len(missing)))
     _draw(study, first)
     distances = [f"{name} to C, {when}" for name in METHODS for when in ("half", "end")]
     numbers = {name: f"{{{name}:.4f}}" for name in (*distances, "G to S", "G-Mod to S", "C to S")}
     numbers |= {name: f"{{accuracy {name}:.4f}}" for name in (*METHODS, "C", "S")}
     columns = "alpha: {alpha:g} | runs: {runs} | smallest node: {smallest:.1f} | largest: {largest:.1f} | "
     columns += " | ".join(["nodes of one class: {of one class:.1f}", *(f"{n}: {form}" for n, form in numbers.items())])
-    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means(rows, "alpha"), columns)
+    sheet = lab.table(
+        "Fig. 2: distance of directions and test accuracy, means of the runs", lab.means(rows, "alpha"), columns
+    )
     sizes_text = f"d = {settings.dimension}, alpha = {', '.join(f'{a:g}' for a in settings.alphas)}"
     accuracy = accuracy_verdict(rows, settings.num_nodes * settings.test_inputs, sizes_text)
     verdicts = (fig1d.exact_verdict(settings, simulated, sizes_text), accuracy)
@@ -92,7 +84,7 @@ def run(study: Study) -> Outcome:
         "the values of alpha are not printed; a node holds one example or more",
         *left_out(missing, len(rows) + len(missing)),
     )
-    return Outcome((sheet,), rows, claims(rows), {}, remarks, disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, claims(rows), {}, remarks, lab.disagreeing(verdicts), verdicts)
 
 
 def _one_class(one: Classified) -> int:
@@ -101,16 +93,16 @@ def _one_class(one: Classified) -> int:
     return sum(len(set(y[partition.client(i)])) == 1 for i in range(partition.num_clients))
 
 
-def claims(rows: list[Row]) -> tuple[Claim, ...]:
+def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges for every alpha whether G and G-Mod come near C and are as accurate."""
     claims = []
-    for (alpha,), group in grouped(rows, "alpha").items():
+    for (alpha,), group in lab.grouped(rows, "alpha").items():
         if len(group) < 2:  # other runs diverged
             continue
         for name in METHODS:
-            end = interval(r[f"{name} to C, end"] for r in group)
+            end = lab.interval(r[f"{name} to C, end"] for r in group)
             claims.append(end.claim_below(f"alpha {alpha:g}: {name} comes near C (to {NEAR:g})", "{:.4f}", NEAR))
-            apart = interval(abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in group)
+            apart = lab.interval(abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in group)
             alike = f"alpha {alpha:g}: {name} and C are as accurate (to {ALIKE:g})"
             claims.append(apart.claim_below(alike, "{:.4f}", ALIKE))
     return tuple(claims)

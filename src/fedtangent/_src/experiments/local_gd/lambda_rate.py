@@ -16,18 +16,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -81,26 +70,22 @@ def check(study: Study) -> None:
             theory.feasible_sets(problem.x, problem.y, problem.partition)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Solves every seed and dimension for all values of l."""
     results = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
-            for t in turned(study.settings, seed, dimension):
+            for t in _turned(study.settings, seed, dimension):
                 results.append(t)
                 for level, value in zip(study.settings.log_inverses, t.angle, strict=True):
-                    study.keep(metric_rows(f"local_gd d={t.dimension} l={level:g}", seed, t.round, {"angle": value}))
+                    study.keep(
+                        lab.metric_rows(f"local_gd d={t.dimension} l={level:g}", seed, t.round, {"angle": value})
+                    )
     return _conclude(study, results)
 
 
-def turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Computes one seed and dimension after every number of rounds.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the problem.
-        dimension: Dimension d of the inputs.
-    """
+def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
+    """Computes one seed and dimension after every number of rounds."""
     problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     last, svm, distance = settings.rounds[-1], theory.hard_margin(sets), theory.direction_distance
@@ -117,35 +102,35 @@ def turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
     return results
 
 
-def _conclude(study: Study, results: list[Turned]) -> Outcome:
+def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
     """Fits the rates, and judges Lemma 2 by them."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
-    rows, entries = list[Row](), list[Row]()
-    for (dimension, k), group in grouped(results, "dimension", "round").items():
+    rows, entries = list[lab.Row](), list[lab.Row]()
+    for (dimension, k), group in lab.grouped(results, "dimension", "round").items():
         rates = {
-            "angle": [-log_slope(l_large, t.angle[large]) for t in group],
-            "lemma": [log_slope(np.log(l_large) / l_large, t.angle[large]) for t in group],
+            "angle": [-lab.log_slope(l_large, t.angle[large]) for t in group],
+            "lemma": [lab.log_slope(np.log(l_large) / l_large, t.angle[large]) for t in group],
             "along": [float(np.polyfit(np.log(l_large), t.along[large], 1)[0]) for t in group],
-            "later": [-log_slope(l_large, t.later[large]) for t in group],
+            "later": [-lab.log_slope(l_large, t.later[large]) for t in group],
             "at_paper": [t.angle[0] for t in group],
             "to_svm": [t.to_svm[-1] for t in group],
             "support": [t.support for t in group],
         }
         rows.append({"dimension": dimension, "round": k, **rates})
-        intervals = {name: interval(v) for name, v in rates.items()}
+        intervals = {name: lab.interval(v) for name, v in rates.items()}
         entries.append({**rows[-1], **intervals, "support": np.mean(rates["support"])})
     columns = f"d: {{dimension}} | round: {{round}} | support: {{support:.0%}} | angle at l = {levels[0]:g}: "
     columns += "{at_paper:.3f} | angle ~ l^-: {angle:.3f} | ~ (ln l / l)^: {lemma:.3f} | along: {along:.3f} | "
     columns += "angle to the SVM: {to_svm:.3f}"
-    sheet = table("how fast Local-GD turns to the projections", entries, columns)
+    sheet = lab.table("how fast Local-GD turns to the projections", entries, columns)
     _draw(study, results)
     claims, verdicts = _claims(entries, results), _verdicts(entries)
-    return Outcome((sheet,), rows, claims, remarks=REMARKS, failed=disagreeing(verdicts), verdicts=verdicts)
+    return lab.Outcome((sheet,), rows, claims, remarks=REMARKS, failed=lab.disagreeing(verdicts), verdicts=verdicts)
 
 
-def _claims(entries: list[Row], results: list[Turned]) -> tuple[Claim, ...]:
+def _claims(entries: list[lab.Row], results: list[Turned]) -> tuple[lab.Claim, ...]:
     """Judges each claim by the dimension and round that are nearest to failing it."""
     least, slow, svm = (min((row[key] for row in entries), key=lambda v: v.low) for key in ("lemma", "angle", "to_svm"))
     order = max((row["along"] for row in entries), key=lambda v: v.high)
@@ -157,15 +142,15 @@ def _claims(entries: list[Row], results: list[Turned]) -> tuple[Claim, ...]:
     first, last = min(t.round for t in results), max(t.round for t in results)
     if last > first:
         pairs = zip(*([t for t in results if t.round == k] for k in (first, last)), strict=True)
-        grows = interval(float(np.log(b.residual[-1] / a.residual[-1])) / np.log(last / first) for a, b in pairs)
+        grows = lab.interval(float(np.log(b.residual[-1] / a.residual[-1])) / np.log(last / first) for a, b in pairs)
         claims.append(grows.claim_above("Lemma 2's residual needs the factor k: it grows so", "as k^{:.3f}", 0.5))
     return (*claims, svm.claim_above("the vanilla model does not end at the SVM", "angle {:.3f}", 0.01))
 
 
-def _verdicts(entries: list[Row]) -> tuple[Verdict, ...]:
+def _verdicts(entries: list[lab.Row]) -> tuple[Verdict, ...]:
     sizes = f"{len(entries)} settings, the worst"
 
-    def verdict(statement: str, name: str, target: float, control: tuple[str, MeanInterval, float]) -> Verdict:
+    def verdict(statement: str, name: str, target: float, control: tuple[str, lab.MeanInterval, float]) -> Verdict:
         farthest = max((row[name] for row in entries), key=lambda v: _off(v, target))
         right = f"{farthest:.3f}", f"{target:g} +- {MARGIN:g}", _off(farthest, target) <= MARGIN
         wrong = control[0], f"{control[1]:.3f}", control[1].within(control[2], MARGIN) is False
@@ -181,7 +166,7 @@ def _verdicts(entries: list[Row]) -> tuple[Verdict, ...]:
     )
 
 
-def _off(values: MeanInterval, target: float) -> float:
+def _off(values: lab.MeanInterval, target: float) -> float:
     """Computes the largest distance of the interval from ``target``."""
     return max(abs(values.low - target), abs(values.high - target))
 
@@ -189,7 +174,7 @@ def _off(values: MeanInterval, target: float) -> float:
 def _draw(study: Study, results: list[Turned]) -> None:
     """Draws the first seed's angles by l, with both rates through the last point."""
     levels, panels = np.array(study.settings.log_inverses), []
-    for (dimension,), group in grouped([t for t in results if t.seed == results[0].seed], "dimension").items():
+    for (dimension,), group in lab.grouped([t for t in results if t.seed == results[0].seed], "dimension").items():
         end = group[-1].angle[-1]
         rates = {"1 / l": 1 / levels, "Lemma 2: ln l / l": np.log(levels) / levels}
         angles = {f"round {t.round}": t.angle for t in group}

@@ -22,7 +22,7 @@ import fedtangent as ft
 from fedtangent._src import storage
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data import features
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, disagreeing, interval, metric_rows, table
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Partition
@@ -107,37 +107,26 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
     return tick
 
 
-def run(panel: str, study: Study) -> Outcome:
-    """Trains Local-GD, the centralised model twice, and a single node on every seed.
-
-    Args:
-        panel: Panel of the figure, "h" or "i".
-        study: The study.
-    """
+def _run(panel: str, study: Study) -> lab.Outcome:
+    """Trains Local-GD, the centralised model twice, and a single node on every seed, for panel "h" or "i"."""
     results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
         folder = None if loaded.info.read_from == "embedded" else storage.cache_directory() / "features"
         featured = _featured(study, loaded, folder)
         source = featured.info.source.split("; ", 1)[1]
-        layers = train(featured, settings, seed)
+        layers = _train(featured, settings, seed)
         results.append(layers)
         for name, values in layers.accuracy.items():
-            study.keep(metric_rows(name, seed, range(settings.num_rounds + 1), {"accuracy": values}, "test"))
+            study.keep(lab.metric_rows(name, seed, range(settings.num_rounds + 1), {"accuracy": values}, "test"))
         for name in layers.weights:
             distances = {"direction_distance": layers.distance(name)}
-            study.keep(metric_rows(name, seed, range(1, settings.num_rounds + 1), distances))
+            study.keep(lab.metric_rows(name, seed, range(1, settings.num_rounds + 1), distances))
     return _conclude(study, results, panel, source)
 
 
-def train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains all runs of one seed; the single node is number ``seed`` modulo N.
-
-    Args:
-        loaded: The data set, with features in place of images.
-        settings: Settings.
-        seed: The seed.
-    """
+def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
+    """Trains all runs of one seed; the single node is number ``seed`` modulo N."""
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))
@@ -177,7 +166,7 @@ def _algorithm(num_features: int, num_classes: int, num_clients: int, settings: 
     )
 
 
-def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> Outcome:
+def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> lab.Outcome:
     """Builds table, figure and claims of a panel; ``source`` describes the features."""
     ends = {name: np.array([f.distance(name)[-1] for f in results]) for name in ("local_gd", "chance", "one node")}
     first = np.array([f.distance("local_gd")[0] for f in results])
@@ -185,23 +174,25 @@ def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> O
     right = {name: np.array([f.accuracy[name][-1] for f in results]) for name in results[0].accuracy}
     rows = []
     for name, accuracies in right.items():
-        row: Row = {"run": name, "accuracy": float(accuracies.mean()), "accuracies": accuracies}
+        row: lab.Row = {"run": name, "accuracy": float(accuracies.mean()), "accuracies": accuracies}
         distance = None if name == "centralised" else float(ends[name].mean())
         rows.append({**row, "distance": distance, "distances": ends.get(name)})
     title = f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(results)} seeds"
-    sheet = table(title, rows, "run: {run} | distance to centralised: {distance:.4f} | test accuracy: {accuracy:.4f}")
+    sheet = lab.table(
+        title, rows, "run: {run} | distance to centralised: {distance:.4f} | test accuracy: {accuracy:.4f}"
+    )
     claims, verdicts = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
     _draw(study, results, panel)
     failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in results))
-    failed += disagreeing(verdicts)
-    return Outcome((sheet,), rows, claims, remarks=(*REMARKS, source), failed=failed, verdicts=verdicts)
+    failed += lab.disagreeing(verdicts)
+    return lab.Outcome((sheet,), rows, claims, remarks=(*REMARKS, source), failed=failed, verdicts=verdicts)
 
 
 def _judge_h(
     first: np.ndarray, middle: np.ndarray, ends: dict[str, np.ndarray]
-) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
-    falls, late = interval(ends["local_gd"] - first), interval(ends["local_gd"] - middle)
-    above = interval(ends["local_gd"] - ends["chance"])
+) -> tuple[tuple[lab.Claim, ...], tuple[Verdict, ...]]:
+    falls, late = lab.interval(ends["local_gd"] - first), lab.interval(ends["local_gd"] - middle)
+    above = lab.interval(ends["local_gd"] - ends["chance"])
     claims = (
         falls.claim_below("the difference decreases with rounds", "last - first round: {:+.4f}"),
         late.claim_below("it still falls in the second half of the rounds", "last - middle: {:+.4f}"),
@@ -212,8 +203,8 @@ def _judge_h(
     return claims, (verdict,)
 
 
-def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
-    lost = interval(right["centralised"] - right["local_gd"])
+def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[lab.Claim, ...], tuple[Verdict, ...]]:
+    lost = lab.interval(right["centralised"] - right["local_gd"])
     claims = (lost.claim_below("accuracies are very similar at last", "centralised - Local-GD: {:+.4f}", SIMILAR),)
     off = (right["centralised"] - right[name] for name in ("local_gd", "one node"))
     verdict = _verdict("accuracy of the centralised model less Local-GD's", SIMILAR, *off)
@@ -242,8 +233,6 @@ def _draw(study: Study, results: list[Layers], panel: str) -> None:
 
 PAPER = LastLayerSettings()
 SMALL = with_changes(PAPER, "num_features=256 local_steps=30 num_rounds=12")
-
-
 IMAGES = by_scale(
     with_changes(SMALL, "num_train=2000 num_test=1000"),
     with_changes(PAPER, "num_train=10000 num_test=2000 num_features=512"),
@@ -260,6 +249,6 @@ QUANTITIES = {
 }
 SUMMARIES = {name: f"Local-GD, {quantity} by round, on fixed features" for name, quantity in QUANTITIES.items()}
 ENTRIES = tuple(
-    experiment(__name__, partial(run, part[0][-1]), SCALES, ("localgd",), check=check, least_seeds=2, part=part)
+    experiment(__name__, partial(_run, part[0][-1]), SCALES, ("localgd",), check=check, least_seeds=2, part=part)
     for part in SUMMARIES.items()
 )

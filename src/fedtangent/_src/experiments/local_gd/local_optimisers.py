@@ -11,7 +11,6 @@ so that Adam's steps vanish; in classification Adam's epsilon is next to 0, beca
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -24,21 +23,11 @@ from scipy.optimize import linprog
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.types import Algorithm, Array
+from fedtangent._src.types import Algorithm
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9
@@ -86,28 +75,25 @@ class Ended(NamedTuple):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for fewer dimensions than examples, which the theorem excludes, or a divergent rate."""
     settings = study.settings
-    if settings.dimension <= settings.num_nodes * settings.held:
-        raise ValueError(
-            f"dimension: got {settings.dimension}, must be more than the {settings.num_nodes * settings.held} examples"
-        )
+    examples, rate = settings.num_nodes * settings.held, settings.rate
+    if settings.dimension <= examples:
+        raise ValueError(f"dimension: got {settings.dimension}, must be more than the {examples} examples")
     for seed in study.seeds:
         x, y, nodes, *_ = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
-        form = theory.local_regression(x, y, nodes, learning_rate=settings.rate, local_steps=settings.local_steps)
+        form = theory.local_regression(x, y, nodes, learning_rate=rate, local_steps=settings.local_steps)
         if form.unfinished > 1:
-            raise ValueError(
-                f"rate: got {settings.rate}, at which local work diverges for seed {seed}, must be smaller"
-            )
+            raise ValueError(f"rate: got {rate}, at which local work diverges for seed {seed}, must be smaller")
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains both tasks with every optimiser on every seed."""
     results = list[Ended]()
     for seed in study.each_seed():
-        of_seed = regressed(study.settings, seed) + _classified(study.settings, seed)
+        of_seed = _regressed(study.settings, seed) + _classified(study.settings, seed)
         results += of_seed
         for f in of_seed:
             rounds = range(study.settings.num_rounds + 1)
-            metrics = metric_rows(f"local_gd {f.task} {f.optimiser}", seed, rounds, f.curves)
+            metrics = lab.metric_rows(f"local_gd {f.task} {f.optimiser}", seed, rounds, f.curves)
             study.keep([metric for metric in metrics if np.isfinite(metric.value)])
     return _conclude(study, results)
 
@@ -120,7 +106,7 @@ def _algorithm(settings: OptimiserSettings, name: str, task: str) -> Algorithm:
     rate = (settings.adam_rate if is_regression else settings.adam_margin_rate) if is_adam else plain
     rate = rate * (1 - MOMENTUM) if name == "momentum" else rate
     make = partial(optax.adam, eps=EPSILON) if is_adam and not is_regression else OPTIMISERS[name]
-    of_round = _falling(rate) if is_regression else rate
+    of_round = (lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)) if is_regression else rate
     return ft.fed_avg(
         ft.models.linear(settings.dimension, dtype=jnp.float64),
         ft.schedules.all_clients(1 if name == POOLED else settings.num_nodes),
@@ -140,18 +126,8 @@ def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, nam
     return np.asarray(path["weights"][:, 0, :, 0])
 
 
-def _falling(rate: float) -> Callable[[Array], Array]:
-    """Returns the function from a round to its rate, which falls as 1 / (1 + k / 10)."""
-    return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
-
-
-def regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the problem.
-    """
+def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
+    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model."""
     problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
     centre, span = theory.minimum_norm(problem.x, problem.y), np.linalg.svd(problem.x, full_matrices=False)[2]
     results = []
@@ -192,24 +168,24 @@ def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
     return results
 
 
-def _conclude(study: Study, results: list[Ended]) -> Outcome:
+def _conclude(study: Study, results: list[Ended]) -> lab.Outcome:
     """Builds tables, figure and verdicts of each optimiser's last model, and the claims on it."""
-    rows, sheets, settings = list[Row](), [], study.settings
-    for (task,), of_task in grouped(results, "task").items():
+    rows, sheets, settings = list[lab.Row](), [], study.settings
+    for (task,), of_task in lab.grouped(results, "task").items():
         entries = []
-        for (name,), group in grouped(of_task, "optimiser").items():
+        for (name,), group in lab.grouped(of_task, "optimiser").items():
             ends = {key: [float(f.curves[key][-1]) for f in group] for key in group[0].curves}
             rows.append({"task": task, "optimiser": name, **ends})
-            entries.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
+            entries.append({"optimiser": name, **{key: lab.interval(v) for key, v in ends.items()}})
         columns = " | ".join(["optimiser: {optimiser}", *(f"{key}: {{{key}:.3g}}" for key in of_task[0].curves)])
         sheets.append(
-            table(f"{task}, after {settings.num_rounds} rounds of {settings.local_steps} steps", entries, columns)
+            lab.table(f"{task}, after {settings.num_rounds} rounds of {settings.local_steps} steps", entries, columns)
         )
     _draw(study, results)
     verdicts = _verdicts(results)
     failed = tuple(f"{f.task}, {f.optimiser}: diverged" for f in results if not np.isfinite(f.model).all())
-    failed += disagreeing(verdicts)
-    return Outcome(tuple(sheets), rows, _claims(results), remarks=REMARKS, failed=failed, verdicts=verdicts)
+    failed += lab.disagreeing(verdicts)
+    return lab.Outcome(tuple(sheets), rows, _claims(results), remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
 def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarray:
@@ -217,10 +193,10 @@ def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarr
     return np.array([f.curves[quantity][-1] for f in results if (f.task, f.optimiser) == (task, name)])
 
 
-def _claims(results: list[Ended]) -> tuple[Claim, ...]:
+def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
     """Judges the claims, paired over seeds."""
     adam, outside, fitted = (
-        interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
+        lab.interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
     )
     regressed, classified = _apart(results, "regression"), _apart(results, "classification")
     claims = [
@@ -234,23 +210,25 @@ def _claims(results: list[Ended]) -> tuple[Claim, ...]:
     ]
     angle = partial(_ends, results, "classification")
     for name, near, far in (("gradient descent", "l2", "l_inf"), (POOLED, "l_inf", "l2"), (ADAM, "l_inf", "l2")):
-        nearer = interval(angle(name, f"angle_{far}") - angle(name, f"angle_{near}"))
+        nearer = lab.interval(angle(name, f"angle_{far}") - angle(name, f"angle_{near}"))
         statement = f"classification: {name} points nearer to the {near} margin than to the {far} one"
         claims.append(nearer.claim_above(statement, "by {:+.3f}"))
-    farther = interval(angle(ADAM, "angle_l_inf") - angle(POOLED, "angle_l_inf"))
+    farther = lab.interval(angle(ADAM, "angle_l_inf") - angle(POOLED, "angle_l_inf"))
     statement = "classification: averaging takes Adam from the l_inf margin"
     return (*claims, farther.claim_above(statement, "angle {:+.3f}"))
 
 
-def _apart(results: list[Ended], task: str) -> MeanInterval:
+def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
     """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
         for name in ("momentum", "gradient descent")
     )
     if task == "classification":
-        return interval(theory.direction_distance(momentum, descent))
-    return interval(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(momentum, descent, strict=True))
+        return lab.interval(theory.direction_distance(momentum, descent))
+    return lab.interval(
+        float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(momentum, descent, strict=True)
+    )
 
 
 def _verdicts(results: list[Ended]) -> tuple[Verdict, ...]:

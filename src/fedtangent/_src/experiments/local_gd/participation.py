@@ -20,17 +20,7 @@ import numpy as np
 import fedtangent as ft
 from fedtangent import theory
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -100,33 +90,20 @@ def check(study: Study) -> None:
     examples = settings.num_nodes * settings.held
     if not settings.wide > examples:
         raise ValueError(f"wide: got {settings.wide}, must be more than the {examples} examples")
-    if not settings.held < settings.narrow < examples:
-        raise ValueError(
-            f"narrow: got {settings.narrow}, must be above held, {settings.held}, and below the {examples} examples"
-        )
-    if (
-        settings.clients_per_round >= settings.num_nodes
-    ):  # all nodes stay at the centralised model, 0 away from it, where L = 1
-        raise ValueError(
-            f"clients_per_round: got {settings.clients_per_round}, must be below num_nodes, {settings.num_nodes}"
-        )
+    size, narrow, rate = settings.held, settings.narrow, settings.learning_rate
+    if not size < narrow < examples:
+        raise ValueError(f"narrow: got {narrow}, must be above held, {size}, and below the {examples} examples")
+    cohort, nodes = settings.clients_per_round, settings.num_nodes
+    if cohort >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
+        raise ValueError(f"clients_per_round: got {cohort}, must be below num_nodes, {nodes}")
     for dimension in (settings.wide, settings.narrow):
         for seed in study.seeds:
-            run = _closed_form(nodes(settings, seed, dimension), settings, 1)
-            if run.unfinished > 1:
-                raise ValueError(
-                    f"learning_rate: got {settings.learning_rate}, at which local work diverges, must be smaller"
-                )
+            if _closed_form(_nodes(settings, seed, dimension), settings, 1).unfinished > 1:
+                raise ValueError(f"learning_rate: got {rate}, at which local work diverges, must be smaller")
 
 
-def nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples.
-
-    Args:
-        settings: Settings.
-        seed: Seed of the draw.
-        dimension: Dimension d of the inputs, ``wide`` or ``narrow``.
-    """
+def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
+    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow
@@ -145,19 +122,19 @@ def _cohorts(settings: ParticipationSettings, seed: int) -> Cohort:
     return ft.schedules.drawn_cohorts(schedule, None, settings.num_rounds, seed, weighting=None)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Computes every seed, dimension and number of local steps in closed form, and simulates one to check it."""
     settings, results = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         cohorts = _cohorts(settings, seed)
         for dimension in (settings.wide, settings.narrow):
-            problem = nodes(settings, seed, dimension)
+            problem = _nodes(settings, seed, dimension)
             centre = theory.minimum_norm(problem.x, problem.y)
             for steps in settings.local_steps:
                 place = seed, dimension, steps
                 results.append(_follow(_closed_form(problem, settings, steps), centre, cohorts, settings, place))
                 values, rounds = {"distance": results[-1].distance}, range(settings.num_rounds + 1)
-                study.keep(metric_rows(f"local_gd d={dimension} L={steps}", seed, rounds, values))
+                study.keep(lab.metric_rows(f"local_gd d={dimension} L={steps}", seed, rounds, values))
     return _conclude(study, results, _simulated(settings, study.seeds[0]))
 
 
@@ -168,11 +145,9 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global to the centralised model by round, relative to the latter's norm.
-
-    The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
-    dimension, and from the centralised model in the narrow one.
-    """
+    """Computes the distance of the global to the centralised model by round, relative to the latter's norm."""
+    # The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
+    # dimension, and from the centralised model in the narrow one.
     size = np.linalg.norm(centre)
     start = None if place[1] == settings.wide else centre
     both = [
@@ -184,7 +159,7 @@ def _follow(
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     """Compares the closed form with the engine for the same cohorts, after a tenth of the rounds."""
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
-    problem, work = nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
+    problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
     model = ft.models.linear(settings.narrow, dtype=jnp.float64)
     schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
     algorithm = ft.fed_avg(model, schedule, client_learning_rate=settings.learning_rate, work=work)
@@ -206,10 +181,10 @@ def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     return exact_verdict(SUBJECT, statement, off(form, part), controls, EXACT)
 
 
-def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> Outcome:
+def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> lab.Outcome:
     """Builds tables and claims: how fast runs are, how far away they settle, and from which L on that is too far."""
-    settings, rows, entries = study.settings, list[Row](), list[Row]()
-    for (dimension, steps), group in grouped(results, "dimension", "steps").items():
+    settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
+    for (dimension, steps), group in lab.grouped(results, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
             "rate": [f.rate if dimension == settings.wide else None for f in group],
             "all_rate": [f.all_rate if dimension == settings.wide else None for f in group],
@@ -218,10 +193,10 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
             "end": [float(f.distance[-1]) for f in group],
         }
         rows.append({"dimension": dimension, "local_steps": steps, **numbers})
-        entries.append({**rows[-1], **{n: None if None in v else interval(v) for n, v in numbers.items()}})
+        entries.append({**rows[-1], **{n: None if None in v else lab.interval(v) for n, v in numbers.items()}})
     columns = "d: {dimension} | L: {local_steps} | rate: {rate:.2e} | rate, all nodes: {all_rate:.2e} | "
     columns += "away: {away:.2e} | bias, all nodes: {all_away:.2e}"
-    sheet = table(
+    sheet = lab.table(
         f"{settings.clients_per_round} of {settings.num_nodes} nodes a round, {settings.num_rounds} rounds",
         entries,
         columns,
@@ -230,7 +205,7 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
     _draw(study, results)
     details = {"too_many": [_first_too_many(settings, results, seed) for seed in study.seeds]}
     claims = _claims(study, results, entries)
-    return Outcome((sheet,), rows, claims, details, REMARKS, disagreeing(verdicts), verdicts)
+    return lab.Outcome((sheet,), rows, claims, details, REMARKS, lab.disagreeing(verdicts), verdicts)
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
@@ -247,28 +222,26 @@ def _interpolating(settings: ParticipationSettings, results: list[ParticipationR
         return [float(f.distance[-1] / f.distance[settings.num_rounds // 4]) for f in runs]
 
     largest, control = float(np.log(max(factors(settings.wide)))), float(np.log(min(factors(settings.narrow))))
-    statement, sizes = (
-        "ln of the last distance over that at a quarter, largest L",
-        f"d = {settings.wide}, the worst seed",
-    )
+    statement = "ln of the last distance over that at a quarter, largest L"
+    sizes = f"d = {settings.wide}, the worst seed"
     right, wrong = (f"{largest:.3g}", "< -1", largest < -1), (f"d = {settings.narrow}", f"{control:.3g}", control > -1)
     return Verdict.of("Local-GD, Theorem 1 for cohorts", statement, sizes, right, wrong)
 
 
-def _claims(study: Study, results: list[ParticipationRun], entries: list[Row]) -> tuple[Claim, ...]:
+def _claims(study: Study, results: list[ParticipationRun], entries: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges the claims, paired over seeds."""
     settings = study.settings
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
         return [f for f in results if f.dimension == dimension and f.steps == steps]
 
-    def log_ratio(dimension: int, first: int, last: int, quantity: str) -> MeanInterval:
+    def log_ratio(dimension: int, first: int, last: int, quantity: str) -> lab.MeanInterval:
         pairs = zip(of(dimension, first), of(dimension, last), strict=True)
-        return interval(float(np.log(getattr(b, quantity) / getattr(a, quantity))) for a, b in pairs)
+        return lab.interval(float(np.log(getattr(b, quantity) / getattr(a, quantity))) for a, b in pairs)
 
     least, before, most = settings.local_steps[0], settings.local_steps[-2], settings.local_steps[-1]
     faster, more = log_ratio(settings.wide, least, most, "rate"), log_ratio(settings.wide, before, most, "rate")
-    slower = interval(f.rate / f.all_rate for f in of(settings.wide, most))
+    slower = lab.interval(f.rate / f.all_rate for f in of(settings.wide, most))
     farther = log_ratio(settings.narrow, least, most, "away")
     steps = [_first_too_many(settings, results, seed) for seed in sorted(study.seeds)]
     by_seed = ", ".join("none" if n is None else str(n) for n in steps)
@@ -289,10 +262,8 @@ def _draw(study: Study, results: list[ParticipationRun]) -> None:
     for dimension, kind in ((settings.wide, "interpolating"), (settings.narrow, "not interpolating")):
         runs = [f for f in results if f.seed == results[0].seed and f.dimension == dimension]
         runs = [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, len(METHODS)).astype(int))]
-        title, rounds = (
-            f"d = {dimension}, {settings.num_nodes * settings.held} examples: {kind}",
-            np.arange(1, settings.num_rounds + 1),
-        )
+        title = f"d = {dimension}, {settings.num_nodes * settings.held} examples: {kind}"
+        rounds = np.arange(1, settings.num_rounds + 1)
         lines, everybody = {f"L = {f.steps}": f.distance[1:] for f in runs}, runs[-1].everybody[1:]
         panels.append(BoundedPanel(title, rounds, lines, {f"L = {runs[-1].steps}, all nodes": everybody}))
     title = f"distance to the centralised model, {settings.clients_per_round} of {settings.num_nodes} nodes a round"

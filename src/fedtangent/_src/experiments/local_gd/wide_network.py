@@ -22,18 +22,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent._src.experiments.lab.results import (
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    disagreeing,
-    grouped,
-    interval,
-    log_slope,
-    metric_rows,
-    table,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.models.dense import DenseStructure, forward
@@ -111,16 +100,16 @@ def _task(settings: WidthSettings, seed: int) -> Task:
     return Task(x, y, x_test, problem.partition, rate)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains every width and draw of every seed."""
     settings, results = study.settings, list[Trained]()
     task = _task(settings, study.seeds[0])
     limit = _infinite(settings, task)
     for seed in study.each_seed():
         for width, draw in itertools.product(settings.widths, range(settings.draws)):
-            results.append(trained(settings, task, limit, (seed, draw), width))
+            results.append(_trained(settings, task, limit, (seed, draw), width))
             name = f"local_gd width={width} draw={draw}"
-            study.keep(metric_rows(name, seed, settings.num_rounds, results[-1].distances, "test"))
+            study.keep(lab.metric_rows(name, seed, settings.num_rounds, results[-1].distances, "test"))
     return _conclude(study, results)
 
 
@@ -140,16 +129,8 @@ def _infinite(settings: WidthSettings, task: Task) -> Limits:
     return Limits(tangent, ft.kernels.KernelBlocks(tangent.nngp_train, tangent.nngp_test_train))
 
 
-def trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """Trains the last layer and the whole network and compares each with closed forms.
-
-    Args:
-        settings: Settings.
-        task: Examples and rate.
-        limit: Kernels at infinite width.
-        which: Seed and draw of the network.
-        width: Width of the network.
-    """
+def _trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
+    """Trains the last layer and the whole network and compares each with closed forms."""
     seed, draw = which
     algorithm, of_last, model = _algorithms(settings, width, task.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -220,39 +201,34 @@ def _ends(
     return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 
-def slopes(results: list[Trained], name: str) -> MeanInterval:
-    """Computes the slope of ln distance against ln width: its interval over seeds.
-
-    Args:
-        results: Distances of all networks.
-        name: Name of the distance, of DISTANCES.
-    """
-    groups = grouped(results, "seed").values()
-    return interval(log_slope([t.width for t in group], [t.distances[name] for t in group]) for group in groups)
-
-
-def _conclude(study: Study, results: list[Trained]) -> Outcome:
+def _conclude(study: Study, results: list[Trained]) -> lab.Outcome:
     """Builds the table of distances by width with their slopes, the figure and the verdicts."""
-    rows, entries, widths = list[Row](), list[Row](), study.settings.widths
-    rates = {name: slopes(results, name) for name in DISTANCES if name != "last_own"}
+    rows, entries, widths = list[lab.Row](), list[lab.Row](), study.settings.widths
+
+    def slope(name: str) -> lab.MeanInterval:
+        return lab.log_slopes(results, "width", lambda t: t.distances[name], "seed")
+
+    rates = {name: slope(name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
         rate = rates.get(name)
-        by_width = {f"w{w}": interval(t.distances[name] for t in results if t.width == w).mean for w in widths}
+        by_width = {f"w{w}": lab.interval(t.distances[name] for t in results if t.width == w).mean for w in widths}
         entries.append({"distance": label, "slope": rate, **by_width})
         rows.append({**entries[-1], "slope": None if rate is None else rate.row("mean")})
     columns = ["distance: {distance}", *(f"width {w}: {{w{w}:.3g}}" for w in widths), "slope: {slope:.3f}"]
     title = f"distance of predictions after {study.settings.num_rounds} rounds"
-    sheet, verdicts = table(title, entries, " | ".join(columns)), _verdicts(results, rates)
+    sheet, verdicts = lab.table(title, entries, " | ".join(columns)), _verdicts(results, rates)
     _draw(study, results)
     is_finite = all(map(np.isfinite, (value for t in results for value in t.distances.values())))
-    wrong = disagreeing([v for v in verdicts if v.holds is not None])
+    wrong = lab.disagreeing([v for v in verdicts if v.holds is not None])
     failed = wrong if is_finite else ("a network diverged", *wrong)
     claims = _claims(results, rates, widths)
-    return Outcome((sheet,), rows, claims, remarks=REMARKS, failed=failed, verdicts=verdicts)
+    return lab.Outcome((sheet,), rows, claims, remarks=REMARKS, failed=failed, verdicts=verdicts)
 
 
-def _claims(results: list[Trained], rates: dict[str, MeanInterval], widths: tuple[int, ...]) -> tuple[Claim, ...]:
-    centralised, faster = interval(t.centralised for t in results if t.width == widths[-1]), rates["all_own"]
+def _claims(
+    results: list[Trained], rates: dict[str, lab.MeanInterval], widths: tuple[int, ...]
+) -> tuple[lab.Claim, ...]:
+    centralised, faster = lab.interval(t.centralised for t in results if t.width == widths[-1]), rates["all_own"]
     near = "at the last round it is within 0.1 of its own kernel's minimum-norm model"
     return (
         faster.claim_below("trained as a whole, it tends to the flow of its own kernel", "slope {:.3f}"),
@@ -261,7 +237,7 @@ def _claims(results: list[Trained], rates: dict[str, MeanInterval], widths: tupl
     )
 
 
-def _verdicts(results: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Verdict, ...]:
+def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tuple[Verdict, ...]:
     largest = max(t.distances["last_own"] for t in results)
     controls = {name: min(t.wrong[name] for t in results) for name in results[0].wrong}
     statement = "last layer and Lemma 1 on its own features, every width and seed"

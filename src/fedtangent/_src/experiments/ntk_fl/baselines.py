@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 import fedtangent as ft
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Runs, Steps, Tuned
-from fedtangent._src.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Row, Sheet, interval, table
 from fedtangent._src.experiments.lab.runner import PACKAGE, AnySettings, Experiment, Study, within
 from fedtangent._src.experiments.lab.trials import Examples, Trial
 from fedtangent._src.federated.wire.subsample import largest_sample
@@ -122,23 +122,12 @@ DECISIVE = "clients_per_round width last_w_std batch_size loss times momentum be
 # ---- one seed's data, and the methods on it ----------------------------------------------------------------------
 
 
-def divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
-    """Divides the data of one seed among clients.
-
-    Training and validation examples come from the training set, test examples from the test set. All pixels are
-    standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
-    (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
-    that each of them distorts in its own way (``"shifted"``: ``trials.distorted``).
-
-    Args:
-        name: Name of the data set.
-        data_dir: Folder with original files.
-        seed: Seed of the division.
-        settings: Settings.
-
-    Raises:
-        ValueError: There are fewer examples or clients than the settings need.
-    """
+def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
+    """Divides the data of one seed among clients."""
+    # Training and validation examples come from the training set, test examples from the test set. All pixels are
+    # standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
+    # (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
+    # that each of them distorts in its own way (``"shifted"``: ``trials.distorted_by``).
     loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
@@ -166,25 +155,17 @@ def _clients(loaded: ft.data.Dataset, examples: Examples, seed: int, settings: B
 
 
 def _network(settings: BaselineSettings, trial: Trial) -> Model:
-    """Builds the paper's multilayer perceptron of one hidden layer, in the standard parameterization, biases from zero.
-
-    Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which is
-    our choice: with a larger one the halved squared error starts far above its value at zero.
-    """
+    """Builds the paper's perceptron of one hidden layer, in the standard parameterization, biases from zero."""
+    # Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which
+    # is our choice: with a larger one the halved squared error starts far above its value at zero.
     size = int(np.prod(trial.data.x.shape[1:]))
     build = partial(ft.models.build, "mlp", size, trial.num_classes, widths=(settings.width,))
     return build(parameterization="standard", b_std=0.0, last_w_std=settings.last_w_std)
 
 
-def methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
-    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network.
-
-    The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
-
-    Args:
-        settings: Settings.
-        trial: Data of one seed.
-    """
+def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
+    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network."""
+    # The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
     is_projected = settings.projected and any(name in PAIRED for name in settings.methods)
     small = trials.projected(trial, settings.projected) if is_projected else trial
@@ -193,11 +174,6 @@ def methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
         name: (_evolving if name in EVOLVED else _training)(settings, name, data, schedule)
         for name, data in of_name.items()
     }
-
-
-def _momentum(momentum: float, rate: float | Array) -> optax.GradientTransformation:
-    """Builds SGD with momentum for FedNova, which with plain SGD and equal numbers of local steps would be FedAvg."""
-    return optax.chain(optax.trace(momentum), ft.optimizers.sgd(rate))
 
 
 def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
@@ -211,8 +187,9 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
         data, options["shared"] = trials.with_global_set(trial._replace(data=data), settings.shared, trial.data.y)
 
     def build(steps: Steps, rate: float | Array) -> Algorithm:
-        if name == "fed_nova":
-            rates: dict[str, Any] = {"client_optimizer": _momentum(settings.momentum, _single(rate))}
+        if name == "fed_nova":  # with plain SGD and equal numbers of local steps it would be FedAvg
+            momentum = optax.chain(optax.trace(settings.momentum), ft.optimizers.sgd(_single(rate)))
+            rates: dict[str, Any] = {"client_optimizer": momentum}
         else:
             rates = {"learning_rate" if is_central else "client_learning_rate": _single(rate)}
         recipe, work = getattr(ft, RECIPES.get(name, name)), ft.Work(steps=steps, batch_size=settings.batch_size)
@@ -224,11 +201,9 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
-    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings.
-
-    ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
-    rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
-    """
+    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings."""
+    # ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
+    # rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
     model, is_compressed, clients = _network(settings, trial), name.startswith("cp_"), trials.partition_of(trial.data)
     pool = -(-largest_sample(clients, settings.clients_per_round, settings.beta if is_compressed else 1.0) // 8) * 8
     evolution, pooling = ft.Evolution(settings.times, unstable="clip", loss=EVOLVED[name]), ft.Pooling(pool_size=pool)
@@ -254,39 +229,32 @@ def _single(rate: float | Array) -> float | Array:
 def check(study: Study, **changes: object) -> None:
     """Builds every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
     settings = dataclasses.replace(study.settings, **changes)
-    if settings.clients_per_round > settings.num_clients:
-        raise ValueError(
-            f"clients_per_round: got {settings.clients_per_round}, must be at most {settings.num_clients}, all clients"
-        )
+    cohort, clients = settings.clients_per_round, settings.num_clients
+    if cohort > clients:
+        raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients}, all clients")
     if settings.window > min(settings.num_rounds, settings.reference_rounds):
         raise ValueError(f"window: got {settings.window}, must be at most num_rounds and reference_rounds")
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
-    harness.build_all(methods(settings, divide(study.dataset, study.data_dir, study.seeds[0], settings)))
+    harness.build_all(_methods(settings, _divide(study.dataset, study.data_dir, study.seeds[0], settings)))
 
 
 def bench_of(study: Study, **changes: object) -> Bench:
     """Builds the bench of the study's runs, with ``changes`` of settings."""
     settings = dataclasses.replace(study.settings, **changes)
-    of_seed = partial(divide, study.dataset, study.data_dir, settings=settings)
-    return Bench(study, of_seed, partial(methods, settings), harness.decisive(settings, DECISIVE))
+    of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
+    return Bench(study, of_seed, partial(_methods, settings), harness.decisive(settings, DECISIVE))
 
 
-def after(record: Record, num_rounds: int, window: int) -> float:
-    """Computes the mean test accuracy of a run over the ``window`` rounds that end with round ``num_rounds``.
-
-    Args:
-        record: The run.
-        num_rounds: The last round.
-        window: Number of rounds.
-    """
+def _after(record: Record, num_rounds: int, window: int) -> float:
+    """Computes the mean test accuracy of a run over the ``window`` rounds that end with round ``num_rounds``."""
     return float(record.test[num_rounds - window + 1 : num_rounds + 1].mean())
 
 
 def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
     """Computes each method's mean test accuracy over the last ``settings.window`` rounds, [seeds]."""
     return {
-        name: np.array([after(r, settings.num_rounds, settings.window) for r in records])
+        name: np.array([_after(r, settings.num_rounds, settings.window) for r in records])
         for name, records in runs.items()
     }
 
@@ -297,13 +265,15 @@ def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
 class Report(NamedTuple):
     """Tables, rows and claims of a comparison, and further entries of result.json."""
 
-    sheets: Sequence[Sheet]
-    rows: list[Row]
-    claims: Iterable[Claim]
+    sheets: Sequence[lab.Sheet]
+    rows: list[lab.Row]
+    claims: Iterable[lab.Claim]
     details: Mapping[str, object] = {}
 
 
-def outcome(study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]) -> Outcome:
+def outcome(
+    study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]
+) -> lab.Outcome:
     """Builds the outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the failed runs.
 
     Args:
@@ -327,7 +297,7 @@ def outcome(study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report
     details = {"tuned": grids, "claim": paper, **report.details}
     remarks = (f"the paper: {paper}", *_choices(study))
     sheets = (*report.sheets, _tuning_sheet(tuned))
-    return Outcome(sheets, report.rows, tuple(report.claims), details, remarks, tuple(failed))
+    return lab.Outcome(sheets, report.rows, tuple(report.claims), details, remarks, tuple(failed))
 
 
 def mean_and_error(values: np.ndarray) -> str:
@@ -335,18 +305,12 @@ def mean_and_error(values: np.ndarray) -> str:
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
-def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[Sheet, list[Row], list[Claim]]:
-    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed.
-
-    Args:
-        runs: Runs of each method, one for each seed.
-        method: The method that is compared with the others.
-        settings: Settings.
-    """
+def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
+    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed."""
     accuracy, rows, entries, claims, label = ends(runs, settings), [], [], [], LABELS[method]
     for name, values in accuracy.items():
-        row: Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
-        lead = None if name == method else interval(accuracy[method] - values)
+        row: lab.Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
+        lead = None if name == method else lab.interval(accuracy[method] - values)
         if lead is not None:
             row |= {**lead.row(), f"{method}_is_above": lead.above()}
             if name == "centralised":
@@ -357,12 +321,10 @@ def against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[Sheet,
                 claims.append(lead.claim_above(above, "by {:+.4f}"))
         rows.append(row)
         entries.append({"label": LABELS[name], "accuracy": mean_and_error(values), "lead": lead})
-    title = (
-        f"test accuracy, mean of rounds {settings.num_rounds - settings.window + 1} to {settings.num_rounds}, +- its "
-        "standard error over"
-    )
+    first, last = settings.num_rounds - settings.window + 1, settings.num_rounds
+    title = f"test accuracy, mean of rounds {first} to {last}, +- its standard error over"
     columns = f"method: {{label}} | accuracy: {{accuracy}} | {label} minus it, 95 % interval: {{lead:+.4f}}"
-    return table(f"{title} {len(accuracy[method])} seeds", entries, columns), rows, claims
+    return lab.table(f"{title} {len(accuracy[method])} seeds", entries, columns), rows, claims
 
 
 class Reached(NamedTuple):
@@ -382,13 +344,8 @@ class Reached(NamedTuple):
         return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
-def reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink.
-
-    Args:
-        records: Runs, one for each seed.
-        levels: Test accuracy to reach, for each seed.
-    """
+def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
+    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink."""
     above = [np.flatnonzero(r.test[1:] >= level) for r, level in zip(records, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in above]
     return Reached(rounds, [None if at is None else int(r.sent[at, 0]) for r, at in zip(records, rounds, strict=True)])
@@ -396,7 +353,7 @@ def reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
 
 def to_the_level(
     runs: Runs, levels: Sequence[float], title: str, published: Mapping[str, tuple[int, int]] | None = None
-) -> tuple[Sheet, dict[str, Reached]]:
+) -> tuple[lab.Sheet, dict[str, Reached]]:
     """Computes rounds and uplink until each method reaches its levels.
 
     Args:
@@ -405,9 +362,9 @@ def to_the_level(
         title: Title of the table.
         published: The paper's rounds and MB by method.
     """
-    by_method, rows = {name: reached(records, levels) for name, records in runs.items()}, []
+    by_method, rows = {name: _reached(records, levels) for name, records in runs.items()}, []
     for name, r in by_method.items():
-        row: Row = {"label": LABELS[name], "paper": (published or {}).get(name, (None, None))}
+        row: lab.Row = {"label": LABELS[name], "paper": (published or {}).get(name, (None, None))}
         row["by_seed"] = ", ".join("never" if round_ is None else str(round_) for round_ in r.rounds)
         row["first"] = np.mean([record.sent[1, 0] - record.sent[0, 0] for record in runs[name]]) / MIB
         means = (None, None) if None in r.rounds else (r.mean_rounds, r.mean_mib)
@@ -415,10 +372,10 @@ def to_the_level(
     columns = "method: {label} | rounds: {rounds:.1f} | seed by seed: {by_seed} | "
     columns += "uplink MiB in round 1: {first:.3f} | uplink MiB until then: {mib:.1f}"
     columns += " | the paper: rounds: {paper[0]:d} | MB: {paper[1]:d}" if published else ""
-    return table(title, rows, columns), by_method
+    return lab.table(title, rows, columns), by_method
 
 
-def _tuning_sheet(tuned: Mapping[str, Tuned]) -> Sheet:
+def _tuning_sheet(tuned: Mapping[str, Tuned]) -> lab.Sheet:
     """Builds the table of tuned hyper-parameters."""
     rows = []
     for name, t in tuned.items():
@@ -431,17 +388,17 @@ def _tuning_sheet(tuned: Mapping[str, Tuned]) -> Sheet:
         rows.append({**t._asdict(), **row})
     columns = "method: {label} | learning rate: {config.rate:g} | steps a round: {steps} | "
     columns += "validation accuracy: {score:.4f} | tried: {tried} | at the edge of the grid: {edge}"
-    return table("hyper-parameters by validation accuracy, on a seed of their own", rows, columns)
+    return lab.table("hyper-parameters by validation accuracy, on a seed of their own", rows, columns)
 
 
-def by_round(runs: Runs) -> Sheet:
+def by_round(runs: Runs) -> lab.Sheet:
     """Builds the table of mean test accuracy over seeds after selected rounds."""
     longest = max(record.num_rounds for records in runs.values() for record in records)
     rounds, rows = sorted({r for r in TABULATED if r <= longest} | {longest}), []
     for name, records in runs.items():
         accuracy, last = np.mean([record.test for record in records], axis=0), records[0].num_rounds
         rows.append((LABELS[name], *(f"{accuracy[r]:.3f}" if r <= last else "" for r in rounds)))
-    return Sheet("mean test accuracy by round", ("method", *map(str, rounds)), tuple(rows))
+    return lab.Sheet("mean test accuracy by round", ("method", *map(str, rounds)), tuple(rows))
 
 
 def draw(study: Study, runs: Runs) -> None:
@@ -479,41 +436,35 @@ def _check_figure_4(study: Study) -> None:
     check(study)
 
 
-def _figure_4(claim: str, study: Study) -> Outcome:
+def _figure_4(claim: str, study: Study) -> lab.Outcome:
     settings, bench = study.settings, bench_of(study)
     rounds = {"fed_avg": max(settings.num_rounds, settings.reference_rounds)}
     harness.plan(bench, rounds=rounds)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned, rounds)
-    sheets, rows, claims, details = list[Sheet](), list[Row](), list[Claim](), dict[str, object]()
+    sheets, rows, claims, details = list[lab.Sheet](), list[lab.Row](), list[lab.Claim](), dict[str, object]()
     compared = [name for name in WHOLE if name in runs]
     for name in compared:
-        sheet, against_others, verdicts = against(runs, name, settings)
+        sheet, against_others, verdicts = _against(runs, name, settings)
         sheets, claims = [*sheets, sheet], claims + verdicts
         rows += [{"compared": name, **row} for row in against_others]
     if "fed_avg" in runs:
-        levels = [after(record, settings.reference_rounds, settings.window) for record in runs["fed_avg"]]
+        levels = [_after(record, settings.reference_rounds, settings.window) for record in runs["fed_avg"]]
         title = f"rounds to FedAvg's accuracy after {settings.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
         sheet, by_method = to_the_level(runs, levels, title)
         sheets.append(sheet)
-        claims += [ten_times_sooner(by_method[name], settings, name) for name in compared]
+        claims += [_ten_times_sooner(by_method[name], settings, name) for name in compared]
         details = {"levels": levels, "rounds_to_level": by_method}
     draw(study, runs)
     return outcome(study, claim, tuned, Report((*sheets, by_round(runs)), rows, claims, details), {"": runs})
 
 
-def ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> Claim:
-    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average.
-
-    Args:
-        reached: When it reaches that accuracy.
-        settings: Settings.
-        method: Name of the method.
-    """
+def _ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
+    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average."""
     mean, tenth = reached.mean_rounds, settings.reference_rounds / 10
     measured = f"not with every seed in {settings.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"
-    return Claim(claim, measured, SEEN if mean <= tenth else NOT_SEEN)
+    return lab.Claim(claim, measured, lab.SEEN if mean <= tenth else lab.NOT_SEEN)
 
 
 def _choices(study: Study) -> list[str]:

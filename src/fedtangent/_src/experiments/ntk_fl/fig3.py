@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Runs
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Row, Sheet, interval, table
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes
 from fedtangent._src.experiments.ntk_fl import baselines
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, LABELS, PAIRED, BaselineSettings, Report
@@ -26,42 +26,34 @@ def check(study: Study) -> None:
     baselines.check(study)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with the four methods, and compares each pair."""
     bench = baselines.bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned)
     baselines.draw(study, runs)
-    sheet, rows, claim = losses(study.settings, runs)
+    sheet, rows, claim = _losses(study.settings, runs)
     report = Report((sheet, baselines.by_round(runs)), rows, (claim,))
     return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def losses(settings: BaselineSettings, runs: Runs) -> tuple[Sheet, list[Row], Claim]:
-    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more.
-
-    Args:
-        settings: Settings.
-        runs: Runs of the four methods.
-    """
+def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
+    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more."""
     ends = baselines.ends(runs, settings)
     losses = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
-    rows, entries = list[Row](), []
+    rows, entries = list[lab.Row](), []
     for small, plain in ((small, plain) for small, plain in PAIRED.items() if small in ends):
-        loss = interval(losses[plain])
+        loss = lab.interval(losses[plain])
         accuracy = {"accuracy": ends[plain].mean(), "accuracy_reduced": ends[small].mean()}
         rows.append({"method": plain, **accuracy, **loss.row("loss"), "loses": loss.above()})
         entries.append({**rows[-1], "label": LABELS[plain], "interval": loss})
-    more = interval(losses["fed_avg"] - losses["ntk_fl"])
+    more = lab.interval(losses["fed_avg"] - losses["ntk_fl"])
     rows.append({"method": "fed_avg minus ntk_fl", **more.row("loss"), "loses": more.above()})
-    title = (
-        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds: all, and reduced to "
-        f"beta {settings.beta:g}, "
-    )
+    title = f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds: all, and reduced to"
     columns = "method: {label} | all: {accuracy:.4f} | reduced: {accuracy_reduced:.4f} | "
     columns += "loss, 95 % interval: {interval:+.4f} | it loses: {loses}"
-    sheet = table(f"{title}d1' {settings.projected}", entries, columns)
+    sheet = lab.table(f"{title} beta {settings.beta:g}, d1' {settings.projected}", entries, columns)
     return sheet, rows, more.claim_above("FedAvg loses more than NTK-FL", "by {:+.4f}")
 
 

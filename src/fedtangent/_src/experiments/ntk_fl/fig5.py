@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Runs, Tuned
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.ntk_fl import baselines
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, LABELS, BaselineSettings, Report
@@ -45,7 +45,7 @@ def check(study: Study) -> None:
         baselines.check(study, alpha=alpha)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Tunes at the smallest alpha, and runs every method at each."""
     settings, tuned, runs = study.settings, dict[str, Tuned](), dict[float, Runs]()
     benches = {alpha: baselines.bench_of(study, alpha=alpha) for alpha in settings.alphas}
@@ -62,34 +62,25 @@ def run(study: Study) -> Outcome:
         for alpha, of in ends.items()
     ]
     gains = {m: ends[settings.alphas[-1]][m] - ends[settings.alphas[0]][m] for m in settings.methods}
-    title = (
-        f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds, +- its standard error, "
-        "against alpha"
-    )
+    title = f"test accuracy, mean of the last {settings.window} of {settings.num_rounds} rounds, +- its standard error"
     cells = tuple(
-        (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+        (LABELS[m], *(baselines.mean_and_error(of[m]) for of in ends.values()), f"{lab.interval(gains[m]):+.4f}")
         for m in settings.methods
     )
-    sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval"), cells)
+    columns = ("method", *(f"{alpha:g}" for alpha in settings.alphas), "last - first, 95 % interval")
+    sheet = lab.Sheet(f"{title}, against alpha", columns, cells)
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in settings.methods}
-    title = (
-        f"{study.dataset}, round {settings.num_rounds}, {settings.num_clients} clients, {settings.clients_per_round} "
-        "a round"
-    )
+    clients = f"{settings.num_clients} clients, {settings.clients_per_round} a round"
+    title = f"{study.dataset}, round {settings.num_rounds}, {clients}"
     path = study.figures.path("accuracy_by_alpha")
     curves({"test accuracy": lines}, settings.alphas, title, path, across="Dirichlet alpha")
     by_alpha = {f"alpha {alpha:g}: ": of for alpha, of in runs.items()}
-    return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, judge(settings, gains)), by_alpha)
+    return baselines.outcome(study, CLAIM, tuned, Report((sheet,), rows, _judge(settings, gains)), by_alpha)
 
 
-def judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
-    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds].
-
-    Args:
-        settings: Settings.
-        gains: Gain in accuracy of each method, [seeds].
-    """
-    more = {name: interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
+def _judge(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
+    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
+    more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.harness import Runs
-from fedtangent._src.experiments.lab.results import Claim, Outcome, Sheet, interval
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.ntk_fl import baselines
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, IMAGES, BaselineSettings, Report
@@ -55,7 +55,7 @@ def check(study: Study) -> None:
     baselines.check(study, projected=max(study.settings.dimensions))
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Chooses the rate at ``beta`` and ``projected``, and runs every cell with it."""
     settings, runs = study.settings, dict[tuple[float, int], Runs]()
     bench = baselines.bench_of(study)
@@ -76,7 +76,7 @@ def run(study: Study) -> Outcome:
     heat_map(values, axes, "test accuracy, %", f"{study.dataset}, {title}", path)
     by_cell = {f"beta {b:g}, d1' {d}: ": of for (b, d), of in runs.items()}
     return baselines.outcome(
-        study, CLAIM, tuned, Report((_sheet(settings, ends),), rows, judge(settings, ends)), by_cell
+        study, CLAIM, tuned, Report((_sheet(settings, ends),), rows, _judge(settings, ends)), by_cell
     )
 
 
@@ -87,17 +87,12 @@ def published(beta: float, dimension: int) -> float | None:
     return PUBLISHED[beta][PUBLISHED_DIMENSIONS.index(dimension)] / 100
 
 
-def judge(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[Claim, ...]:
-    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed.
-
-    Args:
-        settings: Settings.
-        ends: Accuracy after the last round by beta and d1', [seeds].
-    """
+def _judge(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
+    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed."""
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
-    by_beta = interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))
-    by_size = interval(np.mean([ends[b, most] - ends[b, least] for b in settings.betas], axis=0))
+    by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))
+    by_size = lab.interval(np.mean([ends[b, most] - ends[b, least] for b in settings.betas], axis=0))
     means = [float(v.mean()) for v in ends.values()]
     cells = f"all cells are between {min(means):.4f} and {max(means):.4f}"
     return (
@@ -106,7 +101,7 @@ def judge(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> 
     )
 
 
-def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> Sheet:
+def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> lab.Sheet:
     """Builds the table of percents over both axes, with the paper's in brackets."""
 
     def cell(beta: float, dimension: int) -> str:
@@ -120,7 +115,7 @@ def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) ->
     rows = tuple(
         (f"{beta:g}", *(cell(beta, dimension) for dimension in settings.dimensions)) for beta in settings.betas
     )
-    return Sheet(title, ("beta", *map(str, settings.dimensions)), rows)
+    return lab.Sheet(title, ("beta", *map(str, settings.dimensions)), rows)
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

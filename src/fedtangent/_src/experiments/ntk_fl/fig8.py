@@ -22,16 +22,7 @@ import fedtangent as ft
 from fedtangent import attacks
 from fedtangent._src import models
 from fedtangent._src.attacks.networks import ACTIVATIONS
-from fedtangent._src.experiments.lab.results import (
-    NOT_SEEN,
-    Claim,
-    MeanInterval,
-    Outcome,
-    Row,
-    Sheet,
-    interval,
-    metric_rows,
-)
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.line_plots import points_with_errors
 from fedtangent._src.output.surface_plots import Shown, reconstructions
@@ -113,11 +104,8 @@ Read = dict[str, Reconstruction]  # by attack
 ByAttack = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
-def load(study: Study, seed: int) -> AttackedImages:
-    """Draws images from the test set, of as many different classes as possible.
-
-    Raises ``ValueError`` if the test set has fewer images.
-    """
+def _load(study: Study, seed: int) -> AttackedImages:
+    """Draws images of the test set, of many different classes; raises ``ValueError`` if it has fewer images."""
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
     settings, count = study.settings, study.settings.num_images + study.settings.num_known
     if count > len(loaded.x_test):
@@ -157,11 +145,9 @@ def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
     """Makes every attack at every sparsity, on the networks that are broadcast in the first round."""
-    settings, by_attack, keys = (
-        study.settings,
-        ByAttack(),
-        [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)],
-    )
+    settings = study.settings
+    by_attack = ByAttack()
+    keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
     for sparsity in sparsities:
         parts = {
             **_deep(settings, built[0], keys[0], images, sparsity),
@@ -269,30 +255,28 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 def check(study: Study) -> None:
     """Loads the first seed's images, and checks the attack's options and the network's activation."""
-    settings = study.settings
-    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[settings.network]
-    if settings.activation not in allowed:
-        raise ValueError(
-            f"activation: got {settings.activation!r}, allowed for {settings.network} are {', '.join(allowed)}"
-        )
-    assert settings.attack
-    load(study, study.seeds[0])
+    network, activation = study.settings.network, study.settings.activation
+    allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[network]
+    if activation not in allowed:
+        raise ValueError(f"activation: got {activation!r}, allowed for {network} are {', '.join(allowed)}")
+    assert study.settings.attack
+    _load(study, study.seeds[0])
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Makes every attack at every sparsity on every seed's images."""
     settings, of_seeds = study.settings, list[ByAttack]()
     sparsities = tuple(sorted(settings.sparsities, reverse=True))
-    first = load(study, study.seeds[0])
+    first = _load(study, study.seeds[0])
     networks = _networks(settings, first)
     for seed in study.each_seed():
-        of_seeds.append(_read_everything(study, networks, load(study, seed), sparsities))
+        of_seeds.append(_read_everything(study, networks, _load(study, seed), sparsities))
         for name, by_sparsity in of_seeds[-1].items():
             values = {f"ssim at sparsity {v:g}": read.ssim.mean() for v, read in by_sparsity.items()}
-            study.keep(metric_rows(name, seed, 0, values, "test"))
+            study.keep(lab.metric_rows(name, seed, 0, values, "test"))
     scores = summaries(of_seeds)
     _draw(study, first, of_seeds[0], scores, sparsities)
-    rows = list[Row]()
+    rows = list[lab.Row]()
     for name, by_score in scores.items():
         for sparsity, score in by_score.items():
             row = {"attack": name, "sparsity": sparsity, "ssim": score.mean, "standard_error": score.error}
@@ -310,7 +294,7 @@ def run(study: Study) -> Outcome:
         "first layer read: of the paper's perceptron, in closed form, as are the other switches; the colluding client "
         f"has {settings.num_known} examples",
     )
-    return Outcome(sheets, rows, judge(scores), remarks=remarks, failed=failed)
+    return lab.Outcome(sheets, rows, _judge(scores), remarks=remarks, failed=failed)
 
 
 def summaries(of_seeds: list[ByAttack]) -> Scores:
@@ -325,44 +309,42 @@ def summaries(of_seeds: list[ByAttack]) -> Scores:
     }
 
 
-def judge(scores: Scores) -> tuple[Claim, ...]:
-    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images.
-
-    An image is hidden if less than half of the SSIM remains at the lowest sparsity.
-    """
+def _judge(scores: Scores) -> tuple[lab.Claim, ...]:
+    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images."""
+    # An image is hidden if less than half of the SSIM remains at the lowest sparsity.
     claims = []
     for name in DEEP:
         values = [scores[name][sparsity].values for sparsity in sorted(scores[name], reverse=True)]
-        steps = [interval(b - a) for a, b in itertools.pairwise(values)] or [MeanInterval(0.0, 0.0, 0.0)]
-        whole, worst = interval(values[-1] - values[0]), min(steps, key=lambda step: step.high)
+        steps = [lab.interval(b - a) for a, b in itertools.pairwise(values)] or [lab.MeanInterval(0.0, 0.0, 0.0)]
+        whole, worst = lab.interval(values[-1] - values[0]), min(steps, key=lambda step: step.high)
         text = f"{whole:+.2f} in all, smallest step {worst:+.3f}"
-        verdict = NOT_SEEN if worst.high < 0 else whole.above()
-        claims.append(Claim(f"less sparsity, closer images: {NAMES[name]}", text, verdict))
+        verdict = lab.NOT_SEEN if worst.high < 0 else whole.above()
+        claims.append(lab.Claim(f"less sparsity, closer images: {NAMES[name]}", text, verdict))
     for name in SHOWN:
         beyond = {
-            sparsity: interval(v.values - PUBLISHED[sparsity])
+            sparsity: lab.interval(v.values - PUBLISHED[sparsity])
             for sparsity, v in scores[name].items()
             if sparsity in PUBLISHED
         }
         if beyond:
             at = max(beyond, key=lambda sparsity: beyond[sparsity].low)
             text = f"SSIM {scores[name][at]} at {at:.0%}, published {PUBLISHED[at]}"
-            verdict = NOT_SEEN if beyond[at].low > 0 else beyond[at].below()
-            claims.append(Claim(f"sparsity protects as published: {NAMES[name]}", text, verdict))
+            verdict = lab.NOT_SEEN if beyond[at].low > 0 else beyond[at].below()
+            claims.append(lab.Claim(f"sparsity protects as published: {NAMES[name]}", text, verdict))
     for claim, hidden, plain in HIDDEN:
         least = min(scores[hidden])
         with_it, without = scores[hidden][least], scores[plain][least]
         text = f"SSIM {with_it.mean:.2f}, without it {without.mean:.2f}, {least:.0%} sparse"
-        claims.append(Claim(claim, text, interval(0.5 * without.values - with_it.values).above()))
+        claims.append(lab.Claim(claim, text, lab.interval(0.5 * without.values - with_it.values).above()))
     return tuple(claims)
 
 
-def _sheet(scores: Scores, names: tuple[str, ...], title: str) -> Sheet:
+def _sheet(scores: Scores, names: tuple[str, ...], title: str) -> lab.Sheet:
     rows = []
     for sparsity in scores[names[0]]:
         published = f"{PUBLISHED[sparsity]:.2f}" if sparsity in PUBLISHED else "-"
         rows.append((f"{sparsity:.0%}", published, *(str(scores[name][sparsity]) for name in names)))
-    return Sheet(title, ("sparsity", "published", *(NAMES[name] for name in names)), tuple(rows))
+    return lab.Sheet(title, ("sparsity", "published", *(NAMES[name] for name in names)), tuple(rows))
 
 
 def _draw(study: Study, images: AttackedImages, first: ByAttack, scores: Scores, sparsities: tuple[float, ...]) -> None:

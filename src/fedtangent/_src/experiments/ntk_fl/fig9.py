@@ -19,7 +19,7 @@ import numpy as np
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.experiments.lab.results import Outcome, Row, Sheet, grouped, metric_rows, table
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.ntk_fl.theorem1 import movement
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -71,15 +71,13 @@ class WeightGap(NamedTuple):
 
 def check(study: Study) -> None:
     """Draws the first seed's cohort; raises ``ValueError`` for a cohort of more clients than there are."""
-    settings = study.settings
-    if settings.num_clients > settings.total_clients:
-        raise ValueError(
-            f"num_clients: got {settings.num_clients}, must be at most total_clients, {settings.total_clients}"
-        )
+    cohort, total = study.settings.num_clients, study.settings.total_clients
+    if cohort > total:
+        raise ValueError(f"num_clients: got {cohort}, must be at most total_clients, {total}")
     _cohort(study, study.seeds[0])
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains every network on every seed."""
     results = list[WeightGap]()
     steps = np.unique(np.linspace(0, study.settings.last_step, 101).round().astype(int))
@@ -87,7 +85,7 @@ def run(study: Study) -> Outcome:
         for g in _gaps(*_cohort(study, seed), study.settings, seed):
             results.append(g)
             curves = {"l1_gap": g.paths.gap[steps], "figure_bound": g.figure[steps]}
-            study.keep(metric_rows(g.network, seed, steps, curves))
+            study.keep(lab.metric_rows(g.network, seed, steps, curves))
     return _conclude(study, results)
 
 
@@ -137,7 +135,7 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, s
     return WeightGap(seed, "two_layer", eta, paths, lemmas.figure_bound(gamma), lemma, counted, left_out)
 
 
-def _row(g: WeightGap) -> Row:
+def _row(g: WeightGap) -> lab.Row:
     """Computes one network's gap at the end, how often it grows, and its largest ratio to each bound."""
     gap, late = np.asarray(g.paths.gap), slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
@@ -166,17 +164,15 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
     return float(np.max(gap[is_above] / bound[is_above]))
 
 
-def _conclude(study: Study, results: list[WeightGap]) -> Outcome:
+def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
     """Builds table and figure, and the verdict on the bounds."""
     rows = [_row(g) for g in results]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     bounded_rows = [r for r in rows if r["network"] == "two_layer"]
     for r in bounded_rows:
         r["control"] = r["over_counted"] * np.sqrt(study.settings.width)
-    largest, control = (
-        max(r["over_counted_and_left_out"] for r in bounded_rows),
-        min(r["control"] for r in bounded_rows),
-    )
+    largest = max(r["over_counted_and_left_out"] for r in bounded_rows)
+    control = min(r["control"] for r in bounded_rows)
     if largest > 1 + 1e-9:
         failed += ("the gap is above (25d) and the part that the lemma leaves out, which no gap can be",)
     statement, sizes = "gap / ((25d) and what the lemma leaves out), largest", f"n = {study.settings.width}"
@@ -184,12 +180,12 @@ def _conclude(study: Study, results: list[WeightGap]) -> Outcome:
     wrong = "(25d) for a factor 1/n", f"{control:.3g}", control > 1
     verdict = Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
     _draw(study, results)
-    return Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=failed, verdicts=(verdict,))
+    return lab.Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=failed, verdicts=(verdict,))
 
 
-def _sheet(study: Study, rows: list[Row]) -> Sheet:
+def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
     entries, last = [], study.settings.last_step
-    for (network,), group in grouped(rows, "network").items():
+    for (network,), group in lab.grouped(rows, "network").items():
         mean = {k: float(np.mean([r[k] for r in group])) for k in group[0] if isinstance(group[0][k], float)}
         largest = {k: max(r[k] for r in group) for k in mean if k.startswith(("over_", "control"))}
         entries.append({**group[0], "control": None, **mean, **largest, "label": NETWORKS[network]})
@@ -198,7 +194,7 @@ def _sheet(study: Study, rows: list[Row]) -> Sheet:
     columns += "/ 2 sum gamma: {over_figure_bound:.3g} | / Lemma 2: {over_lemma_2:.2g} | / (25d): {over_counted:.2g} | "
     columns += "control: {control:.2g} | residual, descent: {residual_descent:.2g} | residual, NTK: {residual_ntk:.2g}"
     title = f"Fig. 9 on {study.dataset}: l1 distance of the NTK weights to gradient descent's"
-    return table(title, entries, columns)
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, results: list[WeightGap]) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness
-from fedtangent._src.experiments.lab.results import UNDECIDED, Claim, Outcome, interval
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.ntk_fl import baselines
 from fedtangent._src.experiments.ntk_fl.baselines import (
@@ -42,9 +42,7 @@ METHODS = (
 )
 REDUCED = with_changes(TargetSettings(), METHODS, "projected=200")
 SCALES = {
-    "digits": by_scale(
-        with_changes(REDUCED, DIGITS, "num_rounds=30 reference_rounds=120 projected=32 target=0.88"),
-    ),
+    "digits": by_scale(with_changes(REDUCED, DIGITS, "num_rounds=30 reference_rounds=120 projected=32 target=0.88")),
     "fashion_mnist": by_scale(
         with_changes(REDUCED, IMAGES, "num_rounds=20 reference_rounds=80 target=0.75"),
         paper=with_changes(REDUCED, "num_rounds=60 reference_rounds=700"),
@@ -60,45 +58,38 @@ def check(study: Study) -> None:
     baselines.check(study)
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Trains with every method for its largest number of rounds, and finds when it reaches the target."""
     settings, bench = study.settings, baselines.bench_of(study)
     rounds = {name: settings.reference_rounds for name in settings.methods if name not in EVOLVED}
     harness.plan(bench, rounds=rounds)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned, rounds)
-    title = (
-        f"rounds and uplink to an accuracy of {settings.target:g} on {study.dataset}, mean over {len(study.seeds)} "
-        "seeds"
-    )
-    sheet, reached = baselines.to_the_level(runs, [settings.target] * len(study.seeds), title, PUBLISHED)
+    target, seeds = settings.target, len(study.seeds)
+    title = f"rounds and uplink to an accuracy of {target:g} on {study.dataset}, mean over {seeds} seeds"
+    sheet, reached = baselines.to_the_level(runs, [target] * seeds, title, PUBLISHED)
     rows = [
         {"method": m, "rounds": r.mean_rounds, "uplink_mib": r.mean_mib, "by_seed": r, "published": PUBLISHED.get(m)}
         for m, r in reached.items()
     ]
     baselines.draw(study, runs)
-    report = Report((sheet, baselines.by_round(runs)), rows, judge(settings, reached))
+    report = Report((sheet, baselines.by_round(runs)), rows, _judge(settings, reached))
     return baselines.outcome(study, CLAIM, tuned, report, {"": runs})
 
 
-def judge(settings: TargetSettings, reached: dict[str, Reached]) -> list[Claim]:
-    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed.
-
-    Args:
-        settings: Settings.
-        reached: When each method reaches the target.
-    """
+def _judge(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 
 
-def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, name: str) -> Claim:
+def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, name: str) -> lab.Claim:
     """Judges whether one method needs fewer rounds than another one."""
     first, other = reached[method], reached[name]
     claim = f"{LABELS[method]} needs fewer rounds than {LABELS[name]}"
     if None in first.rounds:
-        return Claim(
-            claim, f"does not get to {settings.target:g} in {settings.num_rounds} rounds with every seed", UNDECIDED
+        return lab.Claim(
+            claim, f"does not get to {settings.target:g} in {settings.num_rounds} rounds with every seed", lab.UNDECIDED
         )
     is_reached = None not in other.rounds
     rounds = np.array([settings.reference_rounds if r is None else r for r in other.rounds], float)
@@ -108,7 +99,7 @@ def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, n
     if name in PUBLISHED:
         published = [a / b for a, b in zip(PUBLISHED["cp_ntk_fl"], PUBLISHED[name], strict=True)]
         paper = f" (the paper: {published[0]:.2f} and {published[1]:.2f})"
-    return Claim(claim, f"{ratio}{uplink}{paper}", interval(rounds - np.array(first.rounds, float)).above())
+    return lab.Claim(claim, f"{ratio}{uplink}{paper}", lab.interval(rounds - np.array(first.rounds, float)).above())
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -17,17 +17,8 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
-from fedtangent._src.experiments.lab.results import (
-    Outcome,
-    Row,
-    Sheet,
-    assumption_sheet,
-    grouped,
-    metric_rows,
-    table,
-    theorem_details,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl.convergence import linear_rate
@@ -64,16 +55,14 @@ class FollowedDescent(NamedTuple):
     paths: Descents
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Follows every seed's descents, and rounds of NTK-FL at the largest width and step."""
     settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():
         task = two_layer.of_study(study, seed)
-        start, eta = (
-            two_layer.network(task, settings.widths[-1], seed),
-            two_layer.step_size(task, settings.step_factors[-1]),
-        )
+        start = two_layer.network(task, settings.widths[-1], seed)
+        eta = two_layer.step_size(task, settings.step_factors[-1])
         of_seed = _follow(task, settings, seed)
         rounds.append(
             two_layer.several_rounds(task, start, eta, two_layer.times(settings.last_time), settings.num_rounds, seed)
@@ -81,7 +70,7 @@ def run(study: Study) -> Outcome:
         results += of_seed
         for f, method in itertools.product(of_seed, METHODS):
             values = {"relative_squared_residual": getattr(f.paths, method)[steps] / f.paths.network[0]}
-            study.keep(metric_rows(f"{method} n={f.width} step={f.factor}", seed, steps, values))
+            study.keep(lab.metric_rows(f"{method} n={f.width} step={f.factor}", seed, steps, values))
     return _conclude(study, results, rounds)
 
 
@@ -113,7 +102,7 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
-def _row(f: FollowedDescent) -> Row:
+def _row(f: FollowedDescent) -> lab.Row:
     """Compares one network's residuals with the theorem's bound, relative to the start."""
     steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
@@ -137,7 +126,7 @@ def _row(f: FollowedDescent) -> Row:
     }
 
 
-def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> Outcome:
+def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> lab.Outcome:
     """Builds tables, figure and verdicts."""
     settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
     is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)
@@ -146,7 +135,9 @@ def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_lay
         failed += ("the linearised network is above its own exact rate",)
     _draw(study, results)
     title = f"assumptions, n = {last.width}, step {last.factor:g}, measured on the first seed"
-    sheet = assumption_sheet([f.theorem for f in results if (f.width, f.factor) == (last.width, last.factor)], title)
+    sheet = lab.assumption_sheet(
+        [f.theorem for f in results if (f.width, f.factor) == (last.width, last.factor)], title
+    )
     end, bound = f"{rows[-1]['tangent_end']:.2g}", f"{rows[-1]['bound_end']:.2g}"
     remarks = (
         "the proof follows gradient descent; NTK-FL's own weights keep the linearisation's error, here "
@@ -154,15 +145,15 @@ def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_lay
         "lambda of rounds after the first: of that round's own kernel H, as trained neurons are no longer Gaussian",
         *two_layer.remarks(last.theorem.constants),
     )
-    details = {"rounds": rounds, **theorem_details([f.theorem for f in results])}
+    details = {"rounds": rounds, **lab.theorem_details([f.theorem for f in results])}
     verdicts = two_layer.verdicts("NTK-FL Theorem 1", rows, "width", "step_factor", worst="network_worst")
     sheets = (_sheet(study, rows), _round_sheet(settings, rounds), sheet)
-    return Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
+    return lab.Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
 
 
-def _sheet(study: Study, rows: list[Row]) -> Sheet:
+def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
     entries, settings = [], study.settings
-    for group in grouped(rows, "width", "step_factor").values():
+    for group in lab.grouped(rows, "width", "step_factor").values():
         broken = [r["tangent_first_broken"] for r in group if r["tangent_first_broken"]]
         holding = sum(r["tangent_worst"] <= 1 for r in group)
         entry = {**group[0], "runs": len(group), "broken": min(broken, default=None), "holding": holding}
@@ -171,10 +162,10 @@ def _sheet(study: Study, rows: list[Row]) -> Sheet:
     columns = ": n = {width}, step {step_factor:g} | factor a step: {factor_a_step:.6f} | descent: {network:.3g} | "
     columns += "linearised: {linear:.3g} | NTK-FL: {tangent:.3g} | broken at t: {broken:d} | "
     columns += "NTK-FL holds: {holding} of {runs}"
-    return table(f"{title}{settings.num_examples} on {settings.num_clients} clients", entries, columns)
+    return lab.table(f"{title}{settings.num_examples} on {settings.num_clients} clients", entries, columns)
 
 
-def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -> Sheet:
+def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -> lab.Sheet:
     first, entries = rounds[0], []
     for k in range(settings.num_rounds):
         ratios = [r.after[k] / r.before[k] / r.bound[k] for r in rounds]
@@ -183,11 +174,9 @@ def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRou
         entries.append({**entry, "least": first.lambda_min[k], **counts})
     columns = "round: {k} | t(k): {time} | measured factor: {factor:.3g} | bound: {bound:.3g} | "
     columns += "lambda_min(H): {least:.3g} | worst ratio: {worst:.3g} | holds: {holding} of {runs}"
-    title = (
-        f"rounds of NTK-FL, n = {settings.widths[-1]}, step {settings.step_factors[-1]:g}, t(k) by the training loss "
-        "(11a)"
-    )
-    return table(title, entries, columns)
+    width, step = settings.widths[-1], settings.step_factors[-1]
+    title = f"rounds of NTK-FL, n = {width}, step {step:g}, t(k) by the training loss (11a)"
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, results: list[FollowedDescent]) -> None:

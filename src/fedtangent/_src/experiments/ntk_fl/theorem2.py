@@ -17,17 +17,8 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.engine.run import predict
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
-from fedtangent._src.experiments.lab.results import (
-    Outcome,
-    Row,
-    Sheet,
-    assumption_sheet,
-    grouped,
-    metric_rows,
-    table,
-    theorem_details,
-)
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.types import Algorithm, PyTree
@@ -70,7 +61,7 @@ class FollowedRounds(NamedTuple):
     uplink_bytes: int
 
 
-def run(study: Study) -> Outcome:
+def run(study: Study) -> lab.Outcome:
     """Follows FedAvg on every seed, and one round of NTK-FL."""
     results = list[FollowedRounds]()
     for seed in study.each_seed():
@@ -78,10 +69,10 @@ def run(study: Study) -> Outcome:
             results.append(f)
             name = f"fed_avg n={f.width} step={f.factor} tau={f.theorem.constants.local_steps}"
             values = {"relative_squared_residual": f.squared / f.squared[0]}
-            rows = metric_rows(name, seed, f.rounds, values)
+            rows = lab.metric_rows(name, seed, f.rounds, values)
             sent = [f.uplink_bytes * row.round // int(f.rounds[-1]) for row in rows]
             study.keep([row._replace(uplink_bytes=b, downlink_bytes=b) for row, b in zip(rows, sent, strict=True)])
-    return conclude(study, results)
+    return _conclude(study, results)
 
 
 def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
@@ -97,13 +88,13 @@ def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, s
             )
             for steps in settings.local_steps:
                 of_run = theorem(local_steps=steps, delta=settings.delta)
-                rounds, squared, uplink = fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
+                rounds, squared, uplink = _fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
                 ntk = evolved.time[0], evolved.after[0]
                 results.append(FollowedRounds(seed, width, factor, of_run, rounds, squared, *ntk, uplink))
     return results
 
 
-def fed_avg_residuals(
+def _fed_avg_residuals(
     task: two_layer.TwoLayerProblem,
     start: two_layer.Start,
     learning_rate: float,
@@ -111,21 +102,8 @@ def fed_avg_residuals(
     num_rounds: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Trains with FedAvg and the theorem's eta. Needs 64-bit types.
-
-    The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
-
-    Args:
-        task: The examples and clients.
-        start: The network at its start.
-        learning_rate: The theorem's eta.
-        local_steps: Number tau of local steps.
-        num_rounds: Number of rounds.
-        seed: Seed of the run.
-
-    Returns:
-        Evaluated rounds [E], squared residuals [E] and uplink bytes.
-    """
+    """Trains with FedAvg and the theorem's eta. Needs 64-bit types."""
+    # The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
     schedule, work = ft.schedules.all_clients(clients), ft.Work(steps=local_steps, batch_size=None)
     algorithm = ft.fed_avg(start.model, schedule, client_learning_rate=learning_rate / clients, work=work)
@@ -141,7 +119,7 @@ def fed_avg_residuals(
     return np.array([e.round for e in evaluations]), squared, evaluations[-1].uplink_bytes
 
 
-def _row(f: FollowedRounds) -> Row:
+def _row(f: FollowedRounds) -> lab.Row:
     """Compares one run's residuals with the theorem's bound, and with NTK-FL as in Remark 2."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
@@ -169,27 +147,22 @@ def _row(f: FollowedRounds) -> Row:
     }
 
 
-def conclude(study: Study, results: list[FollowedRounds]) -> Outcome:
-    """Builds tables, figure and verdicts.
-
-    Args:
-        study: The study.
-        results: Networks of all seeds, widths, steps and numbers of local steps.
-    """
+def _conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
+    """Builds tables, figure and verdicts."""
     rows, last = [_row(f) for f in results], results[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)
     at = f"n = {last.width}, step {last.factor:g}, tau = {last.theorem.constants.local_steps}"
-    sheets = (_sheet(study, rows), assumption_sheet([last.theorem], f"assumptions, {at}"))
-    details = theorem_details([f.theorem for f in results])
+    sheets = (_sheet(study, rows), lab.assumption_sheet([last.theorem], f"assumptions, {at}"))
+    details = lab.theorem_details([f.theorem for f in results])
     remarks = (*REMARKS, *two_layer.remarks(last.theorem.constants))
     verdicts = two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps")
-    return Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
+    return lab.Outcome(sheets, rows, details=details, remarks=remarks, failed=failed, verdicts=verdicts)
 
 
-def _sheet(study: Study, rows: list[Row]) -> Sheet:
+def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
     settings, entries = study.settings, []
-    for group in grouped(rows, "width", "step_factor", "local_steps").values():
+    for group in lab.grouped(rows, "width", "step_factor", "local_steps").values():
         rounds, largest = [r["rounds_to_ntk_fl"] for r in group], max(r["worst"] for r in group)
         needed = f"> {settings.num_rounds}" if None in rounds else max(rounds)
         means = {m: np.mean([r[m] for r in group]) for m in MEANS}
@@ -197,11 +170,9 @@ def _sheet(study: Study, rows: list[Row]) -> Sheet:
     columns = ": n = {width}, step {step_factor:g}, tau = {local_steps} | factor a round: {factor_a_round:.6f} | "
     columns += "worst: {worst:.3g} | late decay: {late_decay_over_bound:.2f} | FedAvg's end: {end:.2g} | "
     columns += "NTK-FL, 1 round: {ntk_fl_one_round:.2g} | rounds to that: {needed} | Remark 2: {ratio_of_rates:.0f}"
-    title = (
-        f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of "
-        "FedAvg, N = "
-    )
-    return table(f"{title}{settings.num_examples}, M = {settings.num_clients}", entries, columns)
+    title = f"Theorem 2 on {study.dataset}: largest squared residual / bound over {settings.num_rounds} rounds of"
+    title += f" FedAvg, N = {settings.num_examples}, M = {settings.num_clients}"
+    return lab.table(title, entries, columns)
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
@@ -214,17 +185,14 @@ def _draw(study: Study, results: list[FollowedRounds]) -> None:
         wrong = {"control: lambda_max instead of lambda": bound(rounds, c.lambda_max) / start}
         title = f"tau = {c.local_steps} local steps"
         panels.append(BoundedPanel(title, rounds, measured, {"Theorem 2": bound(rounds) / start}, wrong))
-    title = (
-        f"Theorem 2 of NTK-FL on {study.dataset}, width {settings.widths[-1]}, {settings.step_factors[-1]:g} of the "
-        "largest step"
-    )
+    width, step = settings.widths[-1], settings.step_factors[-1]
+    title = f"Theorem 2 of NTK-FL on {study.dataset}, width {width}, {step:g} of the largest step"
     bounded(panels, title, ("round", "squared residual / initial"), None, study.figures.path("theorem2"))
 
 
 DEFAULT = with_changes(AveragingDecaySettings(), "num_examples=80 num_clients=8 local_steps=1,5,20 num_rounds=400")
 PAPER = with_changes(
-    DEFAULT,
-    "num_examples=200 num_clients=20 widths=256,1024,4096 local_steps=1,5,20,50 num_rounds=1000 ntk_time=2000",
+    DEFAULT, "num_examples=200 num_clients=20 widths=256,1024,4096 local_steps=1,5,20,50 num_rounds=1000 ntk_time=2000"
 )
 SCALES = dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER))
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)

@@ -30,7 +30,7 @@ from fedtangent._src.federated.algorithms.posterior import (
 from fedtangent._src.federated.compose import Parts, State, sequentially
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.server import with_params
-from fedtangent._src.losses import Loss, targets_of
+from fedtangent._src.losses import Loss, mean_prediction
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, AnyArray, Array, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
@@ -140,10 +140,9 @@ def fed_be(
         clients = clients_of(params, sent)
         mean, (sample_key, student_key) = weighted_mean_of(clients), jax.random.split(info.key)
         members = members_of(teacher, sample_key, mean, clients)
-        _, labels = ensemble_outputs(model, *members, unlabelled, soft == "cross_entropy")
-        if temperature != 1:
-            sharper = labels ** (1 / temperature)
-            labels = sharper / jnp.sum(sharper, axis=-1, keepdims=True)
+        labels = ensemble_outputs(model, *members, unlabelled, soft)[1]
+        if soft == "cross_entropy":
+            labels = jax.nn.softmax(labels / temperature, axis=-1)
         student, student_loss = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
         return student, {"distillation_loss": student_loss, "dropped": sent.beyond}
 
@@ -198,7 +197,6 @@ def fed_be_no_distillation(
     """
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     teacher, places = ensemble.teacher(), ensemble.places(schedule)
-    probabilities = targets_of(training.loss) == "classes"
 
     def init(params: PyTree) -> Posterior:
         return Posterior(params, no_clients(params, places), jax.random.key(0))
@@ -210,13 +208,11 @@ def fed_be_no_distillation(
     def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         def one(row: Posterior) -> tuple[Array, Array]:
             members, present = members_of(teacher, row.key, row.params, row.clients)
-            outputs, mean = ensemble_outputs(model, members, present, x, probabilities)
-            neutral = jnp.log(mean) if probabilities else mean
-            return jnp.where(present[:, None, None], outputs, neutral[None]), mean
+            outputs, mean = ensemble_outputs(model, members, present, x, training.loss)
+            return jnp.where(present[:, None, None], outputs, mean[None]), mean
 
         outputs, means = jax.lax.map(one, state.server)  # with draws from the posterior
-        mean = jnp.mean(means, axis=0)
-        return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
+        return Prediction(mean_prediction(training.loss, means), outputs.reshape((-1, *outputs.shape[2:])))
 
     replaced = common.AveragingParts(
         with_params(init, update),

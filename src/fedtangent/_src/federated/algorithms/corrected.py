@@ -120,7 +120,7 @@ def fed_dyn(
         return pytrees.add(h, pytrees.scale(mu, sent))
 
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
-    local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
+    local = Posed(pose=pose, init=pytrees.accumulator, settle=settle)
     replaced = common.AveragingParts(partial(_dynamic_server, mu, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
     return common.train_and_average(
@@ -195,7 +195,7 @@ def scaffold(
 
     message = lambda params: Controlled(params, params)  # noqa: E731
     training = common.trained(model, client_learning_rate, None, work, loss)
-    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
+    local = Posed(pose=pose, answer=answer, init=pytrees.accumulator, message=message, settle=settle)
     replaced = common.AveragingParts(partial(_controlled_server, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
     return common.train_and_average("scaffold", training, schedule, averaging, replaced, {"algorithm": "scaffold"})

@@ -9,7 +9,6 @@ import dataclasses
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedtangent._src import pytrees
@@ -108,25 +107,24 @@ def fed_nova(
             return jnp.maximum(steps, 1).astype(dtype)
         most = most_steps(work, client.rows.shape[0]) if work.differentiable else None
         optimizer = at_round(descent, client.round)
-        moved = unit_response(optimizer, mu, jnp.maximum(steps, 1), most, dtype)
-        return moved / unit_response(optimizer, 0.0, jnp.int32(1), 1, dtype)
+        count = jnp.maximum(steps, 1)
+        moved = unit_response(optimizer, mu, count, most, dtype)
+        first = unit_response(optimizer, 0.0, jnp.int32(1), 1, dtype)
+        # an optimiser whose first step is 0 is measured in units of 1; in a round of rate 0 all steps count alike
+        return jnp.where(moved > 0, moved / jnp.where(first > 0, first, 1), count.astype(dtype))
 
     def answer(
         broadcast: PyTree, state: PyTree, params: PyTree, steps: Array, client: Client
     ) -> tuple[Normalised, PyTree]:
-        scale = normaliser(steps, client, _precision(params))
+        scale = normaliser(steps, client, pytrees.precision(params))
         return Normalised(pytrees.scale(1 / scale, pytrees.subtract(broadcast, params)), scale), state
 
-    message = lambda params: Normalised(params, jnp.zeros((), _precision(params)))  # noqa: E731
+    message = lambda params: Normalised(params, jnp.zeros((), pytrees.precision(params)))  # noqa: E731
     local = Posed(pose=proximal(mu), answer=answer, message=message)
     replaced = common.AveragingParts(partial(_normalised_server, tau_eff), local)
     return common.train_and_average(
         "fed_nova", training, schedule, averaging, replaced, {"algorithm": "fed_nova", "mu": mu}
     )
-
-
-def _precision(params: PyTree) -> jnp.dtype:
-    return jnp.result_type(*jax.tree.leaves(params), jnp.float32)
 
 
 def most_steps(work: Work, max_size: int) -> int:

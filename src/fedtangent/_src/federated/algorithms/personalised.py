@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from fedtangent._src.federated.compose import Parts, State
 from fedtangent._src.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
 from fedtangent._src.federated.predict import mean_of_models, own_models
 from fedtangent._src.federated.server import optax_server
-from fedtangent._src.losses import Loss, get_loss
+from fedtangent._src.losses import Loss, get_loss, mean_prediction, targets_of
 from fedtangent._src.models.trainable import Select, joined, part_of, rest_of, selection
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent._src.types import Algorithm, AnyArray, Array, Client, Local, Model, Prediction, PyTree, Schedule, Server
@@ -250,7 +251,7 @@ def local_only(
 
     def predict(model: Model, state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
         members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
-        return Prediction(jnp.mean(members, axis=0), members)
+        return Prediction(mean_prediction(model.loss, members), members)
 
     server = Server(
         init=lambda params: params,
@@ -273,11 +274,13 @@ def local_only(
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Returns the mean of the N clients' outputs, [n, C], computed one client at a time; ``models`` is [N, ...]."""
+    """Returns the mean of the N clients' predictions, [n, C], computed one client at a time; ``models`` is [N, ...]."""
     num_clients = jax.tree.leaves(models)[0].shape[0]
-    shape = jax.eval_shape(model.apply, pytrees.take(models, 0), x)
+    nothing = pytrees.accumulator(jax.eval_shape(model.apply, pytrees.take(models, 0), x))
+    if targets_of(model.loss) != "classes":
+        return jax.lax.scan(lambda total, p: (total + model.apply(p, x), None), nothing, models)[0] / num_clients
 
-    def add(total: Array, params: PyTree) -> tuple[Array, None]:
-        return total + model.apply(params, x), None
+    def add(log_total: Array, params: PyTree) -> tuple[Array, None]:
+        return jnp.logaddexp(log_total, jax.nn.log_softmax(pytrees.wide(model.apply(params, x)), axis=-1)), None
 
-    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)[0] / num_clients
+    return jax.lax.scan(add, nothing - jnp.inf, models)[0] - math.log(num_clients)

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Shaped
 
+from fedtangent._src import pytrees
 from fedtangent._src.checks import choice
 from fedtangent._src.federated.aggregate import Stacked
+from fedtangent._src.losses import Loss, mean_prediction
 from fedtangent._src.types import AnyArray, Array, Key, Model, PyTree
 
 POSTERIORS = ("gaussian", "dirichlet")
@@ -54,9 +56,8 @@ def no_clients(params: PyTree, places: int) -> Clients:
         params: Parameters of the global model.
         places: Number M of empty places.
     """
-    dtype = jnp.result_type(*jax.tree.leaves(params), jnp.float32)
     models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
-    return Clients(models, jnp.zeros((places,), dtype), jnp.full((places,), -1, jnp.int32))
+    return Clients(models, jnp.zeros((places,), pytrees.precision(params)), jnp.full((places,), -1, jnp.int32))
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
@@ -161,22 +162,22 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
 
 
 def ensemble_outputs(
-    model: Model, members: PyTree, present: Array, x: Shaped[AnyArray, "n ..."], probabilities: bool
+    model: Model, members: PyTree, present: Array, x: Shaped[AnyArray, "n ..."], loss: str | Loss
 ) -> tuple[Array, Array]:
-    """Returns the outputs of each member [E, n, C] and the mean over the members present [n, C].
+    """Returns the outputs of each member [E, n, C], and the prediction of the members present [n, C].
+
+    An absent member has outputs 0. The prediction is ``losses.mean_prediction``.
 
     Args:
         model: The network.
         members: Parameters [E, ...].
         present: Whether each member is present, [E] bool.
         x: Inputs [n, ...].
-        probabilities: Whether the mean is over softmax probabilities, and not over outputs.
+        loss: Name of the loss by which the members were trained, or a function.
     """
-    outputs = jax.lax.map(lambda p: model.apply(p, x), members)
-    values = jax.nn.softmax(outputs, axis=-1) if probabilities else outputs
-    is_present = present.reshape((-1, 1, 1))
-    count = jnp.maximum(jnp.sum(present), 1).astype(values.dtype)
-    return outputs, jnp.sum(jnp.where(is_present, values, 0), axis=0) / count
+    outputs = pytrees.wide(jax.lax.map(lambda p: model.apply(p, x), members))
+    outputs = jnp.where(present[:, None, None], outputs, 0)
+    return outputs, mean_prediction(loss, outputs, present / jnp.sum(present).astype(outputs.dtype))
 
 
 def weighted_mean_of(clients: Clients) -> PyTree:

@@ -142,7 +142,10 @@ def _received_clipped(channel: Channel, norm: float) -> Channel:
         received, memory = channel.send(key, message, memory)
         return shorten(key, received, ())[0], memory
 
-    return channel._replace(send=send)
+    def report(key: Key, message: PyTree, memory: PyTree) -> dict[str, Array]:
+        return clip(norm).report(key, channel.send(key, message, memory)[0], ())
+
+    return channel._replace(send=send, report=report)
 
 
 def noisy(server: Server, deviation: float | Array) -> Server:

@@ -33,27 +33,47 @@ class Unsent(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A step of coding: its effect on the numbers, and on the size of the code."""
+    """A step of coding: its effect on the numbers and on the size of the code, and whether it shortens the numbers."""
 
     apply: Callable[[Key, Unsent], Unsent]
     code: Callable[[Code], Code]
+    clips: Callable[[Unsent], Array] | None = None
+
+
+def _coded(stages: tuple[Stage, ...], key: Key, message: PyTree) -> tuple[list[Unsent], Callable[[Array], PyTree]]:
+    """Returns the numbers before, between and after the stages, and a function from the vector back to the leaves.
+
+    Stage j draws from ``fold_in(key, j)``.
+    """
+    dtype = ledger.dtypes(message)[1]
+    floating = [leaf.astype(dtype) for leaf in jax.tree.leaves(message) if ledger.is_floating(leaf)]
+    vector, parts = ravel_pytree(floating)
+    unsent = [Unsent(vector, None)]
+    for j, stage in enumerate(stages):
+        unsent.append(stage.apply(jax.random.fold_in(key, j), unsent[-1]))
+    return unsent, parts
 
 
 def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the message after all stages; stage j draws from ``fold_in(key, j)``."""
+    """Returns the message after all stages."""
     leaves, structure = jax.tree.flatten(message)
     floating = [i for i, leaf in enumerate(leaves) if ledger.is_floating(leaf)]
     if not stages or not floating:
         return message, memory
-    dtype = ledger.dtypes(message)[1]
-    vector, parts = ravel_pytree([leaves[i].astype(dtype) for i in floating])
-    unsent = Unsent(vector, None)
-    for j, stage in enumerate(stages):
-        unsent = stage.apply(jax.random.fold_in(key, j), unsent)
-    received = unsent.values if unsent.at is None else jnp.zeros_like(vector).at[unsent.at].set(unsent.values)
+    (first, *_, unsent), parts = _coded(stages, key, message)
+    received = unsent.values if unsent.at is None else jnp.zeros_like(first.values).at[unsent.at].set(unsent.values)
     for i, part in zip(floating, parts(received), strict=True):
         leaves[i] = part.astype(leaves[i].dtype)
     return jax.tree.unflatten(structure, leaves), memory
+
+
+def _report(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> dict[str, Array]:
+    """Returns whether a stage clipped the message, as ``clipped``; nothing if no stage clips."""
+    if not any(stage.clips for stage in stages) or not any(map(ledger.is_floating, jax.tree.leaves(message))):
+        return {}
+    unsent = _coded(stages, key, message)[0][:-1]
+    clipped = [stage.clips(numbers) for stage, numbers in zip(stages, unsent, strict=True) if stage.clips is not None]
+    return {"clipped": jnp.any(jnp.stack(clipped))}
 
 
 def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tuple[int, int]:
@@ -62,7 +82,8 @@ def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tu
 
 def _staged(*stages: Stage) -> Channel:
     """Builds the channel that codes the whole message with these stages, one after another."""
-    return Channel(send=functools.partial(_send, stages), uplink=functools.partial(_uplink, stages))
+    part = functools.partial
+    return Channel(send=part(_send, stages), uplink=part(_uplink, stages), report=part(_report, stages))
 
 
 def lossless() -> Channel:
@@ -129,16 +150,23 @@ def with_error_feedback(channel: Channel) -> Channel:
     """
 
     def init(message: PyTree) -> PyTree:
-        return pytrees.zeros_like(message), channel.init(message)
+        return pytrees.accumulator(message), channel.init(message)
+
+    def with_owed(message: PyTree, owed: PyTree) -> PyTree:
+        return jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
+
+    def report(key: Key, message: PyTree, memory: PyTree) -> dict[str, Array]:
+        return channel.report(key, with_owed(message, memory[0]), memory[1])
 
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         owed, inner = memory
-        whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
-        sent, inner = channel.send(key, whole, inner)
+        whole = with_owed(message, owed)
+        sent, inner = channel.send(key, pytrees.cast_like(whole, message), inner)
         owed = jax.tree.map(lambda w, received, e: w - received if ledger.is_floating(w) else e, whole, sent, owed)
         return sent, (owed, inner)
 
-    return Channel(send=send, uplink=lambda message, broadcast: channel.uplink(message, broadcast), init=init)
+    # not channel.uplink itself, which would say that the channel consists of stages and can be chained
+    return Channel(send, lambda message, broadcast: channel.uplink(message, broadcast), init, report)
 
 
 # ---- clipping -----------------------------------------------------------------------------------------------------
@@ -147,6 +175,8 @@ def with_error_feedback(channel: Channel) -> Channel:
 def clip(norm: float) -> Channel:
     """Builds the channel that scales a message longer than ``norm`` down to that Euclidean length.
 
+    ``info["clipped"]`` says which messages were longer.
+
     Source: McMahan et al., 2018, FlatClip.
 
     Raises:
@@ -154,20 +184,28 @@ def clip(norm: float) -> Channel:
     """
     number("norm", norm, above=0)
 
-    def apply(key: Key, unsent: Unsent) -> Unsent:
-        values = unsent.values
-        # Scaled so that no square is too large for the dtype, and by no more than has an inverse in it.
-        scale = jnp.max(jnp.abs(values)) / 4
-        scale = jnp.where(scale > 0, scale, 1)
-        unit = values / scale
-        squares = jnp.sum(jnp.square(unit))
-        root = jnp.sqrt(jnp.where(squares > 0, squares, 1))
-        bound = jnp.asarray(norm, values.dtype)
+    def is_longer(unsent: Unsent) -> Array:
+        _, scale, root = _in_units(unsent.values)
         # False for numbers that are not finite: they stay as they are, and the server can refuse them.
-        longer = root > bound / scale
-        return unsent._replace(values=jnp.where(longer, unit * (bound / root), values))
+        return jnp.squeeze(root > jnp.asarray(norm, scale.dtype) / scale)
 
-    return _staged(Stage(apply, lambda code: code))
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        unit, _, root = _in_units(unsent.values)
+        shorter = unit * (jnp.asarray(norm, unit.dtype) / root)
+        return unsent._replace(values=jnp.where(is_longer(unsent), shorter, unsent.values))
+
+    return _staged(Stage(apply, lambda code: code, is_longer))
+
+
+def _in_units(values: Array) -> tuple[Array, Array, Array]:
+    """Returns the rows of ``values`` over a scale, the scales, and the rows' lengths in units of them (1 for a 0).
+
+    The scale is a power of two, with which no square is too large or too small for the dtype.
+    """
+    scale = pytrees.magnitude(values, axis=-1)
+    unit = values / scale
+    squares = jnp.sum(jnp.square(unit), axis=-1, keepdims=True)
+    return unit, scale, jnp.sqrt(jnp.where(squares > 0, squares, 1))
 
 
 # ---- sparsifiers --------------------------------------------------------------------------------------------------
@@ -276,12 +314,12 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         values, total = unsent.values, unsent.values.size
         width = min(bucket_size or total, total)
         buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
-        norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
-        share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
+        unit, scale, norm = _in_units(buckets)
+        share = jnp.abs(unit) / norm
         noise = jax.random.uniform(key, (total,), values.dtype)
         level = jnp.floor(share * levels + jnp.pad(noise, (0, -total % width)).reshape(-1, width))
         # A number that is its bucket's only one may be rounded above its norm.
-        quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels)
+        quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels) * scale
         return unsent._replace(values=quantised.reshape(-1)[:total])
 
     def code(code: Code) -> Code:
@@ -304,12 +342,12 @@ def uniform_quantiser(bits: int) -> Channel:
     top = 2**bits - 1
 
     def apply(key: Key, unsent: Unsent) -> Unsent:
-        values = unsent.values
+        values = unsent.values / 4  # so that the range is not too large for the dtype
         low, high = jnp.min(values), jnp.max(values)
         step = (high - low) / top
         noise = jax.random.uniform(key, values.shape, values.dtype)
         level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + noise)
-        return unsent._replace(values=low + jnp.clip(level, 0, top) * step)
+        return unsent._replace(values=4 * (low + jnp.clip(level, 0, top) * step))
 
     return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
 

@@ -26,6 +26,7 @@ from fedtangent._src.types import AnyArray, PyTree
 
 KEY_BYTES = 32  # of a public key
 Leaf = AnyArray | jax.ShapeDtypeStruct  # an array of a message, or its shape
+SCALE_BYTES = 4  # of the largest magnitude in an array
 SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and the authenticator of a sealed box
 
 
@@ -106,13 +107,15 @@ def example_bytes(x: Leaf, y: Leaf) -> int:
 
 
 def masked_bytes(message: PyTree, bits: int) -> int:
-    """Returns the bytes of a message under secure aggregation: its numbers, its weight, and a public key.
+    """Returns the bytes of a message under secure aggregation: its numbers, its weight, a public key, and scales.
+
+    Before it masks its numbers, a client sends the largest magnitude in each array, in 32 bits.
 
     Args:
         message: Shapes of the message.
         bits: Bits of each number and of the weight.
     """
-    return (pytrees.size(message) + 1) * bits // 8 + KEY_BYTES
+    return (pytrees.size(message) + 1) * bits // 8 + KEY_BYTES + SCALE_BYTES * len(jax.tree.leaves(message))
 
 
 def key_exchange_bytes(num_clients: int) -> tuple[int, int]:

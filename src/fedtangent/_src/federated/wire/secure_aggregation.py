@@ -18,43 +18,46 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import number
 from fedtangent._src.federated.aggregate import Stacked, stack
 from fedtangent._src.federated.wire import ledger
 from fedtangent._src.federated.wire.channel import as_is
 from fedtangent._src.types import Aggregate, Array, Channel, Key, PyTree, RoundInfo, Server
 
 BITS = (32, 64)
+LEAST_BITS = 8  # of a number's precision beside the largest one of its array
 
 
-def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
+def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Aggregate, Server]:
     """Returns the aggregate of secure aggregation, and ``server`` behind it, which receives only the weighted mean.
 
     Client i sends ``u_i m_i`` and ``u_i``, where m_i is its message and u_i its weight over the largest weight of the
-    round, each rounded to a multiple of ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The mean is the
-    quotient of the two sums.
+    round, as masked whole numbers. The mean is the quotient of the two sums. Before that each client sends the largest
+    magnitude in each array of ``u_i m_i``, and the server returns the largest of all, the scale of the array: the whole
+    numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no number is cut. If
+    an array of a client is not finite, its mean is NaN, as it is without secure aggregation.
+
+    ``info["rounded_away"]`` [M] counts the numbers of a message other than 0 that became 0, because they are too small
+    beside the largest one of their array.
 
     Args:
         server: The server's part of an algorithm.
         slots_per_model: The most messages of a model in a round.
         bits: Bits of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
-        limit: Largest magnitude of a number of a message. Larger numbers are cut to it and NaN to 0, because the sum
-            must not wrap around; ``info["saturated"]`` counts them.
 
     Raises:
-        ValueError: Other bits, 64 without 64-bit mode, a limit that is not positive or leaves no bit for the fraction,
-            and messages with parts that are not floating.
+        ValueError: Other bits, 64 without 64-bit mode, too many messages for the bits, and messages with parts that are
+            not floating.
     """
-    fraction_bits(slots_per_model, bits, limit)
+    fraction_bits(slots_per_model, bits)
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
-        numbers, saturated = encode(received.messages, received.weight, bits, limit)
+        numbers, scales, rounded_away = encode(received.messages, received.weight, bits)
         key = streams.apart(info.key, streams.MASKS)
         masked = mask_messages(key, numbers, received.weight > 0, received.client)
-        total = jnp.sum(masked, axis=0, dtype=masked.dtype)  # all that the server looks at
-        mean = decode_mean(total, received.messages, bits)
+        total = jnp.sum(masked, axis=0, dtype=masked.dtype)  # all that the server looks at, beside the scales
+        mean = decode_mean(total, scales, received.messages, bits)
         after, report = server.update(state, mean, info)
-        return after, {**report, "saturated": saturated}
+        return after, {**report, "rounded_away": rounded_away}
 
     return stack(slots_per_model), server._replace(update=update)
 
@@ -65,27 +68,24 @@ def masked_numbers(bits: int = 32) -> Channel:
     return as_is(lambda message, broadcast: (ledger.masked_bytes(message, bits), 0))
 
 
-def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
-    """Returns how many bits after the binary point keep the sum of ``num_messages`` numbers below 2^bits.
+def fraction_bits(num_messages: int, bits: int) -> int:
+    """Returns how many bits after the binary point keep sums of ``num_messages`` numbers of -1 .. 1 below 2^bits.
 
     Args:
         num_messages: The most numbers in a sum.
         bits: Bits of a whole number, 32 or 64.
-        limit: Largest magnitude of a number.
 
     Raises:
-        ValueError: Other bits, or a limit that leaves no bit for the fraction.
+        ValueError: Other bits, or so many messages that fewer than ``LEAST_BITS`` are left.
     """
     _check_bits(bits)
-    number("limit", limit, above=0)
-    whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
-    # one bit is left over, for sums of numbers that were rounded up
-    if bits - 1 - whole < 1:
+    left = bits - 2 - math.ceil(math.log2(num_messages))  # a sign; one bit is left over, for numbers rounded up
+    if left < LEAST_BITS:
         raise ValueError(
-            f"limit: got {limit:g}, must be smaller: sums of {num_messages} messages leave no bit of {bits} "
-            "for fractions"
+            f"secure_aggregation: got {bits} bits, which leave sums of {num_messages} messages {left} bits of "
+            f"precision, must be at least {LEAST_BITS}"
         )
-    return bits - 1 - whole
+    return left
 
 
 def _check_bits(bits: int) -> None:
@@ -95,14 +95,17 @@ def _check_bits(bits: int) -> None:
         raise ValueError("bits: 64 needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
 
 
-def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Array, Array]:
-    """Returns messages as whole numbers modulo 2^bits, [M, P + 1], weight last, and how many numbers were cut.
+def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Returns messages as whole numbers, the scale of each array, and how many numbers of a message are rounded to 0.
 
     Args:
         messages: Messages [M, ...], floating.
         weight: Weights [M]; 0 marks a place without a message.
         bits: Bits of a whole number, 32 or 64.
-        limit: Largest magnitude of a number; larger ones are cut.
+
+    Returns:
+        Numbers modulo 2^bits, [M, P + 1], weight last; scales [L] of the L arrays, the largest magnitudes of weighted
+        numbers (or NaN or infinite); and the counts of the messages, [M].
 
     Raises:
         ValueError: Messages with parts that are not floating.
@@ -111,14 +114,17 @@ def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Ar
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold other dtypes")
     dtype = jnp.result_type(*leaves, jnp.float32)
-    values = jnp.concatenate([leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves], axis=1)
     share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]
-    cut = jnp.where(jnp.isfinite(values), jnp.clip(values, -limit, limit), 0)
-    saturated = jnp.sum((cut != values) & (share > 0), dtype=jnp.int32)
-    scale = 2.0 ** fraction_bits(weight.shape[0], bits, limit)
-    scaled = jnp.concatenate([share * cut, share], axis=1) * scale
+    rows = [leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves]
+    rows = [jnp.where(share > 0, share * row, 0) for row in rows]  # nothing in an empty place counts
+    scales = jnp.stack([jnp.max(jnp.abs(row), initial=0) for row in rows])
+    usable = jnp.isfinite(scales) & (scales > 0)
+    units = [jnp.where(usable[i], row / jnp.where(usable[i], scales[i], 1), 0) for i, row in enumerate(rows)]
+    scaled = jnp.concatenate([*units, share], axis=1) * 2.0 ** fraction_bits(weight.shape[0], bits)
     signed, unsigned = (jnp.int32, jnp.uint32) if bits == 32 else (jnp.int64, jnp.uint64)
-    return jax.lax.bitcast_convert_type(jnp.round(jnp.where(share > 0, scaled, 0)).astype(signed), unsigned), saturated
+    whole = jnp.round(scaled).astype(signed)
+    lost = (whole == 0) & jnp.concatenate([*[(row != 0) & usable[i] for i, row in enumerate(rows)], share > 0], axis=1)
+    return jax.lax.bitcast_convert_type(whole, unsigned), scales, jnp.sum(lost, axis=1, dtype=jnp.int32)
 
 
 def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Array:
@@ -152,16 +158,19 @@ def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Arr
     return jax.lax.fori_loop(0, count, add, plain)
 
 
-def decode_mean(total: Array, like: PyTree, bits: int) -> PyTree:
+def decode_mean(total: Array, scales: Array, like: PyTree, bits: int) -> PyTree:
     """Returns the weighted mean of encoded messages, from their sum.
 
     Args:
         total: Sum of the encoded messages, [P + 1].
-        like: Messages [M, ...], whose shapes and dtypes the mean has.
+        scales: Scale of each array, [L].
+        like: Messages [M, ...], whose shapes the mean has; its dtypes too, but float32 for half precision.
         bits: Bits of a whole number, 32 or 64.
     """
-    dtype = jnp.result_type(*jax.tree.leaves(like), jnp.float32)
-    signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
-    parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], dtype), like))[1]
-    mean = parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1))
-    return jax.tree.map(lambda leaf, values: values.astype(leaf.dtype), like, mean)
+    signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(scales.dtype)
+    parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], scales.dtype), like))[1]
+    leaves, structure = jax.tree.flatten(parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1)))
+    scaled = [mean * jnp.where(jnp.isfinite(scale), scale, jnp.nan) for mean, scale in zip(leaves, scales, strict=True)]
+    return jax.tree.map(
+        lambda leaf, mean: mean.astype(pytrees.widest(leaf.dtype)), like, jax.tree.unflatten(structure, scaled)
+    )

@@ -163,8 +163,7 @@ class Theorem1:
             steps = visits * self.plan.most_progress / c.least_examples_per_round * np.exp(-exponent[:-1])
             reach = np.concatenate([[0.0], np.cumsum(steps)])
         else:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                reach = np.where(exponent > 0, 3 * -np.expm1(-exponent) / c.lambda_min, 0.0)
+            reach = -3 * np.expm1(-exponent) / c.lambda_min if c.lambda_min > 0 else 3 * self.exponent("proof", 1.0)
             reach = reach * (float(self.plan.rates.max()) * c.examples_per_round if form == "equation_18" else 1.0)
         return inside * c.c2 / np.sqrt(c.width) * reach[:, None] * c.r0
 
@@ -308,8 +307,9 @@ def gap_from_drift(
     """
     _not_negative(drift=drift, r0=r0, lambda_min=lambda_min)
     _positive(examples_per_round=examples_per_round)
-    t = np.asarray(progress, np.float64) / examples_per_round
-    return np.asarray(r0 * drift * t * np.exp(-lambda_min * t))
+    t, largest = np.asarray(progress, np.float64) / examples_per_round, r0 * drift
+    left = np.exp(-lambda_min * t) if lambda_min > 0 else np.ones_like(t)
+    return np.asarray(np.where(left > 0, t, 0.0) * left * largest if largest > 0 else np.zeros_like(t))
 
 
 def _not_negative(**numbers: float) -> None:

@@ -8,6 +8,7 @@ client trains; with these at their initial value the fixed point is unique.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float64, Inexact
 
-from fedtangent._src.kernels.gram import SingularKernelError
+from fedtangent._src.kernels.gram import SingularKernelError, known_modes
 from fedtangent._src.theory.assumptions import Assumption, assumption
 from fedtangent._src.theory.checks import check_known
 from fedtangent._src.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
+from fedtangent._src.theory.flow.rules import Kind
 from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Gaussian
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 # Singular values of I - L, relative to the largest: below NULL they count as 0, above LEAST as not 0; between the two
 # float64 cannot tell. LEAST holds in absolute terms too: I - L is known to the rounding of L, whose norm is about 1.
 NULL, LEAST = 1e-13, 1e-11
+OUTSIDE = 1e-8  # share of the squared feature of a point outside the training points' features, from which on it counts
+ROUNDING = 1e-9  # of a spectral radius
+STEP = 1.05  # between the factors of the step sizes that are tried
+MAXIMUM = 4  # halvings of the distance to a maximum of the growth
 
 
 class PassSpectrum(NamedTuple):
@@ -73,13 +79,12 @@ class _Frame(NamedTuple):
 
 
 def _frame(program: Program) -> _Frame:
-    values, vectors = np.linalg.eigh(np.asarray(program.theta))
-    zero = 10 * len(values) * np.finfo(float).eps * values[-1]
-    root, vectors = np.sqrt(values[values > zero]), vectors[:, values > zero]
+    values, vectors = known_modes(np.asarray(program.theta))
+    root, vectors = np.sqrt(values[values > 0]), vectors[:, values > 0]
     of_clients = []
     for bucket in program.buckets:
         v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
-        counts = v > zero
+        counts = v > 0
         size = np.sqrt(np.where(counts, v, 1.0))
         down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
         of_clients.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
@@ -115,8 +120,12 @@ class Pass:
     frame: _Frame
 
     def spectrum(self) -> PassSpectrum:
-        """Computes the eigenvalues of the pass, without the combinations that never change."""
-        matrix, decay = self._matrix(), self._decay()
+        """Computes the eigenvalues of the pass, without the combinations that never change.
+
+        The share of w_0 that weight decay leaves is among them if test points have features outside those of the
+        training points, or if ``ntk_test`` is None.
+        """
+        matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
         eigenvalues = np.linalg.eigvals(matrix)
         moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
@@ -172,12 +181,21 @@ class Pass:
         plain = self._end(eye, zeros, start, decayed)
         return plain, self._end(zeros, eye, start, True) if decayed else np.zeros_like(plain)
 
+    @in_float64
     def _decay(self) -> np.ndarray | None:
         """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
         if not self.flow.kind.decays:
             return None
         of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
         return None if of_pass[0, 0] == 1 else of_pass
+
+    def _decays_outside(self) -> bool:
+        """Returns whether weight decay shrinks a part of a test point's feature that no training point has."""
+        blocks = self.flow.blocks
+        if blocks.ntk_test is None:  # unknown
+            return True
+        squared, shared = np.diag(blocks.ntk_test), np.sum((blocks.ntk_test_train @ self.frame.up) ** 2, axis=1)
+        return float(self.flow.numbers.homogeneity) != 0 and bool(np.any(squared - shared > OUTSIDE * squared))
 
     def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
         """Computes the end of a pass, before which weight decay has removed all of w_0 (``decayed``) or nothing."""
@@ -203,35 +221,113 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of all step sizes at which repeated passes do not grow: inf if all are stable.
+    """Computes the end of the interval of factors of the step sizes, from 0 on, at which passes do not grow.
 
-    The search begins far below every client's bound and doubles; the result is 0 if no factor is stable.
+    It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
 
     Args:
         flow: Flow whose R rounds are a pass.
         model: Index of the model.
         tolerance: Relative tolerance of the factor.
     """
-    last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
-    small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
+    in_use = pass_of(flow, model)
 
-    def grows(factor: float) -> bool:
+    @in_float64
+    def growth(factor: float) -> float:
         rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
         with np.errstate(over="ignore", invalid="ignore"):
             try:
-                return pass_of(replace(flow, rounds=rounds), model).spectrum().radius > 1 + 1e-9
+                return replace(in_use, flow=replace(flow, rounds=rounds)).spectrum().radius
             except np.linalg.LinAlgError:  # overflowed
-                return True
+                return np.inf
 
-    low, high = 0.0, small
-    while not grows(high):
-        low, high = high, 2 * high
-        if high > 2**40 * small:
-            return float("inf")
-    while high - low > max(tolerance, 1e-15) * high:
-        middle = (low + high) / 2 if low else high / 2
-        if low == 0.0 and middle < 2**-40 * small:
+    start, end = factors_to_search(flow)
+    tried = (lambda factor: growth(factor) if factor < end else np.inf), 1 + ROUNDING
+    return end_of_stable(*tried, start=start, step=STEP, tolerance=tolerance)
+
+
+@in_float64
+def factors_to_search(flow: Flow) -> tuple[float, float]:
+    """Computes where a search for the largest stable factor of the step sizes begins, and where the rule ends.
+
+    It begins at the least of the clients' bounds (``stability``), which is inf if there is none, or else where no
+    step of the server reaches beyond a minimum. FedNova with a proximal term ends where its normaliser does; other
+    rules end at inf.
+
+    Args:
+        flow: Flow with known numbers, whose kernel is no large one.
+    """
+    numbers, rate = flow.numbers, float(np.max(flow.rounds.learning_rate))
+    step = rate * float(np.max(numbers.step_weights))
+    ends = flow.kind.algorithm == "fed_nova" and flow.kind.dynamics == "gradient_descent" and float(numbers.mu) > 0
+    end = 1 / (float(numbers.mu) * step) if ends else np.inf
+    is_bounded = flow.kind.is_linear and not _unbounded_rule(flow.kind)
+    if (bound := stability(flow).max_stable_learning_rate if is_bounded else 0.0) > 0:
+        return bound / rate, end
+    trained = np.flatnonzero(flow.slots.trains(flow.partition.num_clients))
+    steepest = max((_stiffness(flow, int(i)) for i in trained), default=0.0) + float(numbers.nu)
+    steps = float(flow.local_steps.max()) ** (1 if flow.kind.client_optimizer is None else 2)  # it may add up momentum
+    server = float(np.max(flow.rounds.server_learning_rate)) / (1 - float(numbers.server_momentum))
+    reach = steps * step * max(1.0, server)
+    return (1 / (reach * steepest) if steepest > 0 else np.inf), end
+
+
+def end_of_stable(
+    growth: Callable[[float], float], most: float, *, start: float, step: float, tolerance: float
+) -> float:
+    """Finds the end of the interval of stable factors that begins at 0: inf if every factor is stable, 0 if none is.
+
+    Factors are tried from ``start`` upwards, each ``step`` times the last (from 4096 times ``start`` on, each twice the
+    last), and where the growth has a maximum, the factors around it; the end is then bisected. Unstable factors are
+    missed only if they lie between two neighbours that are stable.
+
+    Args:
+        growth: Maps a factor to its growth.
+        most: The largest growth of a stable factor; NaN is no such growth.
+        start: First factor to try, below which stable factors are an interval.
+        step: Ratio of neighbouring factors, above 1.
+        tolerance: Relative tolerance of the end.
+    """
+    growths: dict[float, float] = {}
+
+    def grows(factor: float) -> bool:
+        growths[factor] = growth(factor)
+        return not growths[factor] <= most
+
+    def beside(low: float, middle: float, high: float) -> float | None:
+        """Returns an unstable factor around a stable one that grows more than its neighbours, or None."""
+        for _ in range(MAXIMUM):
+            neighbours = max(growths[low], growths[high])
+            if growths[middle] <= neighbours + ROUNDING * abs(neighbours):
+                return None
+            for factor in (below := float(np.sqrt(low * middle)), above := float(np.sqrt(middle * high))):
+                if grows(factor):
+                    return factor
+            points = low, below, middle, above, high
+            largest = max((1, 2, 3), key=lambda place: growths[points[place]])
+            low, middle, high = points[largest - 1 : largest + 2]
+        return None
+
+    if start == np.inf:
+        return start
+    low, high = start, None
+    while grows(low):
+        low, high = low / 2, low
+        if low < 2**-40 * start:
             return 0.0
+    stable = [low]
+    while high is None:
+        following = stable[-1] * (step if stable[-1] < 2**12 * start else 2.0)
+        if following > 2**40 * start:
+            return float("inf")
+        if grows(following):
+            high = following
+        else:
+            stable.append(following)
+            high = beside(*stable[-3:]) if len(stable) > 2 else None
+    low = max(factor for factor in growths if factor < high and growths[factor] <= most)
+    while high - low > max(tolerance, 1e-15) * high:
+        middle = float(np.sqrt(low * high))
         low, high = (low, middle) if grows(middle) else (middle, high)
     return low
 
@@ -259,16 +355,13 @@ class Stability(NamedTuple):
         return self.condition.required
 
 
+@in_float64
 def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
     flow.check_law("bound of stable steps")
-    has_optimizer = flow.kind.client_optimizer is not None
-    if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or has_optimizer:
-        parts = {"server_momentum": flow.kind.has_server_momentum, "client_optimizer": has_optimizer}
-        with_ = " and ".join(name for name, is_on in parts.items() if is_on)
-        rule = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
-        raise ValueError(f"rule: got {rule}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
+    if unbounded := _unbounded_rule(flow.kind):
+        raise ValueError(f"rule: got {unbounded}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
     for i in np.flatnonzero(flow.slots.trains(flow.partition.num_clients)):
@@ -278,6 +371,15 @@ def stability(flow: Flow) -> Stability:
     step, bound = float(np.max(flow.rounds.learning_rate, initial=0.0)), float(bounds.min(initial=np.inf))
     text = "learning rate against the least of the clients' bounds (2 n_i / lambda_max(Theta_ii) for plain FedAvg)"
     return Stability(assumption("stable_step", text, step, "<", bound), bounds)
+
+
+def _unbounded_rule(kind: Kind) -> str:
+    """Returns the name of a rule that has no bound of stable steps; empty for plain FedAvg."""
+    parts = {"server_momentum": kind.has_server_momentum, "client_optimizer": kind.client_optimizer is not None}
+    with_ = " and ".join(name for name, is_on in parts.items() if is_on)
+    if kind.algorithm != "fed_avg":
+        return kind.algorithm
+    return f"fed_avg with {with_}" if with_ else ""
 
 
 def _stiffness(flow: Flow, i: int) -> float:

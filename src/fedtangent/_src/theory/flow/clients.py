@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jaxtyping import Bool, Float, Float64, Int, Int32, Shaped
 
-from fedtangent._src.kernels.gram import product
+from fedtangent._src.kernels.gram import known_modes, product
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import get_loss
 from fedtangent._src.optimizers import at_round, unit_response
@@ -45,7 +45,7 @@ class Bucket(NamedTuple):
     """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
 
     A padding row has ``rows`` equal to the number of kernel rows q (out of range: reads 0, writes nothing),
-    eigenvalue 0 and zero eigenvectors.
+    eigenvalue 0 and zero eigenvectors, which an eigenvalue lost in rounding has too.
     """
 
     rows: Int[AnyArray, "b s"]  # the client's rows of Theta
@@ -159,7 +159,7 @@ def _build_bucket(
             block = theta.block(kernel_rows)
         else:
             block = theta[np.ix_(kernel_rows, kernel_rows)]
-            eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(block)
+            eigenvalues[position, used], eigenvectors[position, used, used] = known_modes(block)
         if blocks is not None:
             blocks[position, used, used] = block
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members], blocks)

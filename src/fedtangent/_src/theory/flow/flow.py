@@ -158,7 +158,7 @@ class Flow:
         f0_train: AnyArray | Sequence[AnyArray],
         f0_test: AnyArray | Sequence[AnyArray],
         r: Sequence[int],
-        num_train: int | None = None,
+        rows: Int[np.ndarray, "t"] | None = None,
         model: int | None = None,
     ) -> Runs:
         """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
@@ -167,11 +167,10 @@ class Flow:
             f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model,
                 [E, n, C] and [E, m, C].
             r: Numbers of finished rounds.
-            num_train: Number of training points in the result, counted from the first; None for all.
+            rows: Indices of the training points in the result; None for all.
             model: Index of one model, which is then the only one in the result; None for all.
         """
-        count = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
-        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), count, model)
+        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), rows, model)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Float[AnyArray, "*r m C"]:
         """Computes the mean of the average of the K models, [..., m, C]."""
@@ -294,7 +293,8 @@ class Flow:
         """Computes the spectral radius of a pass over all rounds, its contraction of the distance to the fixed point.
 
         The state of a pass includes momentum and corrections of server and clients; directions that no round changes
-        are left out.
+        are left out. With weight decay the share of the initial weights counts if test points have features outside
+        those of the training points; if ``ntk_test`` is None that is not known, and the result is an upper bound.
         """
         return self.spectrum(model).radius
 
@@ -307,8 +307,9 @@ class Flow:
 
         The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
         contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
-        only. It is inf if every rate is stable. The search doubles and bisects from 0; each trial costs one call of
-        ``spectrum``.
+        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
+        search tries rates in steps of 5 %, and around a maximum of the contraction, so that a narrower interval of
+        unstable rates may be missed, and bisects; each trial costs one call of ``spectrum``.
 
         Args:
             model: Index of the model.
@@ -385,17 +386,17 @@ class Flow:
         program = self.program(model, 1)
         return shares_of_start(program) if self.kind.decays else np.ones((self.num_rounds + 1, program.num_models))
 
-    def at_train(self, a: Float[Array, "q ..."], count: int | None = None) -> Float[Array, "count ..."]:
-        """Computes ``Theta(X, X) a`` for a [q, ..], or its first ``count`` rows.
+    def at_train(self, a: Float[Array, "q ..."], rows: Int[np.ndarray, "t"] | None = None) -> Float[Array, "t ..."]:
+        """Computes ``Theta(X, X) a`` for a [q, ..], or some of its rows.
 
         Args:
             a: Coefficients.
-            count: Number of rows in the result, counted from the first; None for all.
+            rows: Indices of the rows in the result; None for all.
         """
-        if count is None or count >= len(a):
+        if rows is None:
             return product(self.theta, a)
-        product_rows = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
-        return product_rows[:count].reshape(count, *a.shape[1:])
+        product_rows = in_chunks(self.theta, jnp.asarray(rows), a.reshape(len(a), -1))
+        return product_rows[rows].reshape(len(rows), *a.shape[1:])
 
     @property
     def num_test(self) -> int:

@@ -88,7 +88,7 @@ def runs(
     f0_train: AnyArray | Sequence[AnyArray],
     f0_test: AnyArray | Sequence[AnyArray],
     rounds: Int[np.ndarray, "r"],
-    num_train: int,
+    points: Int[np.ndarray, "t"] | None,
     model: int | None,
 ) -> Runs:
     """Computes ``f_r`` at training and test points for E initial functions, as ``Flow.runs`` documents.
@@ -96,7 +96,7 @@ def runs(
     Args:
         flow, f0_train, f0_test, model: As for ``Flow.runs``, of ``flow``.
         rounds: Numbers of finished rounds, in any order.
-        num_train: Number of training points in the result, counted from the first.
+        points: Indices of the training points in the result; None for all.
     """
     axes = "E, K" if model is None else "E"
     if not np.ndim(f0_train) == np.ndim(f0_test) == len(axes.split()) + 2 or not len(f0_train) == len(f0_test) > 0:
@@ -109,9 +109,10 @@ def runs(
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(model), flow.program(model, train.residual.shape[3])
     a = jax.vmap(lambda one: path(program, recursion_input(flow, one), shares, distinct))(train)[:, places]
-    count = num_train * flow.kind.rows_per_example
-    first = jax.tree.map(lambda values: values[:, :count], train)
-    at_train = _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds])
+    coupled = flow.kind.rows_per_example
+    rows = None if points is None else (points[:, None] * coupled + np.arange(coupled)).ravel()
+    chosen = train if rows is None else jax.tree.map(lambda values: values[:, rows], train)
+    at_train = _moved(chosen, a, lambda a: flow.at_train(a, rows), shares[rounds])
     at_test = _moved(test, a, flow.kernels.at_test, shares[rounds])
     return Runs(*(_by_output(flow, values.transpose(1, 3, 0, 2, 4)) for values in (at_train, at_test)))
 

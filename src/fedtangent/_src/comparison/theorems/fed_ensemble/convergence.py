@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
+from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.comparison.theorems import entries
 from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.fed_ensemble.second_order import RandomFederation, least_noticed, step_slope
+from fedtangent._src.comparison.theorems.fed_ensemble.second_order import RandomFederation, least_noticed
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.fed_ensemble.convergence import Networks, Theorem1, theorem_1
@@ -169,7 +170,7 @@ def _rate(seed: int) -> Verdict:
         rates.append(np.sort(-np.log(multipliers)) / (progress * values))  # times nbar they are 1
 
     def slope(nbar: float) -> float:
-        return step_slope(FALLING_STEPS, [float(np.linalg.norm(nbar * r - 1)) for r in rates])
+        return log_slope(FALLING_STEPS, [float(np.linalg.norm(nbar * r - 1)) for r in rates])
 
     nbar, mean_size = 3.0, float(np.mean(SIZES))
     statement = "rates of an age's modes / (eta_0 tau lambda / nbar) - 1: slope in the step"

@@ -12,20 +12,13 @@ from jaxtyping import Float64
 from scipy.stats import norm
 from scipy.stats import t as student
 
+import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL, Interval
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine import Devices
-from fedtangent._src.engine.run import predict, simulate
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.local import Work
-from fedtangent._src.kernels.gram import KernelBlocks
-from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.engine.run import predict
 from fedtangent._src.types import Gaussian
 
 SIZES = (1, 2, 4, 5)  # of the clients
@@ -42,10 +35,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
     shares = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
     error = float(student.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
-    share, bound = (
-        Interval.about(float(shares.mean()), error),
-        float(np.mean(corollary_4_1(limit, NUM_MODELS, epsilon))),
-    )
+    share = Interval.about(float(shares.mean()), error)
+    bound = float(np.mean(ft.theory.corollary_4_1(limit, NUM_MODELS, epsilon)))
     where = (
         f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
         f"(residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
@@ -75,19 +66,19 @@ def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m dr
     x, y = points[:n], rng.standard_normal((n, 1))
     theta = points @ points.T / NUM_FEATURES  # of the model below, exactly: its weights are N(0, 1)
     train, cross, test = theta[:n, :n], theta[n:, :n], theta[n:, n:]
-    limit = gp_limit(KernelBlocks(train, cross, train, cross, test), y)
+    limit = ft.theory.gp_limit(ft.kernels.KernelBlocks(train, cross, train, cross, test), y)
     clients = consecutive(SIZES)
     client_rows = map(clients.client, range(4))
     largest = max(np.linalg.eigvalsh(train[np.ix_(rows, rows)])[-1] / len(rows) for rows in client_rows)
-    algorithm = algorithms.fed_ensemble(
-        mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),
-        schedule.per_client_permutations(len(SIZES), NUM_MODELS),
+    algorithm = ft.fed_ensemble(
+        ft.models.mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),
+        ft.schedules.per_client_permutations(len(SIZES), NUM_MODELS),
         client_learning_rate=float(1 / largest),
-        work=Work(steps=LOCAL_STEPS, batch_size=None),
+        work=ft.Work(steps=LOCAL_STEPS, batch_size=None),
     )
-    data = federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
+    data = ft.data.federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
     start = np.asarray(predict(algorithm, algorithm.init(seed, len(SIZES)), jnp.asarray(x)).mean)
-    state = simulate(algorithm, data, num_rounds=NUM_ROUNDS, seed=seed, devices=Devices("scan")).state
+    state = ft.simulate(algorithm, data, num_rounds=NUM_ROUNDS, seed=seed, devices=ft.Devices("scan")).state
     means = np.asarray(predict(algorithm, state, jnp.asarray(points)).mean)
     return limit, means[n:], float(np.linalg.norm(means[:n] - y) / np.linalg.norm(start - y))
 
@@ -97,5 +88,5 @@ ENTRIES = entries(
     "how often the mean of an ensemble is far from the limit's",
     papers=("shi2021",),
     statement="Corollary 4.1, eq. (5) of FE-2021",
-    functions=(corollary_4_1, gp_limit),
+    functions=(ft.theory.corollary_4_1, ft.theory.gp_limit),
 )

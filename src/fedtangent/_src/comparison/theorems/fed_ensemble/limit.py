@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src import data as datasets
+import fedtangent as ft
 from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.predicted import ModelLaw, Predicted, networks, predict
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
@@ -32,13 +32,7 @@ from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     expected_ratios,
 )
 from fedtangent._src.comparison.verdicts import Rival, Verdict, judged
-from fedtangent._src.data import partition
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.federated import schedule
-from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory.fed_ensemble.limit import gp_limit
-from fedtangent._src.theory.flow.flow import Flow
-from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Gaussian
 
 NUM_MODELS = 80
@@ -109,55 +103,40 @@ class Theorem2(NamedTuple):
         return Ensembles(sampled, self.law._replace(cov=last.cov))
 
 
-def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients.
-
-    The network has one hidden layer of cosines. With inputs at least ``SPACING`` apart its kernel's condition number is
-    about 20; with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test inputs
-    are at least ``AWAY`` from the training inputs, where the predicted variance does not nearly vanish.
-
-    Args:
-        seed: Seed of data, partition and networks.
-        num_models: Number of models K.
-        widths: Widths of the networks.
-        num_rounds: Rounds R.
-    """
-    toy = datasets.load("sine", seed=seed, gap=True, test_points=61)
+def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients."""
+    # The network has one hidden layer of cosines. With inputs at least ``SPACING`` apart its kernel's condition number
+    # is about 20; with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test
+    # inputs are at least ``AWAY`` from the training inputs, where the predicted variance does not nearly vanish.
+    toy = ft.data.load("sine", seed=seed, gap=True, test_points=61)
     chosen: list[int] = []
     for i, x in enumerate(toy.x_train[:, 0]):
         if all(abs(x - toy.x_train[j, 0]) >= SPACING for j in chosen):
             chosen.append(i)
     x_train, y_train = toy.x_train[chosen], toy.y_train[chosen]
     away = np.min(np.abs(toy.x_test - x_train.T), axis=1) >= AWAY
-    clients = partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_client_size=1)
+    clients = ft.partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_client_size=1)
 
     problem = Problem(x_train, y_train, toy.x_test[away], toy.y_test[away], clients)
-    model = mlp(1, 1, widths[-1:], activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
-    algorithm = cases.ensemble(problem, model, schedule.per_client_permutations(4, num_models), local_steps=20)
+    model = ft.models.mlp(1, 1, widths[-1:], activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
+    algorithm = cases.ensemble(problem, model, ft.schedules.per_client_permutations(4, num_models), local_steps=20)
     title = f"Sine with a gap, {len(chosen)} examples on 4 clients: network of one hidden layer of cosines"
     return cases.standard_case("sine", title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
-def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients.
-
-    Args:
-        seed: Seed of data and networks.
-        num_models: Number of models K.
-        widths: Widths of the networks.
-        num_rounds: Rounds R.
-    """
+def _digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
+    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients."""
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     x_train, y_train = whole.problem.x_train[:examples], whole.problem.y_train[:examples]
     x_test, y_test = whole.problem.x_test[:NUM_POINTS], whole.problem.y_test[:NUM_POINTS]
     problem = Problem(x_train, y_train, x_test, y_test, consecutive(DIGITS))
-    plan = schedule.per_client_permutations(len(DIGITS), num_models)
+    plan = ft.schedules.per_client_permutations(len(DIGITS), num_models)
     algorithm = cases.ensemble(problem, whole.algorithm.model, plan)
     title = f"Digits, {examples} examples on {len(DIGITS)} clients: ReLU network of one hidden layer"
     return cases.standard_case(whole.name, title, problem, algorithm, Scale(widths, 1, num_rounds), seed)
 
 
-SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": sine, "digits": digits}
+SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": _sine, "digits": _digits}
 
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
@@ -187,11 +166,11 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
     """Returns the root mean square norm of ``mean - B f0(X)`` over models and initial functions."""
-    pulled = [float(np.trace(np.asarray(covariance_terms(theory.blocks, b).propagated))) for b in influences]
+    pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
 
 
-def _train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
+def _train(setting: Setting, flow: ft.theory.Flow, width: int) -> TrainedEnsemble:
     """Trains K networks of ``width`` by Fed-ensemble, and computes the flow from the initial function of each."""
     run = trained_networks(setting, width)
     predicted = networks(flow, [run], (setting.size.num_rounds,))[0][0]
@@ -242,7 +221,7 @@ def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
     """Returns the law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
-    terms = covariance_terms(result.theory.blocks, b)
+    terms = ft.theory.covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
     return ModelLaw(
         np.broadcast_to(b @ result.setting.problem.y_train, result.law.mean.shape),
@@ -336,6 +315,6 @@ ENTRIES = entries(
     "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
     papers=("shi2024", "shi2021"),
     statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
-    functions=(gp_limit, covariance_terms),
+    functions=(ft.theory.gp_limit, ft.theory.covariance_terms),
     figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
 )

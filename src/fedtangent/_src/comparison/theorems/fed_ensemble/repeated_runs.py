@@ -14,19 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from fedtangent._src import data
+import fedtangent as ft
 from fedtangent._src.comparison.statistics import Slope, weighted_line
-from fedtangent._src.data import partition
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine import Devices
-from fedtangent._src.engine.run import predict, simulate
-from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import drawn_cohorts, per_client_permutations
-from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
-from fedtangent._src.theory.flow.rules import Rule
+from fedtangent._src.engine.run import predict
+from fedtangent._src.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate
 from fedtangent._src.types import Cohort, Model, Partition, Schedule
 
 TEST_POINTS = 201
@@ -45,7 +37,7 @@ class ToyProblem(NamedTuple):
     expected: Float[np.ndarray, "m 1"]  # E[y | x] on the grid
     noise: float  # E_x Var[y | x] over the grid
     model: ToyModel  # number of outputs -> model
-    blocks: KernelBlocks
+    blocks: ft.kernels.KernelBlocks
     learning_rate: float
     local_steps: int
 
@@ -72,12 +64,12 @@ def sine_problem(
         num_clients: Number of clients.
         points_per_client: Examples of each client.
     """
-    toy = data.load(
+    toy = ft.data.load(
         "sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap, test_points=TEST_POINTS
     )
 
     def model(outputs: int) -> Model:
-        return rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+        return ft.models.rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
 
     blocks = _blocks(model, toy.x_train, toy.x_test)
     assert blocks.ntk_test is not None
@@ -85,7 +77,7 @@ def sine_problem(
     return ToyProblem(
         np.asarray(toy.x_train),
         np.asarray(toy.y_train),
-        partition.by_user(np.asarray(toy.user_train)),
+        ft.partition.by_user(np.asarray(toy.user_train)),
         np.asarray(toy.x_test),
         expected,
         float(np.mean(AMPLITUDE * expected**2 + NOISE)),
@@ -96,10 +88,10 @@ def sine_problem(
     )
 
 
-def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
+def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.KernelBlocks:
     kernel = model(1).kernel
     assert kernel is not None
-    return kernel_blocks(kernel, x, x_test)
+    return ft.kernels.kernel_blocks(kernel, x, x_test)
 
 
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
@@ -127,7 +119,7 @@ def permutations(num_clients: int, num_models: int) -> Schedule:
         num_clients: Clients N.
         num_models: Models K.
     """
-    return per_client_permutations(num_clients, num_models)
+    return ft.schedules.per_client_permutations(num_clients, num_models)
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
@@ -157,10 +149,12 @@ def laws(
     """
     last = max(rounds)
     longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
-    runs = (drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds)
+    runs = (ft.schedules.drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds)
     cohorts = [Cohort(*(np.asarray(part)[:last] for part in run)) for run in runs]  # type: ignore[arg-type]
-    rule = Rule(problem.local_steps, problem.learning_rate)
-    return ensemble_laws(problem.blocks, problem.y, problem.clients, cohorts, rule, rounds, schedule.num_models)
+    rule = ft.theory.Rule(problem.local_steps, problem.learning_rate)
+    return ft.theory.ensemble_laws(
+        problem.blocks, problem.y, problem.clients, cohorts, rule, rounds, schedule.num_models
+    )
 
 
 def simulated(
@@ -179,13 +173,13 @@ def simulated(
         seeds: Seeds of the S runs.
         draws: Outputs J of the model in each run.
     """
-    rate, work = problem.learning_rate, Work(steps=problem.local_steps, batch_size=None)
-    algorithm = algorithms.fed_ensemble(problem.model(draws), schedule, client_learning_rate=rate, work=work)
+    rate, work = problem.learning_rate, ft.Work(steps=problem.local_steps, batch_size=None)
+    algorithm = ft.fed_ensemble(problem.model(draws), schedule, client_learning_rate=rate, work=work)
     targets = np.tile(problem.y, (1, draws))
-    examples = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    examples = ft.data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
     x, predictions = jnp.asarray(problem.x_test), []
     for seed in seeds:
-        run = simulate(algorithm, examples, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
+        run = ft.simulate(algorithm, examples, num_rounds=num_rounds, seed=int(seed), devices=ft.Devices("scan"))
         predictions.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
     return np.stack(predictions)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int
 from scipy.linalg import expm
 
+from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
@@ -95,15 +96,6 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return [*_lemmas(case, where, seed), *_ages(case, where)]
 
 
-def step_slope(steps: Float64[np.ndarray, "h"], errors: list[float]) -> float:
-    """Fits the least-squares slope of log error against log step.
-
-    Args:
-        steps, errors: Steps, and the error at each.
-    """
-    return float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
-
-
 def least_noticed(notices: Callable[[float], bool]) -> float:
     """Finds the least relative error up to 1 for which ``notices(error)`` is true, to 2 %; inf if it is never true."""
     low, high = 1e-9, 1.0
@@ -127,7 +119,7 @@ class Orders(NamedTuple):
 def _row(claim: Claim, operators: Orders, control: str) -> Verdict:
     def slope(approximation: Operators) -> float:
         pairs = zip(operators.true, approximation, strict=True)
-        return step_slope(STEPS, [float(np.linalg.norm(a - b)) for a, b in pairs])
+        return log_slope(STEPS, [float(np.linalg.norm(a - b)) for a, b in pairs])
 
     def notices(error: float) -> bool:
         pairs = zip(operators.total, operators.first, strict=True)
@@ -178,10 +170,8 @@ def _ages(case: RandomFederation, where: str) -> list[Verdict]:
     no_variance = [f + 0.5 * theory.commutator_sum(list(age.means)) for f, age in zip(first, ages, strict=True)]
     product, printed = ([theory.equation_13(age, order=order) for age in ages] for order in ("acting", "printed"))
     errors = "one age - first-order exponential: slope in the step, then with Var and commutators"
-    discrete, one_var = (
-        f"{errors} and -eta^2 tau E[Pi^2] / 2",
-        "first-order exponential, then the product with one Var at a time",
-    )
+    discrete = f"{errors} and -eta^2 tau E[Pi^2] / 2"
+    one_var = "first-order exponential, then the product with one Var at a time"
     rows = [
         ("section 9.2", f"gradient flow, {errors}", "Var dropped", Orders(flow, first, total, no_variance)),
         (
@@ -214,7 +204,7 @@ def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: O
         return [float(np.linalg.norm(factor * t - m) / np.linalg.norm(m)) for t, m in pairs]
 
     def slope(errors: list[float]) -> float:
-        return step_slope(STEPS, errors)
+        return log_slope(STEPS, errors)
 
     right, other = errors(terms), errors(wrong)
     noticed = least_noticed(lambda error: abs(slope(errors(terms, 1 + error)) - 1) >= BAND)

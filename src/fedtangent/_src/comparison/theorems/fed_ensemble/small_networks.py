@@ -18,20 +18,14 @@ import numpy as np
 from jaxtyping import Float, Float64, Int, Shaped
 from scipy.special import erf
 
+import fedtangent as ft
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, init_key
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine import Devices, Evaluation
-from fedtangent._src.engine.history import Measurement
 from fedtangent._src.engine.loop import Measure
-from fedtangent._src.engine.run import predict, simulate
-from fedtangent._src.federated.algorithms import fed_ensemble
-from fedtangent._src.federated.local import Work
-from fedtangent._src.kernels.empirical import empirical_ntk
-from fedtangent._src.models.dense import mlp
+from fedtangent._src.engine.run import predict
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.fed_ensemble.convergence import Curvature, Networks, Theorem1, theorem_1
-from fedtangent._src.theory.flow.rules import Rule
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature
 from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
@@ -84,7 +78,7 @@ def one_hidden_layer(input_size: int, width: int, activation: str = "erf") -> Mo
         width: Number of hidden units.
         activation: "erf" or "relu".
     """
-    return mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
+    return ft.models.mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
 
 
 def inputs(rng: np.random.Generator, number: int) -> Float64[np.ndarray, "number d"]:
@@ -121,9 +115,9 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     rate = task.step * Curvature(c2, c1, r0, width).largest_progress() / task.local_steps
-    work = Work(steps=task.local_steps, batch_size=None)
-    algorithm = fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=work)
-    problem, rule = Problem(x, y, x[:1], y[:1], clients), Rule(task.local_steps, rate)
+    work = ft.Work(steps=task.local_steps, batch_size=None)
+    algorithm = ft.fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=work)
+    problem, rule = Problem(x, y, x[:1], y[:1], clients), ft.theory.Rule(task.local_steps, rate)
     size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
     return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)
 
@@ -199,15 +193,15 @@ class FollowedNetworks(NamedTuple):
         """The operator norm of Theta_t - Theta_0."""
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
-    def theorem(self, draw: int) -> Theorem1:
+    def theorem(self, draw: int) -> ft.theory.Theorem1:
         """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit."""
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
         limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
         farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
-        networks = Networks(self.start[draw], x, farthest, c1, float(setting.size.largest))
+        networks = ft.theory.Networks(self.start[draw], x, farthest, c1, float(setting.size.largest))
         run, rule, num_models = cohorts(setting), setting.followed, setting.num_models
-        return theorem_1(setting.blocks(), y, clients, run, rule, num_models=num_models, networks=networks)
+        return ft.theory.theorem_1(setting.blocks(), y, clients, run, rule, num_models=num_models, networks=networks)
 
 
 def follow(setting: Setting, draws: int) -> FollowedNetworks:
@@ -220,7 +214,7 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
     problem, size, model = setting.problem, setting.size, setting.model(setting.size.largest)
     x, data = jnp.asarray(problem.x_train), problem.federated()
     network, tangent = (setting.algorithm.on(m) for m in (model, own_linearisation(model)))
-    kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
+    kernels = jax.jit(jax.vmap(lambda params: ft.kernels.empirical_ntk(model, params, x)))
 
     def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         return {"members": np.asarray(predict(algorithm, state, x).members)}
@@ -232,10 +226,10 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
         c1 = np.array([curvature("erf", params, problem.x_train) for params in models])
         return {"c1": c1, **outputs(algorithm, state), "kernels": np.asarray(kernels(weights))}
 
-    train = partial(simulate, data=data, num_rounds=size.num_rounds, seed=setting.seed, devices=Devices("scan"))
+    train = partial(ft.simulate, data=data, num_rounds=size.num_rounds, seed=setting.seed, devices=ft.Devices("scan"))
 
-    def run(algorithm: Algorithm, draw: int, measure: Measure) -> list[Measurement]:
-        evaluation, start = Evaluation(size.evaluate_every, measure), init_key(setting, draw, size.largest)
+    def run(algorithm: Algorithm, draw: int, measure: Measure) -> list[ft.types.Measurement]:
+        evaluation, start = ft.Evaluation(size.evaluate_every, measure), init_key(setting, draw, size.largest)
         return train(algorithm, start=start, evaluation=evaluation).history.evaluations
 
     curved, straight = (
@@ -243,7 +237,7 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
         for algorithm, measure in ((network, all_measured), (tangent, outputs))
     )
 
-    def stacked(name: str, runs: list[list[Measurement]] = curved) -> np.ndarray:
+    def stacked(name: str, runs: list[list[ft.types.Measurement]] = curved) -> np.ndarray:
         return np.stack([np.stack([e.metrics[name] for e in evaluations]) for evaluations in runs])
 
     members = stacked("members")

@@ -8,21 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent._src.comparison.settings import Scale
 from fedtangent._src.comparison.statistics import Interval, width_slope
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data import partition
-from fedtangent._src.data.federated import federated_data
-from fedtangent._src.engine import Devices, Evaluation, simulate
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.local import Work
-from fedtangent._src.models.dense import mlp
-from fedtangent._src.models.features import rbf_linear
-from fedtangent._src.theory.flow.build import federated_flow
-from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import Algorithm, Model
 
 THEOREM = "FE-2021 section 9.4 (residual ledger)"
@@ -52,22 +44,20 @@ class Trainer(NamedTuple):
 
 
 def _trainer(model: Model, rate: float, width: int) -> Trainer:
-    order = schedule.per_client_permutations(CLIENTS, 2)
-    algorithm = algorithms.fed_ensemble(
-        model, order, client_learning_rate=rate, work=Work(steps=STEPS, batch_size=None)
-    )
+    order = ft.schedules.per_client_permutations(CLIENTS, 2)
+    algorithm = ft.fed_ensemble(model, order, client_learning_rate=rate, work=ft.Work(steps=STEPS, batch_size=None))
     return Trainer(model, rate, algorithm, width)
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
     """Trains K = 2 models and returns the ledger of the run."""
     model, rate, algorithm, width = trainer
-    clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
-    data, rounds = federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
+    clients = ft.partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
+    data, rounds = ft.data.federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
     key = jax.random.fold_in(jax.random.key(seed), width)  # with one key, narrow networks would be parts of wider ones
-    ledger = residual_ledger(algorithm, model, data, rounds, Rule(STEPS, rate), seed=seed, start=key)
-    look, scan = Evaluation(rounds // EVALUATIONS, ledger), Devices("scan")
-    run = simulate(algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=look, devices=scan)
+    ledger = residual_ledger(algorithm, model, data, rounds, ft.theory.Rule(STEPS, rate), seed=seed, start=key)
+    look, scan = ft.Evaluation(rounds // EVALUATIONS, ledger), ft.Devices("scan")
+    run = ft.simulate(algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=look, devices=scan)
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
     return ledger
@@ -79,7 +69,7 @@ def _examples(size: Scale) -> int:
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
     """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
-    model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
+    model = ft.models.mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []
     for draw in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
@@ -104,7 +94,7 @@ def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
 
 def _linear_check(size: Scale, seed: int) -> Verdict:
     x = np.linspace(-1, 1, _examples(size))[:, None]
-    model = rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
+    model = ft.models.rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
     ledger = _ledger(_trainer(model, 0.1, 60), x, np.sin(4 * x), size, seed)
     wrong, rows = _wrong_rate(ledger, 1 + 1e-6), _later(ledger)
     noticed = next((off for off in OFF if not _wrong_rate(ledger, 1 + off).passed), np.inf)
@@ -167,5 +157,5 @@ ENTRIES = entries(
     "the residual ledger: simulated minus predicted residuals during training",
     papers=("shi2021",),
     statement="section 9.4 of FE-2021",
-    functions=(federated_flow,),
+    functions=(ft.theory.federated_flow,),
 )

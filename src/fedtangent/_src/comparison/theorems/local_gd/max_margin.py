@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Num
 
-from fedtangent._src.comparison.statistics import relative_distance
+from fedtangent._src.comparison.statistics import log_slope, relative_distance
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
@@ -126,7 +126,7 @@ def _power_law(
     exponent: float,
 ) -> Verdict:
     """Checks that log(values) has the slope ``exponent`` against log(over), and the control's values have not."""
-    slope, other = (float(np.polyfit(np.log(over), np.log(v), 1)[0]) for v in (values, control[1]))
+    slope, other = (log_slope(over, v) for v in (values, control[1]))
     notices = f"power x {1 - MARGIN:g}"
     return claim.near(slope, (control[0], other), MARGIN, notices, target=exponent, formats=(".2f", ".2f"))
 

@@ -14,26 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64, Num
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine import Evaluation
-from fedtangent._src.engine.history import History
-from fedtangent._src.engine.run import predict, simulate
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.ntk_fl import Evolution
-from fedtangent._src.models.two_layer import two_layer_relu
-from fedtangent._src.theory.ntk_fl.convergence import (
-    NtkTheorem,
-    TwoLayerStart,
-    largest_learning_rate,
-    ntk_theorem_1,
-    ntk_theorem_2,
-)
-from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
+from fedtangent._src.engine.run import predict
+from fedtangent._src.theory.ntk_fl.convergence import largest_learning_rate
+from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
 from fedtangent._src.types import Algorithm, Key, Model, PyTree
 
 DELTA = 0.2
@@ -54,13 +42,13 @@ class AllowedRun(NamedTuple):
     y: Float64[np.ndarray, "2"]
     residual: Float64[np.ndarray, "2"]
     kernel: Float64[np.ndarray, "2 2"]
-    start: TwoLayerStart
+    start: ft.theory.TwoLayerStart
 
 
 class Decay(NamedTuple):
     """Squared residuals relative to the start: of the run (FedAvg), or of each round (NTK-FL)."""
 
-    theorem: NtkTheorem
+    theorem: ft.theory.NtkTheorem
     at: Num[np.ndarray, "*rounds T"]  # steps of NTK-FL's evolution, or rounds of FedAvg
     ratio: Float64[np.ndarray, "*rounds T"]
 
@@ -91,25 +79,27 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 def _allowed_run(seed: int, width: int) -> AllowedRun:
     """Builds the run of this ``width`` on which all assumptions of both theorems hold."""
-    model = two_layer_relu(2, width, seed=seed, dtype=jnp.float64)
+    model = ft.models.two_layer_relu(2, width, seed=seed, dtype=jnp.float64)
     key = jax.random.key(seed)
     params = model.init(jax.random.split(key, 1)[0])
-    slowest = np.linalg.eigh(expected_kernel(PAIR))[1][:, 0]
+    slowest = np.linalg.eigh(ft.theory.expected_kernel(PAIR))[1][:, 0]
     residual = 1.5e-3 * slowest + 1e-5
     outputs = np.asarray(model.apply(params, jnp.asarray(PAIR)))[:, 0]
     kernel = empirical_kernel(PAIR, params["v"])
-    return AllowedRun(model, key, outputs - residual, residual, kernel, TwoLayerStart(len(params["v"]), kernel=kernel))
+    return AllowedRun(
+        model, key, outputs - residual, residual, kernel, ft.theory.TwoLayerStart(len(params["v"]), kernel=kernel)
+    )
 
 
 def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
     """Simulates NTK-FL at Theorem 1's largest step; returns the decay at all candidate ``times`` of every round."""
 
-    def theorem_at(step: float) -> NtkTheorem:
-        return ntk_theorem_1(PAIR, case.residual, case.start, learning_rate=step, delta=DELTA)
+    def theorem_at(step: float) -> ft.theory.NtkTheorem:
+        return ft.theory.ntk_theorem_1(PAIR, case.residual, case.start, learning_rate=step, delta=DELTA)
 
     eta = 0.999 * largest_learning_rate(theorem_at(1e-3).constants)
-    evolution = Evolution(times=times, method="eigh")
-    algorithm = algorithms.ntk_fl(case.model, schedule.all_clients(2), learning_rate=eta, evolution=evolution)
+    evolution = ft.Evolution(times=times, method="eigh")
+    algorithm = ft.ntk_fl(case.model, ft.schedules.all_clients(2), learning_rate=eta, evolution=evolution)
     history = _history(case, algorithm, ROUNDS, ROUNDS)
     losses, before = (np.asarray(history.rounds[name])[:, 0] for name in ("losses", "loss_before"))
     return Decay(theorem_at(eta), np.broadcast_to(times, losses.shape), losses / before[:, None])
@@ -118,26 +108,28 @@ def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
     """Simulates FedAvg at Theorem 2's largest step eta (eta / M on a client's mean loss), and returns the decay."""
 
-    def theorem_at(step: float) -> NtkTheorem:
+    def theorem_at(step: float) -> ft.theory.NtkTheorem:
         pair = PAIR, case.residual, CLIENTS, case.start
-        return ntk_theorem_2(*pair, learning_rate=step, local_steps=LOCAL_STEPS, delta=DELTA)
+        return ft.theory.ntk_theorem_2(*pair, learning_rate=step, local_steps=LOCAL_STEPS, delta=DELTA)
 
     eta = 0.999 * largest_learning_rate(theorem_at(1e-3).constants)
-    work = Work(steps=LOCAL_STEPS, batch_size=None)
-    algorithm = algorithms.fed_avg(case.model, schedule.all_clients(2), client_learning_rate=eta / 2, work=work)
+    work = ft.Work(steps=LOCAL_STEPS, batch_size=None)
+    algorithm = ft.fed_avg(case.model, ft.schedules.all_clients(2), client_learning_rate=eta / 2, work=work)
     evaluations = _history(case, algorithm, rounds, max(rounds // 20, 1)).evaluations
     squared = np.array([e.metrics["squared"] for e in evaluations])
     return Decay(theorem_at(eta), np.array([e.round for e in evaluations])[1:], squared[1:] / squared[0])
 
 
-def _history(case: AllowedRun, algorithm: Algorithm, rounds: int, every: int) -> History:
-    data = federated_data(PAIR, case.y[:, None], CLIENTS, dtype=jnp.float64)
+def _history(case: AllowedRun, algorithm: Algorithm, rounds: int, every: int) -> ft.types.History:
+    data = ft.data.federated_data(PAIR, case.y[:, None], CLIENTS, dtype=jnp.float64)
     outputs = jax.jit(lambda state: predict(algorithm, state, jnp.asarray(PAIR)).mean[:, 0])
 
     def look(_: Algorithm, state: PyTree) -> dict[str, float]:
         return {"squared": float(np.sum((np.asarray(outputs(state)) - case.y) ** 2))}
 
-    return simulate(algorithm, data, num_rounds=rounds, start=case.key, evaluation=Evaluation(every, look)).history
+    return ft.simulate(
+        algorithm, data, num_rounds=rounds, start=case.key, evaluation=ft.Evaluation(every, look)
+    ).history
 
 
 def _bounded(decay: Decay, where: str) -> Verdict:
@@ -205,6 +197,6 @@ ENTRIES = entries(
     "rates of NTK-FL and of FedAvg, as recipes, on the two-layer ReLU network",
     papers=("yue2022",),
     statement="Theorems 1 and 2, Remark 2 of NTK-FL",
-    functions=(ntk_theorem_1, ntk_theorem_2),
+    functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
     figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
 )

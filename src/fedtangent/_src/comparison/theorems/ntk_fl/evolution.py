@@ -11,19 +11,13 @@ import numpy as np
 from jaxtyping import Float64, Int
 from scipy.linalg import expm
 
+import fedtangent as ft
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
 from fedtangent._src.comparison.theorems.ntk_fl.descents import Sphere, descents, sphere
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
-from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine import Evaluation, simulate
-from fedtangent._src.engine.history import History
-from fedtangent._src.federated import algorithms, schedule
-from fedtangent._src.federated.ntk_fl import Evolution
-from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.ntk_fl.convergence import ntk_evolution
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
 from fedtangent._src.types import Algorithm, PyTree
 
@@ -52,8 +46,8 @@ class _Round(NamedTuple):
 
     def _matrix(self, rows: Int[np.ndarray, "r"], factor: float = 1.0, later: int = 0) -> Float64[np.ndarray, "p r"]:
         """Returns ``B_t`` of (9a) for the examples ``rows``, with a multiple of the step and ``later`` more steps."""
-        blocks = KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
-        return np.asarray(ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
+        blocks = ft.kernels.KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
+        return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
         """Returns ``B_t`` of (9a) as printed, with ``exp(-eta t H / N)``."""
@@ -97,21 +91,21 @@ def _evolution(seed: int, width: int) -> Verdict:
     ).exact(worst.pop(""), worst)
 
 
-def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> History:
+def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> ft.types.History:
     """Runs NTK-FL with every client in every round; the history has the weights after each round."""
-    evolution = Evolution(times=times, method="eigh")
-    algorithm = algorithms.ntk_fl(
-        problem.model, schedule.all_clients(3), learning_rate=problem.step, evolution=evolution
-    )
+    evolution = ft.Evolution(times=times, method="eigh")
+    algorithm = ft.ntk_fl(problem.model, ft.schedules.all_clients(3), learning_rate=problem.step, evolution=evolution)
     assert algorithm.params is not None
     read = algorithm.params
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.asarray(leaf)[0], read(state))}
 
-    data = federated_data(problem.x[:SIZE], problem.y[:SIZE, None], CLIENTS, dtype=jnp.float64)
+    data = ft.data.federated_data(problem.x[:SIZE], problem.y[:SIZE, None], CLIENTS, dtype=jnp.float64)
     key = jax.random.key(seed)
-    return simulate(algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=Evaluation(1, look)).history
+    return ft.simulate(
+        algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=ft.Evaluation(1, look)
+    ).history
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
@@ -145,5 +139,5 @@ ENTRIES = entries(
     "the recipe's evolution of function and weights, to rounding, and where the network leaves it",
     papers=("yue2022",),
     statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
-    functions=(ntk_evolution,),
+    functions=(ft.theory.ntk_evolution,),
 )

@@ -121,16 +121,9 @@ class WeightDrift(NamedTuple):
     half_counted: Float64[np.ndarray, "draws"]  # of |S_i| x_i'x_j / n
 
 
-def drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
-    """Computes the change of H when every neuron moves by R towards the plane of its nearest input.
-
-    H is computed here from activation patterns, by its definition below (12).
-
-    Args:
-        x: Inputs.
-        v: Neurons.
-        radius: Distance R.
-    """
+def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
+    """Computes the change of H when every neuron moves by R towards the plane of its nearest input."""
+    # H is computed here from activation patterns, by its definition below (12).
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
     nearest = np.argmin(np.abs(across), axis=2)
@@ -150,10 +143,10 @@ def drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"]
 
 
 def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
-    """Computes ``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    """Computes ``_drift`` of random neurons by ``ARC_RADIUS``, for inputs at equal angles on half a radian."""
     angles = np.linspace(0, 0.5, ON_ARC)
     v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
-    return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
+    return _drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
 
 
 def _lemma_4(seed: int, draws: int) -> Verdict:

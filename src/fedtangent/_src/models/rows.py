@@ -1,0 +1,88 @@
+"""A network's output for an example must depend on that example only: batches are padded, and kernels are in blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from fedtangent._src.types import Apply, Array, Key, Model
+
+ROWS = 8
+_measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows did not influence each other
+
+
+def module_of(apply: Apply) -> str:
+    """Returns the module in which a network's function is written; a wrapper has the module of its network."""
+    function: object = apply
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__module__", ""))
+
+
+def check_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype, name: str = "model") -> None:
+    """Raises ``ValueError`` if the output of a network for an example depends on the other examples of the batch.
+
+    Such a network (it normalises over its batch, say) would read the padding of a batch as examples. It is measured
+    once for each network, by changing all examples but one, and by leaving them out. The package's own networks are
+    measured in the tests.
+
+    Args:
+        model: The network.
+        shape: Shape of an example.
+        dtype: Dtype of an example.
+        name: Name of the argument, for the error message.
+    """
+    if module_of(model.apply).startswith("fedtangent.") or model.apply in _measured:
+        return
+    change, rounding = change_by_others(model, shape, dtype)
+    if change > np.sqrt(rounding):
+        raise ValueError(
+            f"{name}: got {model.name}, whose output for an example changes by {change:.2g} of its size with another "
+            "example of the batch, must depend on its own example only: batches are padded. Normalise over features or "
+            "groups of channels, not over the batch"
+        )
+    with contextlib.suppress(TypeError):  # of an object that cannot be kept weakly
+        _measured.add(model.apply)
+
+
+def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> tuple[float, float]:
+    """Returns how far outputs move with the other examples of their batch, relative to the largest, and the rounding.
+
+    Examples are positive and of three sizes. Parameters are drawn near those of ``init``, so that weights that start at
+    0 hide nothing. Where an output is NaN whatever the others are, it counts as 0.
+
+    Args:
+        model: The network.
+        shape: Shape of an example.
+        dtype: Dtype of an example; whole numbers are drawn from 0 and 1.
+    """
+    rng, is_floating = np.random.default_rng(0), jnp.issubdtype(dtype, jnp.floating)
+    last = rng.random(shape) if is_floating else rng.integers(0, 2, shape)
+
+    def batch(size: float) -> np.ndarray:
+        others = size * rng.random((ROWS - 1, *shape)) if is_floating else rng.integers(0, 2, (ROWS - 1, *shape))
+        return np.concatenate([others, last[None]]).astype(dtype)
+
+    @jax.jit
+    def outputs(key: Key, x: Shaped[Array, "n ..."]) -> Float[Array, "2 C"]:
+        leaves, structure = jax.tree.flatten(model.init(key))
+        near = [w + jax.random.normal(jax.random.fold_in(key, i), w.shape, w.dtype) / 8 for i, w in enumerate(leaves)]
+        params = jax.tree.unflatten(structure, near)
+        return jnp.stack([model.apply(params, x)[-1], model.apply(params, x[-1:])[0]])
+
+    with jax.ensure_compile_time_eval():  # also where a user's function is traced
+        results = [np.asarray(outputs(jax.random.key(0), batch(size))) for size in (1.0, 8.0, 0.125)]
+    alone_and_beside = np.concatenate(results).astype(np.float64)
+    first = alone_and_beside[:1]
+    same = (alone_and_beside == first) | (np.isnan(alone_and_beside) & np.isnan(first))
+    change = np.abs(np.where(same, 0, alone_and_beside) - np.where(same, 0, first)).max()
+    largest = np.abs(first[np.isfinite(first)]).max(initial=0)
+    rounding = float(jnp.finfo(results[0].dtype).eps)
+    return math.inf if np.isnan(change) else float(change) / (largest if largest > 0 else 1.0), rounding
