@@ -245,13 +245,13 @@ REFUSED = [
 
 
 WITHOUT_RULE = [
-    ({"algorithm": "fed_adam"}, "its server divides"),
-    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "its server divides"),
+    ({"algorithm": "fed_adam"}, "its server scales"),
+    ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "its server scales"),
     ({"channel": "qsgd:4"}, "its channel changes the updates; nearest is a lossless channel"),
     ({"sparsity": 0.5}, "its channel changes the updates"),
     ({"secure_aggregation": True}, "secure_aggregation rounds its messages"),
     ({"beta": 0.5}, "its clients use a share beta = 0.5 of their examples"),
-    ({"max_update_norm": 3.0}, "its server may reject messages"),
+    ({"max_update_norm": 3.0}, "its server may reject finite messages"),
     ({"client_optimizer": "adam"}, "its client_optimizer: got an optimiser that is not linear in the gradients"),
 ]
 

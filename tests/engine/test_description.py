@@ -145,10 +145,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "fed_nova", "client_optimizer": "adam"}, "client_optimizer"),
     ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "client_optimizer"),
     ({"algorithm": "fed_be", "server_examples": 0}, "server_examples: got 0"),
-    ({"algorithm": "fed_be", "num_train": 60, "server_examples": 59}, "server_examples: got 59 examples, all "),
+    ({"algorithm": "fed_be", "num_train": 60, "server_examples": 59}, "server_examples: got 59 examples, among "),
     (
         {"algorithm": "ntk_fl", "num_train": 60, "ntk_choose": "validation", "server_examples": 59},
-        "server_examples: got 59 examples, all ",
+        "server_examples: got 59 examples, among ",
     ),
     ({"algorithm": "data_sharing", "num_train": 60, "shared_fraction": 0.99}, "shared_fraction: got 59 examples, must"),
     ({"algorithm": "lg_fed_avg", "private": "no such"}, "private: got 'no such'"),
