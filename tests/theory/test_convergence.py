@@ -248,7 +248,9 @@ def test_refuses(maker):
         r"initial_kernel: got shape \(2, 2\), must be \(40, 40\)": {"networks": Networks(initial_kernel=np.eye(2))},
         "learning_rate: got -1.0, must be above 0": {"rule": run.rule(learning_rate=-1.0)},
         "mu: got 0.1, must be 0.0: the theorem is about FedAvg": {"rule": run.rule(mu=0.1)},
-        "algorithm: got 'scaffold', must be 'fed_avg' here": {"rule": run.rule(algorithm="scaffold")},
+        "algorithm: got 'scaffold', must be 'fed_avg': the theorem is about FedAvg": {
+            "rule": run.rule(algorithm="scaffold")
+        },
         "partition: got 40 for client 0, must be from 0 to 39": {
             "partition": Partition(np.arange(1, 41), np.array([0, 40]))
         },
