@@ -47,6 +47,7 @@ CUT, CHECKSUM, SHAPE, OBJECTS, LABELS, NO_EXAMPLES, DISK = HARMS = (
 )
 UNPUBLISHED = {CHECKSUM: "its checksum is published nowhere"}
 UNWRITTEN = {DISK: "nothing is written"}
+TESTED = {NO_EXAMPLES: "a user may have test examples only"}
 NOBODYS = {NO_EXAMPLES: "nothing is told of users"}
 BYTES = {OBJECTS: "every byte is a number"}
 
@@ -81,7 +82,6 @@ def own(harm: str, folder: Path, patch: pytest.MonkeyPatch) -> list[object]:
         SHAPE: {"x": np.ones(4)},
         OBJECTS: {"y": OBJECT},
         LABELS: {"y": np.arange(4) - 1},
-        NO_EXAMPLES: {"users_test": np.full(4, 9)},
     }
     np.savez(folder / "mine.npz", **held | changed.get(harm, {}))  # type: ignore[arg-type]
     cut(folder / "mine.npz", harm)
@@ -95,7 +95,6 @@ def archive(harm: str, folder: Path, patch: pytest.MonkeyPatch) -> list[object]:
         SHAPE: {"train_images": IMAGES[:, 1:]},
         OBJECTS: {"train_labels": OBJECT},
         LABELS: {"test_labels": np.arange(59, 63)},
-        NO_EXAMPLES: {"train_offsets": np.array([0, 0, 4])},
     }
     np.savez(folder / "femnist.npz", **held | changed.get(harm, {}))
     cut(folder / "femnist.npz", harm)
@@ -171,7 +170,6 @@ def unpacked(harm: str, folder: Path, patch: pytest.MonkeyPatch) -> list[object]
         SHAPE: writers(pixels=[1.0] * 783),
         OBJECTS: writers(pixels=b"text"),
         LABELS: writers(label=62),
-        NO_EXAMPLES: writers(client="b"),
     }
     if harm == DISK:
         patch.setattr(tff.shutil, "copyfileobj", full)
@@ -229,9 +227,8 @@ READERS = {
             SHAPE: "x: got float64 (4,) in ",
             OBJECTS: "mine.npz cannot be read: y.npy holds Python objects",
             LABELS: "y: got -1 at position 0",
-            NO_EXAMPLES: "users_test: got 9 in ",
         },
-        UNPUBLISHED | UNWRITTEN,
+        UNPUBLISHED | UNWRITTEN | TESTED,
     ),
     "an archive": Reader(
         archive,
@@ -240,9 +237,8 @@ READERS = {
             SHAPE: "got uint8 (4, 27, 28) and (4,) in ",
             OBJECTS: "femnist.npz cannot be read: train_labels.npy holds Python objects",
             LABELS: "labels: got 62 at position 3",
-            NO_EXAMPLES: "got [0, 0] for user 0, must rise",
         },
-        UNPUBLISHED | UNWRITTEN,
+        UNPUBLISHED | UNWRITTEN | TESTED,
     ),
     "LEAF": Reader(
         leaf,
@@ -273,10 +269,9 @@ READERS = {
             SHAPE: "must be real numbers in one array",
             OBJECTS: "emnist_all.sqlite.lzma cannot be read: an example has no pixels of kind float_list",
             LABELS: "got 62 at position 1",
-            NO_EXAMPLES: "got writer 'b' in ",
             **USUAL,
         },
-        {},
+        TESTED,
     ),
     "TensorFlow Federated, text": Reader(
         said,

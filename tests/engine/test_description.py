@@ -239,13 +239,14 @@ def test_data_that_are_not_finite_or_no_classes(
         build(describe(partition="iid", num_clients=4, loss=loss))
 
 
-def test_inputs_keep_their_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_keep_their_shape_and_numbers_that_are_no_tokens_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiny().data.x.dtype == jnp.float32 and tiny().data.x.shape == (120, 8, 8, 1)
     assert inputs_on_device(np.zeros((3, 5), np.int16)).dtype == np.int32
     whole = lambda x: (16 * x).astype(np.int32)  # noqa: E731
     altered(monkeypatch, x_train=whole, x_test=whole)
     built = tiny()
-    assert built.data.x.dtype == jnp.int32 and built.examples.test.x.dtype == jnp.int32
+    assert built.data.x.dtype == jnp.float32 and built.examples.test.x.dtype == jnp.float32
+    assert np.array_equal(built.data.x, np.round(built.data.x)) and built.data.x.max() == 16
 
 
 def test_clients_are_tested_on_examples_of_their_own() -> None:

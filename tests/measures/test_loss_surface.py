@@ -147,9 +147,9 @@ BAD = {
     "collinear": ([three[0], three[1], ON_A_LINE], "models: got three on one line"),
     "shapes": (
         [three[0], three[1], {**three[0], "b": np.zeros(4)}],
-        "models: got 1 and 3 of different",
+        r"models: models\[0\] and models\[2\] differ",
     ),
-    "structure": ([three[0], {"a": np.zeros(2)}, three[1]], "models: models[0] and models[1] differ in structure"),
+    "structure": ([three[0], {"a": np.zeros(2)}, three[1]], r"models: models\[0\] and models\[1\] differ in structure"),
     "integers": ([{"a": np.arange(3)}] * 3, "models: got int64 arrays, must be floating"),
     "not finite": ([three[0], three[1], jax.tree.map(lambda x: x * np.nan, three[2])], "models: got nan at entry"),
 }

@@ -182,10 +182,10 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 WRONG = [
     *((name, text, says) for name in ("config.json", "result.json")
       for text, says in (("{", "cannot be read"), ("[]", "not a JSON file"), ("[" * 100_000, "cannot be read"))),
-    *(("config.json", json.dumps({"command": "train", "options": {}, name: 5}), f"not .*: {name} has another type")
+    *(("config.json", json.dumps({"command": "train", "options": {}, name: 5}), f"not .*: {name} is a int")
       for name in ("command", "options", "resolved", "environment")),
     ("config.json", '{"command": "train"}', "is not the configuration of a run"),
-    *(("result.json", json.dumps({name: True}), f"not a file .*: {name} has another type")
+    *(("result.json", json.dumps({name: True}), f"not a file .*: {name} is a bool")
       for name in ("rows", "verdicts", "failed")),
     ("metrics.csv", "round\n" + "9" * 5000, "not the table"),
     ("metrics.csv", "round,split\n1," + "x" * 200_000, "not the table"),
