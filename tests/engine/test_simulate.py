@@ -326,7 +326,7 @@ def test_data_are_a_data_set_its_name_or_arrays() -> None:
 @pytest.mark.parametrize(
     ("data", "clients", "message"),
     [
-        (tiny_runs.data(), tiny_runs.EVEN, r"clients: got .*, must be None: FederatedData says"),
+        (tiny_runs.data(), tiny_runs.EVEN, r"clients: got .*, must be None: FederatedData has"),
         ((tiny_runs.X, tiny_runs.TARGETS), None, "clients: got None, must be a Partition, a list"),
         ((tiny_runs.X, tiny_runs.TARGETS), [[0, 1], [1, 12], [2], [3]], "clients: got 12"),
         ((tiny_runs.X[:, :2], tiny_runs.TARGETS), tiny_runs.EVEN, "model: got tanh, which cannot read examples"),

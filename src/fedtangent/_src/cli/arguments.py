@@ -38,7 +38,7 @@ class OutputOptions:
     overwrite: bool = option(False, may_differ=True)
     """Replace the run in OUTPUT."""
     config: Path | None = option(None, may_differ=True)
-    """Repeat the run of this config.json; options on the line replace its values."""
+    """Repeat the run of this config.json; further options replace its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,9 @@ class MachineOptions:
     coordinator: str | None = option(None, may_differ=True, used_with="distributed")
     """Process 0, host:port (default: $JAX_COORDINATOR_ADDRESS)."""
     num_processes: int | None = option(None, may_differ=True, used_with="distributed")
-    """Number of processes (default: $JAX_NUM_PROCESSES)."""
+    """Processes (default: $JAX_NUM_PROCESSES)."""
     process_id: int | None = option(None, may_differ=True, used_with="distributed")
-    """Number of this process, from 0 (default: $JAX_PROCESS_ID)."""
+    """This process, from 0 (default: $JAX_PROCESS_ID)."""
 
 
 class Option(NamedTuple):

@@ -74,13 +74,13 @@ class CommonOptions:
     keep_first: int | None = None
     """Close a round after this many clients have answered."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """Distribution of completion times, lognormal or exponential; means are in proportion to a client's examples."""
+    """lognormal or exponential times, on average as a client's examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
     """Standard deviation of the log of a lognormal time."""
     projection: int | None = None
-    """Project inputs to this many numbers, with a secret seed that clients share."""
+    """Project inputs to this many numbers, by a secret shared seed."""
     key_file: Path | None = option(None, may_differ=True, used_with="projection")
-    """File with the secret seed of the projection (default: $FEDTANGENT_KEY_FILE)."""
+    """Its seed's file (default: $FEDTANGENT_KEY_FILE)."""
 
 
 class Chosen(NamedTuple):

@@ -206,7 +206,7 @@ class ScaleOptions(NoOptions):
     b_std: float = 0.1
     """Standard deviation of the biases."""
     last_w_std: float | None = None
-    """w_std of the last layer, if another one: a small value starts the network near zero."""
+    """w_std of the last layer: small, and the network starts near zero."""
 
 
 @network(

@@ -1,8 +1,8 @@
 """Fig. 2 of DeepLin: FedAvg is slower with more clients; training loss by round for N in {40, 80, 160}.
 
 Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. The paper does not give K; here it
-is 5, the middle of the values of fig. 3. The paper shows that more rounds are needed with more clients, and concludes
-that the rate is inversely proportional to N.
+is 5, the middle of the values of fig. 3, which is ``fig3`` at the end of this file. The paper shows that more rounds
+are needed with more clients, and concludes that the rate is inversely proportional to N.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Table VIII of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
 
 Each printer is a client. The paper prints neither the network nor how it is trained: here a multilayer perceptron, all
-clients in every round, and the learning rate that is best at another speed that is left out of its runs. Fig. 8 draws
-what both methods predict at the same rates with the first seed.
+clients in every round, and the learning rate that is best at another speed that is left out of its runs. Fig. 8
+(``fig8``) draws what both methods predict at the same rates with the first seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NTK-FL, fig. 4 and 7: test accuracy by round of clients that differ as writers (4a) or in labels (4b, 4c, 7)."""
+"""NTK-FL, fig. 4 and 7: test accuracy by round, of clients that differ as writers (4a) or in labels (4b, 4c, fig7)."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class RateOptions:
     client_learning_rate: float = 1.0
     """Step size of the clients, or of NTK-FL's server."""
     decay: float = 1.0
-    """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
+    """Step size times this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
 
@@ -152,7 +152,7 @@ class ChannelOptions:
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds the numbers that the channel left out to its next update."""
+    """A client adds what the channel left out to its next update."""
     sparsity: float = 0.0
     """Share of an update's numbers, the smallest, that is set to zero."""
 
