@@ -135,8 +135,8 @@ def test_any_other_function_goes_to_neural_tangents():
         hidden = jnp.tanh(x @ params["a"] + params["c"][None, :])
         return jnp.concatenate([hidden @ params["b"], jnp.sum(hidden**2, axis=1, keepdims=True)], axis=1)
 
-    model = mlp(4, 3)._replace(apply=apply, structure=None)
     params = {"a": jnp.asarray(RNG.normal(size=(4, 6))), "b": jnp.asarray(RNG.normal(size=(6, 2))), "c": jnp.ones(6)}
+    model = mlp(4, 3)._replace(init=lambda key: params, apply=apply, structure=None)
     expected = contract(jacobians(model, params, np.concatenate([X1, X2])), 7)
     whole, traced = both_of(model, params, X1, X2, block_size=4)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-10)
