@@ -194,7 +194,7 @@ def mean_prediction(
         members: Outputs of the K models, [K, .., C].
         weights: Weights of the models, which sum to 1; None for 1/K each.
     """
-    outputs = wide(members)
+    outputs = jnp.asarray(wide(members))
     if len(outputs) == 1:
         return outputs[0]
     if targets_of(loss) == "classes":
