@@ -100,7 +100,7 @@ def test_laziness_of_several_seeds_where_theory_has_no_rule(run: Callable, folde
     base = [*RUN[:1], *RUN[5:]]  # a single model
     ended = run(*base, *given, "--diagnostics", "laziness", "--output", "out")
     assert (ended.code, ended.err) == (0, ""), ended
-    assert "not beside infinite width: algorithm: got 'fed_adam'" in " ".join(ended.out.split())
+    assert "not compared with infinite width: algorithm: got 'fed_adam'" in " ".join(ended.out.split())
     lines = [line.split() for line in ended.out.splitlines() if line.strip().startswith("laziness ")]
     assert [line[1:-2] for line in lines] == [["feature", "learning"], ["drift"]]
     rows = {(r["seed"], r["round"], r["metric"]): float(r["value"]) for r in rows_of(folder / "out")}

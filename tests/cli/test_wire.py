@@ -99,7 +99,10 @@ def test_switches_reach_the_algorithms(tmp_path: Path) -> None:
 
     numbers = 64 * 6 + 6 + 6 * 10 + 10
     assert uplink() == (4 * numbers, 0)
-    assert uplink("--secure-aggregation --beta 0.5") == (4 * (numbers + 1) + 32, 0)
+    assert uplink("--secure-aggregation --beta 0.5") == (
+        4 * (numbers + 1) + 32 + 4 * 4,
+        0,
+    )  # with the scales of four arrays
     assert uplink("--sparsity 0.9 --shuffle") == (-(-(46 * 32 + 46 * 9) // 8), 0)
     assert uplink("--algorithm ntk_fl") == (0, 40 * numbers + 80)
     assert uplink("--algorithm cp_ntk_fl --sparsity 0.9 --beta 0.5 --shuffle") == (

@@ -126,16 +126,19 @@ def forecast(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:
 
 
 def test_a_forecast_on_features_is_that_of_the_flow() -> None:
-    """A channel that clips nothing has no rule; curves, best and stable rate are those of FedAvg's closed form."""
+    """A channel that clips nothing has no rule; the curves are those of FedAvg's closed form, and so are the rates.
+
+    Both searches end within 2 % of the rate; that of the closed form starts at a bound of its own.
+    """
     theory, on_features, clipped = (
         forecast(ft.fed_avg, WORK | {"averaging": ft.Averaging(channel=channel)})
         for channel in (None, ft.channels.clip(1e6), ft.channels.clip(0.05))
     )
     assert theory.plan.is_flow and not on_features.plan.is_flow and "its channel changes" in repr(on_features)
-    for curve in ("given", "best"):
-        for metric, values in getattr(theory, curve).values.items():
-            np.testing.assert_allclose(getattr(on_features, curve).values[metric], values, rtol=1e-9, atol=1e-12)
-    assert on_features.rates.stable == pytest.approx(theory.rates.stable, rel=1e-9)
+    for metric, values in theory.given.values.items():
+        np.testing.assert_allclose(on_features.given.values[metric], values, rtol=1e-9, atol=1e-12)
+    assert on_features.rates.best == pytest.approx(theory.rates.best, rel=0.02)
+    assert on_features.rates.stable == pytest.approx(theory.rates.stable, rel=0.02)
     assert abs(clipped.loss / theory.loss - 1) > 0.01  # the control: one that does clip
 
 

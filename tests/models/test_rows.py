@@ -47,7 +47,7 @@ def test_the_packages_networks_look_at_one_example(name: str) -> None:
     kind = catalogue("models")[name].kinds[0]
     shape = (1,) if name == "rbf_linear" else SHAPES[kind]
     model = ft.models.build(name, shape, 2)
-    dtype = jnp.dtype(jnp.int32) if model.reads_tokens else FLOAT
+    dtype = jnp.dtype(jnp.int32) if model.vocabulary else FLOAT
     assert rows.module_of(model.apply).startswith("fedtangent.")  # which is why they are not measured in each run
     assert rows.change_by_others(model, shape, dtype)[0] < 1e-4  # rounding, of other shapes too
 

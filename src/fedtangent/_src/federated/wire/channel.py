@@ -374,7 +374,7 @@ def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
 
 
 ENTRIES = (
-    WrittenEntry("lossless", "unchanged updates", lossless),
+    WrittenEntry("lossless", "updates are sent unchanged", lossless),
     WrittenEntry("clip", "updates scaled to a largest Euclidean length", clip, papers=("mcmahan2018",), number="norm"),
     WrittenEntry("top_k", "the largest numbers of an update", lambda share: top_k(fraction=share), number="share"),
     WrittenEntry("random_k", "random numbers of an update", lambda share: random_k(fraction=share), number="share"),
