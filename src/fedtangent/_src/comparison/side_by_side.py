@@ -93,7 +93,7 @@ class Comparison(NamedTuple):
 
 
 def _flow_curve(theory: Predicted, networks: Simulated) -> PredictedCurve:
-    """Computes the flow from the networks' initial functions at as many rounds as ``MOST_NUMBERS`` allows."""
+    """Predicts training error and test score by round, from the networks' initial functions."""
     problem, last, starts = theory.setting.problem, theory.setting.size.num_rounds, starts_of(networks)
     errors, scores = list[np.ndarray](), list[np.ndarray]()
     many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)

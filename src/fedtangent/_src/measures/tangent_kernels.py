@@ -273,7 +273,7 @@ class KernelDiagnostics:
         return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
-        """Computes the relative drift of every model's kernel in the Frobenius norm, [K]."""
+        """Computes ``|Theta - Theta_0| / |Theta_0|`` (Frobenius) of every model's kernel at a state of the run, [K]."""
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
     def _measured(self, theta: Float64[np.ndarray, "m m"], model: int) -> dict[str, float]:

@@ -39,7 +39,7 @@ def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n
     Args:
         model: The network.
         at: Parameters about which it is linearised.
-        params: Parameters in whose dtype the outputs are computed.
+        params: Parameters at which the linearisation is evaluated; ``at`` is cast to their dtype.
         x: Inputs [n, ...].
     """
     at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)

@@ -94,7 +94,7 @@ def _divide(study: Study, seed: int) -> Trial:
 
 
 def methods(settings: VersusSettings, trial: Trial) -> dict[str, Method]:
-    """Returns both methods on one seed's data."""
+    """Returns FedAvg and Fed-ensemble on one seed's data, by name."""
     optimizer = partial(descent, "sgd", settings.weight_decay) if settings.weight_decay else None
     return both_methods(settings, trial, network(settings, trial.data.x, trial.num_classes), "cross_entropy", optimizer)
 

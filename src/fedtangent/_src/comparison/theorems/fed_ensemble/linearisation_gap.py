@@ -37,7 +37,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
-    """Checks slopes in the width of the distance to the limiting kernel (-1/2), of drift and of gap (at most)."""
+    """Checks that the distance to the limiting kernel falls as width^-1/2, and drift and gap at least as fast."""
     widths = tuple(run.setting.size.largest for run in runs)
     far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
     last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}

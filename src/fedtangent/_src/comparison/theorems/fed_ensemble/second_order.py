@@ -53,7 +53,10 @@ class RandomFederation(NamedTuple):
     def true_age(
         self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0
     ) -> Float64[np.ndarray, "n n"]:
-        """Computes the operator of one age on a model's residual, client by client, without ``theory``.
+        """Computes the matrix that takes a model's residual from the start to the end of an age, without ``theory``.
+
+        An age is the K rounds in which every client trains every model once. The clients' matrices are multiplied round
+        by round.
 
         Args:
             rate: Learning rate of the clients.
