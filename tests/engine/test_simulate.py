@@ -371,6 +371,15 @@ def test_pixels_have_one_scale_in_training_and_in_prediction() -> None:
     right = fed_avg.predict(start, pixels / np.float32(255)).mean
     np.testing.assert_allclose(fed_avg.predict(start, pixels).mean, right, rtol=1e-5)
     assert np.abs(fed_avg.predict(start, pixels.astype(np.float32)).mean - right).max() > 1  # control
+    ditto = ft.ditto(model, ft.schedules.all_clients(2), client_learning_rate=0.1)
+    own, data = ditto.init(0, 2), ft.data.federated_data(pixels, np.arange(8) % 2, ft.partition.iid(8, 2, seed=0))
+    assert ditto.personal is not None
+    scaled, raw, unscaled = (
+        ditto.personal(own, data, 4, jnp.int32(0), jnp.asarray(x)).mean
+        for x in (pixels / np.float32(255), pixels, pixels.astype(np.float32))
+    )
+    np.testing.assert_allclose(raw, scaled, rtol=1e-5)
+    assert np.abs(unscaled - scaled).max() > 1  # control
     lstm = ft.models.lstm(80, 80, 4, 4, 1)
     texts = ft.fed_avg(lstm, ft.schedules.all_clients(2), client_learning_rate=0.1)
     begun = texts.init(0, 2)

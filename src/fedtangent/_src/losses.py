@@ -207,7 +207,12 @@ def mean_prediction(
 
 
 def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "*rows"]) -> Float[Array, "*rows"]:
-    """Returns 1 where the largest output is at the label, else 0; NaN where no output is the largest finite number."""
+    """Returns 1 where the largest output is at the label, else 0; NaN where the largest output is not finite.
+
+    Args:
+        outputs: Outputs or probabilities of the classes, [.., C].
+        labels: Class labels [..].
+    """
     largest = jnp.max(outputs, axis=-1)
     return jnp.where(jnp.isfinite(largest), (jnp.argmax(outputs, axis=-1) == labels).astype(largest.dtype), jnp.nan)
 

@@ -231,7 +231,9 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
         if isinstance(optimizer, optax.GradientTransformation):
             tried = optimizer
         else:
-            tried = next((o for o in in_rounds if np.any(_coefficients(o))), at_round(optimizer, jnp.int32(0)))
+            tried = next(
+                (moving for moving in in_rounds if np.any(_coefficients(moving))), at_round(optimizer, jnp.int32(0))
+            )
         first, second = _moved(tried, one), _moved(tried, two)
         scaled = [_differ(_moved(tried, _scaled(c, one)), c * first) for c in _FACTORS]
         together = _moved(tried, [pytrees.add(a, b) for a, b in zip(one, two, strict=True)])

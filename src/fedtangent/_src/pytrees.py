@@ -49,7 +49,12 @@ def precision(a: PyTree) -> np.dtype:
 
 
 def cast_like(a: PyTree, like: PyTree) -> PyTree:
-    """Returns ``a`` in the dtypes of ``like``, whose leaves are arrays or ``jax.ShapeDtypeStruct``."""
+    """Returns ``a`` in the dtypes of ``like``.
+
+    Args:
+        a: Arrays.
+        like: Arrays or ``jax.ShapeDtypeStruct`` of the same structure.
+    """
     return jax.tree.map(lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), a, like)
 
 
@@ -89,10 +94,13 @@ def vdot(a: PyTree, b: PyTree) -> Array:
 
 
 def magnitude(values: Array, axis: int | None = None) -> Array:
-    """Returns the power of two of the largest magnitude along ``axis``, which is kept; all axes: a scalar.
+    """Returns the power of two of the largest magnitude; 1 if all numbers are 0, or if a number is not finite.
 
-    Numbers divided by it lose no digit, and their squares neither overflow nor vanish. It is 1 if all numbers are 0, or
-    one is not finite. ``values`` are in float32 at least.
+    Numbers divided by it lose no digit, and their squares neither overflow nor vanish.
+
+    Args:
+        values: Numbers in float32 at least.
+        axis: Axis along which the largest is taken, which stays with size 1; None: all axes, for a scalar [].
     """
     largest = jnp.max(jnp.abs(values), axis=axis, keepdims=axis is not None, initial=0)
     most = jnp.finfo(largest.dtype).maxexp - 28  # far enough from the ends that the power has an inverse

@@ -145,7 +145,7 @@ def _metrics(forecast: Forecast) -> list[Metric]:
         curves["predicted at the best rate"] = forecast.best
     if forecast.fastest is not None:
         curves["predicted at the fastest rate"] = forecast.fastest
-    rows, seed, named = [], forecast.plan.setting.seed, forecast.plan.named
+    rows, seed, name_of_split = [], forecast.plan.setting.seed, forecast.plan.named
     for which, curve in curves.items():
         for (split, metric), values in curve.values.items():
             low, high = curve.band(split, metric)
@@ -155,7 +155,9 @@ def _metrics(forecast: Forecast) -> list[Metric]:
                 for round_, value, up, down in columns:
                     algorithm = f"{forecast.name}, {which}"
                     rows.append(
-                        Metric(int(round_), algorithm, seed, named(split), name, float(value), int(up), int(down))
+                        Metric(
+                            int(round_), algorithm, seed, name_of_split(split), name, float(value), int(up), int(down)
+                        )
                     )
     return sorted(rows, key=lambda row: (row.algorithm, row.round))
 

@@ -74,12 +74,12 @@ def setting_of(
     loss = examples.loss if isinstance(rule, str) else rule.loss
     fewest, most = min(clients.sizes), max(clients.sizes)
     labels = None if classes is None else np.asarray(classes, np.int32)
-    shown = "" if len(x_test) == num_points else f"; {len(x_test)} of {num_points} {points} examples"
+    sample = "" if len(x_test) == num_points else f"; {len(x_test)} of {num_points} {points} examples"
     return Setting(
         name=f"{algorithm.name} on {dataset.name}",
         title=f"{algorithm.name} on {dataset.name}, {words(training.loss)}: {len(x_train)} examples on "
         f"{clients.num_clients} clients of {fewest} to {most}, {model.name.partition('(')[0]}"
-        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}{shown}",
+        f"{'' if points == 'test' else '; no test examples, so that all numbers are of training examples'}{sample}",
         problem=Problem(x_train, y_train, x_test, y_test, clients, labels, points, loss),
         algorithm=of_fixed_width(algorithm) if own_width else algorithm,
         rule=rule,

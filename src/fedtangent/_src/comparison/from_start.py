@@ -151,13 +151,12 @@ def at_seed(setting: Setting, why: str) -> Setting:
         NotFollowed: The algorithm has no global models, or the model has no derivatives forwards.
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
-    if algorithm.params is None:
-        why = f"{why}; nor can it be linearised at a start, because it has no global models"
-        raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}")
     try:
         weights = weights_of(algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, None)
     except ValueError as error:
-        raise NotFollowed(f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; {error}") from error
+        raise NotFollowed(
+            f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; nor at a start: {error}"
+        ) from error
     size = setting.size._replace(widths=(1,), draws=1)
     return dataclasses.replace(setting, algorithm=algorithm, rule=why, size=size, start=weights)
 

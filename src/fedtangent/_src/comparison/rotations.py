@@ -146,7 +146,6 @@ def rotation_test(
     features: KernelFeatures,
     f0: Float[np.ndarray, "K points C"],
     seed: int,
-    seeds: int = COUNTS[-1],
 ) -> RotationTest:
     """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
 

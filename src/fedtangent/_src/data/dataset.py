@@ -141,8 +141,8 @@ LEVELS = 100  # values that float32 must have within the range of a feature
 def check_resolution(name: str, array: np.ndarray) -> None:
     """Raises ``ValueError`` for a feature, such as a time since 1970, whose differences float32 rounds away.
 
-    In float32 it has fewer than ``LEVELS`` values from its least to its largest. Differences of the size of float64's
-    rounding are none.
+    In float32 such a feature has fewer than ``LEVELS`` values from its least to its largest. A feature whose values
+    differ only by the rounding of float64 is constant, and passes.
 
     Args:
         name: Name of the array, for the error message.

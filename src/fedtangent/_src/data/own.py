@@ -126,11 +126,11 @@ def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
 
 
 def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
-    """Tells whether whole numbers can be a text: its places share one alphabet, while columns of a table have ranges.
+    """Tells whether whole numbers can be a text, in which all columns have the same alphabet, or must be a table.
 
-    Numbers below 0 and numbers of two kinds alone are no text. Neither are columns one of which has half of its numbers
-    outside the range of another: in a text of m examples two of d places do so with probability below ``d^2 2^-m``.
-    Zeros, which fill up short texts, and places with one symbol, such as a mark of the beginning, are left out.
+    A table has a negative number, at most two different numbers, or a column with half of its numbers outside the range
+    of another column. In a text of m examples and d columns the last happens with probability below ``d^2 2^-m``.
+    Zeros, which fill up short texts, and columns of one symbol, such as a mark of the beginning, are not counted.
     """
     if x.size == 0 or x.min() < 0:
         return x.size == 0
@@ -275,7 +275,7 @@ def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[n
         scale: Number to divide inputs by; None for 255 with uint8 and 1 with other numbers. Tokens have none.
 
     Raises:
-        ValueError: The inputs are no such numbers, or there are none.
+        ValueError: The inputs have another type or shape, or no example.
     """
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
@@ -306,7 +306,7 @@ def targets(ys: Mapping[str, object]) -> Targets:
             numbers [n] or [n, C].
 
     Raises:
-        ValueError: Targets are none of these, or differ in kind between the splits.
+        ValueError: Targets have another type, or differ in type between the splits.
     """
     read = {name: _target(name, y) for name, y in ys.items()}
     (train_name, train), num_classes, names = next(iter(read.items())), 0, None

@@ -20,7 +20,7 @@ from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
-from fedtangent._src.models.rows import check_rows
+from fedtangent._src.models.rows import check_independent_rows
 from fedtangent._src.types import (
     Accept,
     Aggregate,
@@ -161,8 +161,7 @@ def compose(
     trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-        if x.dtype == jnp.uint8 and not model.vocabulary:
-            x = x / jnp.float32(255)  # pixels, as in training data
+        x = _scaled(model, x)
         return mean_of_models(trained, params(state), x) if parts.predict is None else parts.predict(trained, state, x)
 
     def predict_personal(
@@ -171,7 +170,7 @@ def compose(
         client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert parts.personal is not None
-        return parts.personal(trained, params(state), client_states, client, x)
+        return parts.personal(trained, params(state), client_states, client, _scaled(model, x))
 
     return Algorithm(
         name,
@@ -184,6 +183,11 @@ def compose(
         params if parts.predict is None else None,
         Composition(weighting=parts.weighting) if composition is None else composition,
     )
+
+
+def _scaled(model: Model, x: Shaped[AnyArray, "n ..."]) -> Shaped[AnyArray, "n ..."]:
+    """Returns pixels of 8 bits divided by 255, as training data are; tokens and other inputs unchanged."""
+    return x / jnp.float32(255) if x.dtype == jnp.uint8 and not model.vocabulary else x
 
 
 def sequentially(update: ServerUpdate) -> ServerUpdate:
@@ -231,7 +235,7 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
 
 def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
     _check_examples(composed.model, data)
-    check_rows(composed.model, data.x.shape[1:], data.x.dtype)
+    check_independent_rows(composed.model, data.x.shape[1:], data.x.dtype)
     if composed.parts.check is not None:
         composed.parts.check(data)
     message, broadcast = _message_shape(composed, data, engine)

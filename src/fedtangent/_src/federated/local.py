@@ -257,8 +257,8 @@ def minimise(
 def _unapplied(opt_state: PyTree) -> dict[str, Array]:
     """Returns how many gradients ``optax.MultiSteps``, which applies several at once, still holds; else nothing."""
     accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
-    held = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
-    return {"unapplied": jnp.max(jnp.stack(held))} if held else {}
+    waiting = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
+    return {"unapplied": jnp.max(jnp.stack(waiting))} if waiting else {}
 
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:

@@ -21,7 +21,7 @@ from fedtangent._src.kernels.layered import is_layered, layered_kernel
 from fedtangent._src.models.dense import DenseStructure, forward
 from fedtangent._src.models.features import LinearStructure
 from fedtangent._src.models.layers import LayeredStructure
-from fedtangent._src.models.rows import check_rows
+from fedtangent._src.models.rows import check_independent_rows
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
@@ -76,7 +76,7 @@ def empirical_ntk(
     if block_size is not None:
         whole("block_size", block_size)
     _check_params(model, params)
-    check_rows(model, x1.shape[1:], x1.dtype)
+    check_independent_rows(model, x1.shape[1:], x1.dtype)
     form = _form(model, params, x1)
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     if 0 in (n1, n2):

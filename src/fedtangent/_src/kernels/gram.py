@@ -128,8 +128,8 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
 def known_modes(theta: Float[AnyArray, "n n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n n"]]:
     """Computes the eigenvalues [n], rising, and eigenvectors [n, n] of a kernel, with zeros for those lost in rounding.
 
-    No function depends on a coefficient along an eigenvector of eigenvalue 0, but ``Theta(x, X) v`` is only 0 up to
-    rounding, and training adds to that coefficient for ever. Rounding is that of the kernel's dtype.
+    Functions do not depend on a coefficient along an eigenvector v of eigenvalue 0. But ``Theta(x, X) v`` is 0 only up
+    to the rounding of the kernel's dtype, and training adds to that coefficient for ever.
 
     Args:
         theta: Symmetric positive semidefinite kernel.
@@ -140,7 +140,7 @@ def known_modes(theta: Float[AnyArray, "n n"]) -> tuple[Float64[np.ndarray, "n"]
 
 
 def rounding(kernel: Shaped[AnyArray, "..."]) -> float:
-    """Returns the relative rounding of a kernel's dtype; of whole numbers, which become float64, that of float64."""
+    """Returns the relative rounding error of a kernel's dtype; whole numbers count as float64."""
     dtype = np.asarray(kernel).dtype
     return float(jnp.finfo(dtype if jnp.issubdtype(dtype, jnp.floating) else np.float64).eps)
 

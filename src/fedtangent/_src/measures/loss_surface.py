@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64, Int, Num, Shaped
 from fedtangent._src import pytrees
 from fedtangent._src.checks import finite, number, real_array, whole
 from fedtangent._src.losses import get_loss, mean_form
-from fedtangent._src.models.rows import check_rows
+from fedtangent._src.models.rows import check_independent_rows
 from fedtangent._src.progress import progress_of
 from fedtangent._src.types import Array, ArrayLike, Model, PyTree
 
@@ -193,7 +193,7 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
     whole("block", block)
 
     def mean_loss(params: PyTree, x: Shaped[Array, "n ..."], y: Shaped[Array, "n ..."]) -> Float[Array, ""]:
-        check_rows(model, x.shape[1:], x.dtype)
+        check_independent_rows(model, x.shape[1:], x.dtype)
         n, size = x.shape[0], min(block, x.shape[0])
         starts = jnp.arange(-(-n // size), dtype=jnp.int32) * size
 

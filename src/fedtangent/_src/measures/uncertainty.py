@@ -113,8 +113,8 @@ def accuracy(
     Args:
         members: Outputs [K, n, C]; logits for the cross entropy.
         labels: Labels [n].
-        loss: Name of the loss by which the models were trained, or a function. It says what the ensemble averages:
-            probabilities for a loss of classes, outputs for any other (``losses.mean_prediction``).
+        loss: Name of the loss by which the models were trained, or a function. The ensemble averages probabilities for
+            a loss of classes, and outputs for any other loss (``losses.mean_prediction``).
     """
     _check_labels(members, labels)
     return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))

@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src.models.gemm import ConvolutionOptions, channels_last, gemm_convolution
 from fedtangent._src.models.layers import Call, LayeredStructure, Path, Plan, WithShape
-from fedtangent._src.models.rows import check_rows
+from fedtangent._src.models.rows import check_independent_rows
 from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 if TYPE_CHECKING:  # flax takes longer to import than the rest of the package
@@ -89,7 +89,7 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
         )
     structure = flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))) if is_linen else None
     model = Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)
-    check_rows(model, example.shape[1:], example.dtype, "module")
+    check_independent_rows(model, example.shape[1:], example.dtype, "module")
     return model
 
 

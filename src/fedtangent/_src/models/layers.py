@@ -84,7 +84,12 @@ class LayeredStructure(NamedTuple):
 
 
 def biased(z: Float[AnyArray, "*rows C"], bias: Float[AnyArray, "*ones C"]) -> Float[Array, "*rows C"]:
-    """Returns ``z + bias`` in the dtype of ``z``; in half precision the gradient of ``bias`` is summed in float32."""
+    """Returns ``z + bias`` in the dtype of ``z``; in half precision the gradient of ``bias`` is summed in float32.
+
+    Args:
+        z: Outputs of a layer without its bias.
+        bias: The bias, with axes of size 1 for the rows.
+    """
     return (pytrees.wide(z) + pytrees.wide(bias)).astype(z.dtype)
 
 

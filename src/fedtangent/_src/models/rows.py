@@ -26,7 +26,7 @@ def module_of(apply: Apply) -> str:
     return str(getattr(function, "__module__", ""))
 
 
-def check_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype, name: str = "model") -> None:
+def check_independent_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype, name: str = "model") -> None:
     """Raises ``ValueError`` if the output of a network for an example depends on the other examples of the batch.
 
     Such a network (it normalises over its batch, say) would read the padding of a batch as examples. It is measured
@@ -55,8 +55,8 @@ def check_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype, name: str 
 def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> tuple[float, float]:
     """Returns how far outputs move with the other examples of their batch, relative to the largest, and the rounding.
 
-    Examples are positive and of three sizes. Parameters are drawn near those of ``init``, so that weights that start at
-    0 hide nothing. Where an output is NaN whatever the others are, it counts as 0.
+    Examples are positive and of three sizes. Noise is added to the parameters of ``init``, so that weights that start
+    at 0 hide nothing. Where an output is NaN whatever the others are, it counts as 0.
 
     Args:
         model: The network.

@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src.checks import shown, whole
 from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, StaxNetwork
-from fedtangent._src.models.rows import check_rows
+from fedtangent._src.models.rows import check_independent_rows
 from fedtangent._src.types import AnyArray, Array, Kernel, Key, Model, PyTree
 
 
@@ -77,7 +77,7 @@ def from_stax(
 def _measured(model: Model, shape: tuple[int, ...]) -> Model:
     """Returns a model of a user's network; raises ``ValueError`` if its rows influence each other."""
     model.apply.__module__ = "stax"
-    check_rows(model, shape, jnp.dtype(jnp.float32), "network")
+    check_independent_rows(model, shape, jnp.dtype(jnp.float32), "network")
     return model
 
 

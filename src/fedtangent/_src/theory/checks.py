@@ -87,8 +87,8 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
     _check_semidefinite(ntk_train)
     if rounding(kernels.ntk_train) > rounding(ntk_train):  # of float32, which adds eigenvalues that float64 would keep
         values, vectors = known_modes(kernels.ntk_train)
-        root, known = vectors * np.sqrt(np.maximum(values, 0.0)), vectors @ vectors.T
-        checked |= {"ntk_train": root @ root.T, "ntk_test_train": np.asarray(checked["ntk_test_train"]) @ known}
+        root, projection = vectors * np.sqrt(np.maximum(values, 0.0)), vectors @ vectors.T
+        checked |= {"ntk_train": root @ root.T, "ntk_test_train": np.asarray(checked["ntk_test_train"]) @ projection}
     blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
     check_covariance(blocks)
     return blocks

@@ -59,7 +59,7 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
 
 
 def numbered(train: Shaped[np.ndarray, "n"], test: Shaped[np.ndarray, "m"]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers users from 0: those who train in ascending order of their ids, then those who only test.
+    """Assigns numbers from 0 to users: the training users in ascending order of ids, then the users who only test.
 
     Args:
         train: User of each training example, whole numbers or strings.

@@ -94,7 +94,12 @@ def _divide(study: Study, seed: int) -> Trial:
 
 
 def methods(settings: VersusSettings, trial: Trial) -> dict[str, Method]:
-    """Returns FedAvg and Fed-ensemble on one seed's data, by name."""
+    """Returns FedAvg and Fed-ensemble on one seed's data, by name.
+
+    Args:
+        settings: Settings of the experiment.
+        trial: One seed's data and clients.
+    """
     optimizer = partial(descent, "sgd", settings.weight_decay) if settings.weight_decay else None
     return both_methods(settings, trial, network(settings, trial.data.x, trial.num_classes), "cross_entropy", optimizer)
 

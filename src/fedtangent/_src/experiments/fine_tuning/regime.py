@@ -172,7 +172,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs the experiment: trains every part of the network further, with every seed."""
+    """Trains every part of the network further, with every seed."""
     results = list[Tuned]()
     for seed in study.each_seed():
         task = _task_of(study, seed)

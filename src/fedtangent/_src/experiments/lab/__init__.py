@@ -97,7 +97,11 @@ class MeanInterval(NamedTuple):
         return Claim(claim, measured.format(self), self.above(level))
 
     def claim_below(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
-        """Returns the verdict on a claim that the mean is below a level; takes the arguments of ``claim_above``."""
+        """Returns the verdict on a claim that the mean is below a level.
+
+        Args:
+            claim, measured, level: As in ``claim_above``.
+        """
         return Claim(claim, measured.format(self), self.below(level))
 
     def within(self, target: float, margin: float) -> bool | None:
@@ -137,7 +141,7 @@ def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item
 def means(rows: Iterable[Row], *keys: str) -> list[Row]:
     """Computes for each value of ``keys`` the means of the rows' other entries, and the number of rows, ``runs``.
 
-    A mean is None if a value is; an entry of text is the first row's.
+    The mean of values with a None is None; an entry of text is taken from the first row.
 
     Args:
         rows: Rows of numbers and text.

@@ -108,8 +108,9 @@ def _evolve(
     loss = OUTPUT_LOSSES[evolution.loss]
     number = loss.divisor(pool.num_examples, received.y.shape[1])  # eta over it is the step in function space
     stable = 2 / loss.curvature * number / dynamics.lambda_max
-    asked = jnp.asarray(learning_rate, jnp.float64)
-    rate = jnp.minimum(asked, SAFETY * stable) if evolution.unstable == "clip" else asked
+    rate = requested = jnp.asarray(learning_rate, jnp.float64)
+    if evolution.unstable == "clip":
+        rate = jnp.minimum(requested, SAFETY * stable)
     some = jnp.any(received.mask)
     refused = some & (rate > stable) if evolution.unstable == "stop" else jnp.bool_(False)
     dual, products = dynamics.dual(rate / number, ~refused)
@@ -129,7 +130,7 @@ def _evolve(
         "lambda_max": dynamics.lambda_max,
         "stable_learning_rate": stable,
         "learning_rate": rate,
-        "rate_cut": some & (rate < asked),
+        "rate_cut": some & (rate < requested),
         "products": products,
         **_errors(pool, tangent, dynamics, dual[choice.best], together),
     }

@@ -34,7 +34,7 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
     round, as masked whole numbers. The mean is the quotient of the two sums. Before that each client sends the largest
     magnitude in each array of ``u_i m_i``, and the server returns the largest of all, the scale of the array: the whole
     numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no number is cut. If
-    an array of a client is not finite, its mean is NaN, as it is without secure aggregation.
+    a client's array is not finite, the mean of that array is NaN, also without secure aggregation.
 
     ``info["rounded_away"]`` [M] counts the numbers of a message other than 0 that became 0, because they are too small
     beside the largest one of their array.
@@ -79,13 +79,14 @@ def fraction_bits(num_messages: int, bits: int) -> int:
         ValueError: Other bits, or so many messages that fewer than ``LEAST_BITS`` are left.
     """
     _check_bits(bits)
-    left = bits - 2 - math.ceil(math.log2(num_messages))  # a sign; one bit is left over, for numbers rounded up
-    if left < LEAST_BITS:
+    # without the sign, and a bit for numbers that are rounded up
+    fraction = bits - 2 - math.ceil(math.log2(num_messages))
+    if fraction < LEAST_BITS:
         raise ValueError(
-            f"secure_aggregation: got {bits} bits, which leave sums of {num_messages} messages {left} bits of "
+            f"secure_aggregation: got {bits} bits, which leave sums of {num_messages} messages {fraction} bits of "
             f"precision, must be at least {LEAST_BITS}"
         )
-    return left
+    return fraction
 
 
 def _check_bits(bits: int) -> None:

@@ -308,8 +308,8 @@ def gap_from_drift(
     _not_negative(drift=drift, r0=r0, lambda_min=lambda_min)
     _positive(examples_per_round=examples_per_round)
     t, largest = np.asarray(progress, np.float64) / examples_per_round, r0 * drift
-    left = np.exp(-lambda_min * t) if lambda_min > 0 else np.ones_like(t)
-    return np.asarray(np.where(left > 0, t, 0.0) * left * largest if largest > 0 else np.zeros_like(t))
+    decay = np.exp(-lambda_min * t) if lambda_min > 0 else np.ones_like(t)
+    return np.asarray(np.where(decay > 0, t, 0.0) * decay * largest if largest > 0 else np.zeros_like(t))
 
 
 def _not_negative(**numbers: float) -> None:

@@ -122,8 +122,8 @@ class Pass:
     def spectrum(self) -> PassSpectrum:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
-        The share of w_0 that weight decay leaves is among them if test points have features outside those of the
-        training points, or if ``ntk_test`` is None.
+        The factor by which weight decay shrinks w_0 is one of them, if test points have features that the training
+        points lack, or if ``ntk_test`` is None.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -250,9 +250,9 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
 def factors_to_search(flow: Flow) -> tuple[float, float]:
     """Computes where a search for the largest stable factor of the step sizes begins, and where the rule ends.
 
-    It begins at the least of the clients' bounds (``stability``), which is inf if there is none, or else where no
-    step of the server reaches beyond a minimum. FedNova with a proximal term ends where its normaliser does; other
-    rules end at inf.
+    The search begins at the least of the clients' bounds (``stability``), or at inf without a bounded client. For rules
+    without such bounds it begins where no step of the server reaches beyond a minimum. FedNova with a proximal term
+    ends where its normaliser does; other rules end at inf.
 
     Args:
         flow: Flow with known numbers, whose kernel is no large one.

@@ -293,8 +293,8 @@ class Flow:
         """Computes the spectral radius of a pass over all rounds, its contraction of the distance to the fixed point.
 
         The state of a pass includes momentum and corrections of server and clients; directions that no round changes
-        are left out. With weight decay the share of the initial weights counts if test points have features outside
-        those of the training points; if ``ntk_test`` is None that is not known, and the result is an upper bound.
+        are left out. With weight decay the factor by which the initial weights shrink counts too, if test points have
+        features that the training points lack. Without ``ntk_test`` this is unknown, and the result is an upper bound.
         """
         return self.spectrum(model).radius
 

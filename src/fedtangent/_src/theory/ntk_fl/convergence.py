@@ -133,8 +133,8 @@ class NtkTheorem:
         """
         times, fall = np.asarray(steps, np.float64), self._fall(eigenvalue)
         with np.errstate(divide="ignore", invalid="ignore"):  # keeps the digits of a small fall
-            left = np.where((times > 0) & (fall > 0), np.exp(times * np.log1p(-fall)), 1.0)
-        return np.asarray(self.constants.residual**2 * left)
+            decay = np.where((times > 0) & (fall > 0), np.exp(times * np.log1p(-fall)), 1.0)
+        return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
         """Computes the largest factor of the squared residual in a step (51) or round (76), with R = ``radius``."""
