@@ -13,7 +13,7 @@ from jaxtyping import Float
 from fedtangent._src.checks import instance, nearest
 from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
-from fedtangent._src.data.examples import Examples, sampled
+from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
@@ -70,7 +70,7 @@ def setting_of(
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     dataset, num_points = examples.dataset, len(getattr(examples.dataset, f"y_{points}"))
-    classes = getattr(dataset, f"y_{points}")[sampled(num_points, most_points)] if dataset.num_classes else None
+    classes = getattr(dataset, f"y_{points}")[examples.sample(points, most_points)] if dataset.num_classes else None
     loss = examples.loss if isinstance(rule, str) else rule.loss
     fewest, most = min(clients.sizes), max(clients.sizes)
     labels = None if classes is None else np.asarray(classes, np.int32)

@@ -20,7 +20,7 @@ from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
-from fedtangent._src.models.rows import check_independent_rows
+from fedtangent._src.models.rows import check_independent_rows, check_reads
 from fedtangent._src.types import (
     Accept,
     Aggregate,
@@ -258,8 +258,10 @@ def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> 
 
 def _check_examples(model: Model, data: FederatedData) -> None:
     """Raises ``ValueError`` for symbols that the model does not read, and labels beyond its number of outputs."""
-    if model.vocabulary and not isinstance(data.x, jax.core.Tracer):
-        tokens("data: x", data.x, model.vocabulary)
+    if not isinstance(data.x, jax.core.Tracer):
+        if model.vocabulary:
+            tokens("data: x", data.x, model.vocabulary)
+        check_reads(model, data.x)
     if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
         return
     largest = int(jnp.max(data.y))
