@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import chex
 import jax
 import jax.numpy as jnp
+import lazy_loader
 import numpy as np
 
 from fedtangent._src.checks import whole
@@ -37,6 +37,8 @@ from fedtangent._src.engine.history import (
 )
 from fedtangent._src.engine.processes import local
 from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
+
+chex = lazy_loader.load("chex")  # heavy, and needed only when a round is traced
 
 
 @runtime_checkable

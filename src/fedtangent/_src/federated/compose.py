@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
+import lazy_loader
 import numpy as np
 from jaxtyping import Int, Shaped
 
@@ -45,6 +45,8 @@ from fedtangent._src.types import (
     ServerUpdate,
     Slots,
 )
+
+chex = lazy_loader.load("chex")  # heavy, and needed only when a round is traced
 
 
 class State(NamedTuple):
