@@ -19,7 +19,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import lazy_loader
 import numpy as np
 
 from fedtangent._src.checks import whole
@@ -37,8 +36,6 @@ from fedtangent._src.engine.history import (
 )
 from fedtangent._src.engine.processes import local
 from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
-
-chex = lazy_loader.load("chex")  # heavy, and needed only when a round is traced
 
 
 @runtime_checkable
@@ -74,6 +71,8 @@ _SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
     """Computes one round; checks, when traced, that the state keeps its shapes and infos have a row for each slot."""
+    import chex  # here: it is heavy, and needed only when a round is traced
+
     after, info = algorithm.step(state, data, engine)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))
