@@ -41,8 +41,9 @@ def keep(root: str | None = None) -> None:
     if root == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return compilation_cache.reset_cache()  # of programs that were compiled before
-    is_set = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir is not None
-    if root is None and (is_set or not jax.config.jax_enable_compilation_cache or _reads_badly()):
+    settings = jax.config.values
+    is_set = "JAX_COMPILATION_CACHE_DIR" in os.environ or settings["jax_compilation_cache_dir"] is not None
+    if root is None and (is_set or not settings["jax_enable_compilation_cache"] or _reads_badly()):
         return None
     try:
         folder = folder_of_machine(cache_directory() / "programs" if root is None else expanded("programs", root))
@@ -50,7 +51,7 @@ def keep(root: str | None = None) -> None:
         if root is None:
             return None
         raise
-    if jax.config.jax_persistent_cache_min_compile_time_secs == 1:  # JAX's default
+    if settings["jax_persistent_cache_min_compile_time_secs"] == 1:  # JAX's default
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if root is not None:

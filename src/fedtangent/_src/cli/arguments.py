@@ -40,7 +40,7 @@ class OutputOptions:
     config: Path | None = option(None, may_differ=True)
     """Repeat the run of this config.json; further options replace its own."""
     programs: str | None = option(None, may_differ=True)
-    """Folder of the compiled programs that later runs use, or off (default: programs in the cache folder)."""
+    """Folder that keeps compiled programs, or off (default: a cache)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,7 +149,7 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
             raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
         return np.asarray(solution / scales)
 
-    def operator(function: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
+    def operator(function: Callable[[np.ndarray], np.ndarray]) -> scipy.sparse.linalg.LinearOperator:
         return scipy.sparse.linalg.LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
 
     whole = operator(lambda column: scales * conditioned(scales * column.ravel()))
