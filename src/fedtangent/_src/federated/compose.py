@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -291,6 +290,8 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
 
 def _draw(composed: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
     """Returns the round's cohort, with its weights, and the schedule's next state."""
+    import chex  # here: it is heavy, and needed only when a round is traced
+
     cohort, schedule_state = composed.schedule.sample(state.schedule_key, state.schedule, state.round)
     chex.assert_shape(cohort, (composed.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
@@ -314,6 +315,7 @@ def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
     """Returns the training of a slot: ``(data, state, broadcasts), row -> row, message, trained``, for the engine."""
+    import chex
 
     def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = common
