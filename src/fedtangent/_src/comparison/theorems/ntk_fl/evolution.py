@@ -14,12 +14,18 @@ from scipy.linalg import expm
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.ntk_fl.descents import Sphere, descents, sphere
+from fedtangent._src.comparison.theorems.ntk_fl.two_layer import (
+    Sphere,
+    Start,
+    TwoLayerProblem,
+    descents,
+    ntk_fl_run,
+    sphere,
+)
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.models.linearised import first_order
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent._src.types import Algorithm, PyTree
 
 SIZE, NEW = 20, 8  # training examples, and further points
 CLIENTS = consecutive((6, 5, 9))
@@ -93,19 +99,9 @@ def _evolution(seed: int, width: int) -> Verdict:
 
 def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> ft.types.History:
     """Runs NTK-FL with every client in every round; the history has the weights after each round."""
-    evolution = ft.Evolution(times=times, method="eigh")
-    algorithm = ft.ntk_fl(problem.model, ft.schedules.all_clients(3), learning_rate=problem.step, evolution=evolution)
-    assert algorithm.params is not None
-    read = algorithm.params
-
-    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
-        return {"params": jax.tree.map(lambda leaf: np.asarray(leaf)[0], read(state))}
-
-    data = ft.data.federated_data(problem.x[:SIZE], problem.y[:SIZE, None], CLIENTS, dtype=jnp.float64)
-    key = jax.random.key(seed)
-    return ft.simulate(
-        algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=ft.Evaluation(1, look)
-    ).history
+    task = TwoLayerProblem(problem.x[:SIZE], problem.y[:SIZE], CLIENTS)
+    start = Start(problem.model, jax.random.key(seed), problem.params, np.zeros((0, 0)), np.zeros(0))
+    return ntk_fl_run(task, start, problem.step, ft.Evolution(times=times, method="eigh"), rounds)
 
 
 def _remark_1(seed: int, width: int) -> Verdict:

@@ -11,11 +11,11 @@ from jaxtyping import Float64
 
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.ntk_fl.descents import descents, sphere
+from fedtangent._src.comparison.theorems.ntk_fl.two_layer import gap_bounds, sphere
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.models.two_layer import two_layer_relu
-from fedtangent._src.theory.ntk_fl.lemmas import residual_part, switched_bound, weight_gap_bound
-from fedtangent._src.types import Array, Model, PyTree
+from fedtangent._src.theory.ntk_fl.lemmas import weight_gap_bound
+from fedtangent._src.types import Model, PyTree
 
 DIMENSION = 4  # of the single example
 STEPS = 300
@@ -37,17 +37,7 @@ class Ratios(NamedTuple):
 
 
 def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: float) -> Ratios:
-    def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
-        active = [jnp.asarray(x) @ w["v"].T >= 0 for w in (start, weights)]
-        moved = jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))
-        return {"switched": jnp.sum(active[0] != active[1]), "moved": moved}
-
-    paths = descents(model, params, x, y, step, STEPS, watch=watch)
-    gamma, radius = paths.largest[:-1], float(paths.watched["moved"].max())
-    (num, size), width, counts = x.shape, len(params["v"]), paths.watched["switched"][:-1]
-    printed = weight_gap_bound(gamma, learning_rate=step, width=width, input_size=size, radius=radius)
-    switched = switched_bound(gamma, counts, learning_rate=step, width=width, input_size=size, num_examples=num)
-    rest = residual_part(paths.apart, learning_rate=step, width=width, input_size=size, num_examples=num)
+    paths, radius, printed, switched, rest = gap_bounds(model, params, x, y, step, STEPS)
     over = [np.asarray(paths.gap[3:] / bound[3:]) for bound in (printed, switched, switched + rest)]
     return Ratios(over[0], over[1], over[2], radius)
 
