@@ -8,6 +8,7 @@ tested on its own examples with its own prediction, and an accuracy is the mean 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -400,7 +401,7 @@ def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict
 
 def _bench(study: Study, classes: int, name: str) -> Bench:
     """Builds the bench for clients of one kind."""
-    settings, of_seed = study.settings, partial(divide, study, classes)
+    settings, of_seed = study.settings, functools.cache(partial(divide, study, classes))
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
     score = partial(_measure_clients, largest) if "test" in largest else _measure
     depends_on = {**harness.decisive(settings, DECISIVE), "classes": classes}

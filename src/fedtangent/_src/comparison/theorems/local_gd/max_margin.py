@@ -71,9 +71,9 @@ def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
     """Checks that ``STEPS`` local steps of Local-GD, or of algorithm 3, on eq. (12) reach its local minimisers."""
     size, rounds, log_inverse = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     stable = 2 / float(np.linalg.svd(np.asarray(case.sets.signed), compute_uv=False).max() ** 2)  # at the start
-    descent = Descent(all_clients(size.nodes), STEPS, stable / 4, rounds)
+    descent = Descent(all_clients(size.nodes), STEPS, stable / 4, rounds, seed=case.problem.seed)
     recipe = modified_local_gd if modified else fed_prox
-    model = simulated(recipe, case.problem, descent, loss="exponential_sum", mu=LAMBDA)[-1]
+    model = simulated(recipe, case.problem.examples, descent, loss="exponential_sum", mu=LAMBDA)[-1]
     pace = halpern(rounds, 0) if modified else None
     projections = parallel_projections(case.sets, rounds, alpha=pace)
 

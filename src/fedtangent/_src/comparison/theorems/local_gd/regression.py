@@ -63,8 +63,8 @@ def _models(
     """Simulates rounds of all nodes from the model 0, as in Theorem 1, or of ``cohort`` nodes from a random model."""
     full = cohort in (None, problem.size.nodes)
     plan = _schedule(problem, problem.size.nodes if cohort is None else cohort)
-    descent = Descent(plan, steps, _learning_rate(problem), rounds, 0.0 if full else 1.0)
-    return simulated(fed_avg, problem, descent, every)
+    descent = Descent(plan, steps, _learning_rate(problem), rounds, 0.0 if full else 1.0, problem.seed)
+    return simulated(fed_avg, problem.examples, descent, every)
 
 
 def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:

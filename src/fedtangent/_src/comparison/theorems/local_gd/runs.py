@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from fedtangent._src.engine import Devices, params_by_round
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import Work
 from fedtangent._src.models.features import linear
-from fedtangent._src.types import Partition, Recipe, Schedule
+from fedtangent._src.types import Algorithm, Partition, Recipe, Schedule
 
 
 class Size(NamedTuple):
@@ -54,6 +55,11 @@ class LinearProblem(NamedTuple):
         """The partition in which each node has consecutive examples."""
         return consecutive([self.size.per_node] * self.size.nodes)
 
+    @property
+    def examples(self) -> tuple[np.ndarray, np.ndarray, Partition]:
+        """Inputs, targets, and the examples of each node."""
+        return self.x, self.y, self.partition
+
 
 class Descent(NamedTuple):
     """The schedule and the steps of a run, for any recipe."""
@@ -63,29 +69,36 @@ class Descent(NamedTuple):
     rate: float  # eta
     rounds: int
     scatter: float = 0.0  # standard deviation of the first model's weights
+    seed: int = 0
+    mapping: str = "vmap"  # of the nodes
+
+
+@functools.lru_cache(maxsize=8)
+def _algorithm(recipe: Recipe, size: int, descent: Descent, options: tuple[tuple[str, float | str], ...]) -> Algorithm:
+    """Builds the algorithm, cached so that all seeds share one compiled program."""
+    model, work = linear(size, sigma=descent.scatter, dtype=jnp.float64), Work(steps=descent.steps, batch_size=None)
+    more = arguments_of(recipe, dict(options))
+    return recipe(model, descent.schedule, client_learning_rate=descent.rate, work=work, **more)
 
 
 def simulated(
-    recipe: Recipe, problem: LinearProblem, descent: Descent, every: int = 1, **options: float | str
+    recipe: Recipe,
+    examples: tuple[Float64[np.ndarray, "examples d"], Float64[np.ndarray, "examples"], Partition],
+    descent: Descent,
+    every: int = 1,
+    **options: float | str,
 ) -> Float64[np.ndarray, "records d"]:
     """Simulates a run and returns the global model at the start and after every ``every`` rounds.
 
     Args:
         recipe: Builds the algorithm.
-        problem: Examples of all nodes.
+        examples: Inputs, targets, and the examples of each node.
         descent: Schedule and steps.
         every: Rounds between records.
         options: Further arguments of the recipe.
     """
-    algorithm = recipe(
-        linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
-        descent.schedule,
-        client_learning_rate=descent.rate,
-        work=Work(steps=descent.steps, batch_size=None),
-        **arguments_of(recipe, options),
-    )
-    data = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
-    path = params_by_round(
-        algorithm, data, num_rounds=descent.rounds, seed=problem.seed, every=every, devices=Devices("vmap")
-    )
+    x, y, nodes = examples
+    algorithm = _algorithm(recipe, x.shape[1], descent._replace(rounds=0, seed=0), tuple(sorted(options.items())))
+    data, devices = federated_data(x, y[:, None], nodes, dtype=jnp.float64), Devices(descent.mapping)
+    path = params_by_round(algorithm, data, num_rounds=descent.rounds, seed=descent.seed, every=every, devices=devices)
     return np.asarray(path["weights"][:, 0, :, 0])
