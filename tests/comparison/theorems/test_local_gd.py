@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim
 from fedtangent._src.comparison.theorems.local_gd import max_margin, regression
 from fedtangent._src.comparison.theorems.local_gd.runs import Size
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from fedtangent._src.comparison.theorems import entries, of_scale
+from fedtangent._src.comparison.theorems import TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict
 from fedtangent._src.theory.assumptions import Assumption
@@ -202,11 +202,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return [_bound_18(run), *_hypotheses(run), _lemma_1(run), *_local_lemmas(run)]
 
 
-ENTRIES = entries(
-    _checks,
-    "FedAvg on a deep linear network decays at the theorem's rate, and what the proof assumes of the run",
-    papers=("liu_deep_linear",),
-    statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
-    functions=(deep_linear_theorem,),
-    figures=tuple(f"deep_linear.{name}" for name in ("theorem", "fig2", "fig3", "fig4", "regime_map")),
+ENTRIES = (
+    TheoremEntry(
+        "deep_linear.convergence",
+        "FedAvg on a deep linear network decays at the theorem's rate, and what the proof assumes of the run",
+        _checks,
+        papers=("liu_deep_linear",),
+        statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
+        functions=(deep_linear_theorem,),
+        figures=tuple(f"deep_linear.{name}" for name in ("theorem", "fig2", "fig3", "fig4", "regime_map")),
+    ),
 )

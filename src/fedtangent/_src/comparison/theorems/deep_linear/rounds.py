@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedtangent._src.comparison.statistics import relative_distance, width_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import SLOPE, SLOPE_MARGIN, Verdict, judged, slope_rival
 from fedtangent._src.theory.deep_linear.gram import products
@@ -132,11 +131,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return [*_one_round(of_scale(scale, *SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 
 
-ENTRIES = entries(
-    _checks,
-    "a round of FedAvg on deep linear networks, the four terms of its residual, its modes by width",
-    papers=("liu_deep_linear",),
-    statement="eq. (6) to (8), (16) and (17) of DeepLin",
-    functions=(deep_linear_limit, residual_terms),
-    figures=("deep_linear.theorem",),
+ENTRIES = (
+    TheoremEntry(
+        "deep_linear.rounds",
+        "a round of FedAvg on deep linear networks, the four terms of its residual, its modes by width",
+        _checks,
+        papers=("liu_deep_linear",),
+        statement="eq. (6) to (8), (16) and (17) of DeepLin",
+        functions=(deep_linear_limit, residual_terms),
+        figures=("deep_linear.theorem",),
+    ),
 )

@@ -14,8 +14,7 @@ import numpy as np
 
 from fedtangent._src.comparison.settings import exact_arithmetic
 from fedtangent._src.comparison.statistics import Interval, combined
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
 from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent._src.comparison.verdicts import EXACT, Rival, Verdict, judged
@@ -164,11 +163,14 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the variance of an ensemble against its size, and the decomposition of its error",
-    papers=("shi2024", "shi2021"),
-    statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
-    functions=(corollary_1, decompose_laws, decompose_runs),
-    figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.bias_variance",
+        "the variance of an ensemble against its size, and the decomposition of its error",
+        _checks,
+        papers=("shi2024", "shi2021"),
+        statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
+        functions=(corollary_1, decompose_laws, decompose_runs),
+        figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
+    ),
 )

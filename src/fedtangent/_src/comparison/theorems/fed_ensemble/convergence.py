@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int
 
 from fedtangent._src.comparison.statistics import log_slope
-from fedtangent._src.comparison.theorems import entries
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry
 from fedtangent._src.comparison.theorems.fed_ensemble.second_order import RandomFederation, least_noticed
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.kernels.gram import KernelBlocks
@@ -226,11 +225,14 @@ def _movement(seed: int) -> Verdict:
     ).bounded(float(np.max(ratios)), "as printed, 3 eta_0 nbar instead of 3", float(np.max(wrong)))
 
 
-ENTRIES = entries(
-    _checks,
-    "bounds on the residual and on the movement of the weights, beside the measured decay",
-    papers=("shi2024", "shi2021"),
-    statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
-    functions=(theorem_1,),
-    figures=("fed_ensemble.theorem1",),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.convergence",
+        "bounds on the residual and on the movement of the weights, beside the measured decay",
+        _checks,
+        papers=("shi2024", "shi2021"),
+        statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
+        functions=(theorem_1,),
+        figures=("fed_ensemble.theorem1",),
+    ),
 )

@@ -14,8 +14,7 @@ from scipy.stats import t as student
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL, Interval
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine.run import predict
@@ -83,10 +82,13 @@ def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m dr
     return limit, means[n:], float(np.linalg.norm(means[:n] - y) / np.linalg.norm(start - y))
 
 
-ENTRIES = entries(
-    _checks,
-    "how often the mean of an ensemble is far from the limit's",
-    papers=("shi2021",),
-    statement="Corollary 4.1, eq. (5) of FE-2021",
-    functions=(ft.theory.corollary_4_1, ft.theory.gp_limit),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.ensemble_mean",
+        "how often the mean of an ensemble is far from the limit's",
+        _checks,
+        papers=("shi2021",),
+        statement="Corollary 4.1, eq. (5) of FE-2021",
+        functions=(ft.theory.corollary_4_1, ft.theory.gp_limit),
+    ),
 )

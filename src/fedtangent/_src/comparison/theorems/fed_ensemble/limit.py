@@ -21,8 +21,7 @@ from fedtangent._src.comparison.predicted import ModelLaw, Predicted, networks, 
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.statistics import Interval, Pair, mean_error
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     COVERED,
     Ensembles,
@@ -310,11 +309,14 @@ def _reached(result: Theorem2) -> Verdict:
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
-    papers=("shi2024", "shi2021"),
-    statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
-    functions=(ft.theory.gp_limit, ft.theory.covariance_terms),
-    figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.limit",
+        "the law of K trained networks: mean, covariance and coverage, on digits (and on sine)",
+        _checks,
+        papers=("shi2024", "shi2021"),
+        statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
+        functions=(ft.theory.gp_limit, ft.theory.covariance_terms),
+        figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
+    ),
 )

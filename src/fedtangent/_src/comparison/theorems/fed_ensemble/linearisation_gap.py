@@ -10,8 +10,7 @@ import numpy as np
 
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.statistics import width_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.fed_ensemble import small_networks
 from fedtangent._src.comparison.theorems.fed_ensemble.networks import half_slope
 from fedtangent._src.comparison.theorems.fed_ensemble.small_networks import FollowedNetworks, Task, follow
@@ -101,10 +100,13 @@ def _as_printed(scale: str, seed: int) -> Verdict:
     ).bounded(max(ratios), "kappa_4 of one age, not of all", max(wrong))
 
 
-ENTRIES = entries(
-    _checks,
-    "networks of growing width: drift of the kernel, distance to linear training",
-    papers=("shi2021",),
-    statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
-    functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.linearisation_gap",
+        "networks of growing width: drift of the kernel, distance to linear training",
+        _checks,
+        papers=("shi2021",),
+        statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
+        functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
+    ),
 )

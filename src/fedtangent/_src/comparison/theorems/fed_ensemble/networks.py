@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedtangent._src.comparison.statistics import Interval, width_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.fed_ensemble import small_networks
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.fed_ensemble.convergence import theorem_1
@@ -162,10 +161,13 @@ def _moved(params: PyTree, by: np.ndarray) -> PyTree:
     return [(w + by[: w.size].reshape(w.shape), None), (), (a + by[w.size :].reshape(a.shape), None)]
 
 
-ENTRIES = entries(
-    _checks,
-    "trained networks inside the theorem's assumptions; its constants measured over widths",
-    papers=("shi2021", "shi2024"),
-    statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
-    functions=(theorem_1,),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.networks",
+        "trained networks inside the theorem's assumptions; its constants measured over widths",
+        _checks,
+        papers=("shi2021", "shi2024"),
+        statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
+        functions=(theorem_1,),
+    ),
 )

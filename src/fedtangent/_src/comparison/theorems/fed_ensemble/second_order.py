@@ -11,8 +11,7 @@ from jaxtyping import Float64, Int
 from scipy.linalg import expm
 
 from fedtangent._src.comparison.statistics import log_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.fed_ensemble import second_order as theory
 from fedtangent._src.theory.fed_ensemble.convergence import Curvature
@@ -223,10 +222,13 @@ def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: O
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "variance of the clients' operators and commutators: orders in the step size",
-    papers=("shi2021",),
-    statement="Lemmas 9.2 and 9.3, eq. (13) and (14) of FE-2021",
-    functions=(theory.expansion, theory.age_operators, theory.exponential_average, theory.exponential_product),
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.second_order",
+        "variance of the clients' operators and commutators: orders in the step size",
+        _checks,
+        papers=("shi2021",),
+        statement="Lemmas 9.2 and 9.3, eq. (13) and (14) of FE-2021",
+        functions=(theory.expansion, theory.age_operators, theory.exponential_average, theory.exponential_product),
+    ),
 )

@@ -21,8 +21,7 @@ from fedtangent._src.comparison.predicted import networks
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, trained
 from fedtangent._src.comparison.statistics import relative_errors
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, graph, schedule
@@ -267,11 +266,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return verdicts + [_slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
 
 
-ENTRIES = entries(
-    _checks,
-    "the exact federated flow: linear models equal it, networks come nearer to it with their width",
-    papers=("shi2021",),
-    statement="the discrete dynamics behind FE-2021, section 9.2",
-    functions=(federated_flow,),
-    figures=("local_gd.wide_network",),
+ENTRIES = (
+    TheoremEntry(
+        "flow.exact",
+        "the exact federated flow: linear models equal it, networks come nearer to it with their width",
+        _checks,
+        papers=("shi2021",),
+        statement="the discrete dynamics behind FE-2021, section 9.2",
+        functions=(federated_flow,),
+        figures=("local_gd.wide_network",),
+    ),
 )

@@ -12,8 +12,7 @@ import fedtangent as ft
 from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent._src.comparison.settings import Scale
 from fedtangent._src.comparison.statistics import Interval, width_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.types import Algorithm, Model
 
@@ -152,10 +151,13 @@ def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the residual ledger: simulated minus predicted residuals during training",
-    papers=("shi2021",),
-    statement="section 9.4 of FE-2021",
-    functions=(ft.theory.federated_flow,),
+ENTRIES = (
+    TheoremEntry(
+        "flow.ledger",
+        "the residual ledger: simulated minus predicted residuals during training",
+        _checks,
+        papers=("shi2021",),
+        statement="section 9.4 of FE-2021",
+        functions=(ft.theory.federated_flow,),
+    ),
 )

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Num
 
 from fedtangent._src.comparison.statistics import log_slope, relative_distance
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.federated.algorithms import fed_prox, modified_local_gd
@@ -196,11 +195,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     ]
 
 
-ENTRIES = entries(
-    _checks,
-    "separable classification: local max-margin models; their mean ends feasible, the modified one at the SVM",
-    papers=("localgd",),
-    statement="Lemmas 2, 3 and 4, Theorems 2 and 3 of Local-GD",
-    functions=(hard_margin, feasible_sets, parallel_projections, halpern, exponential_models, direction_distance),
-    figures=("local_gd.fig1d", "local_gd.lambda_rate"),
+ENTRIES = (
+    TheoremEntry(
+        "local_gd.max_margin",
+        "separable classification: local max-margin models; their mean ends feasible, the modified one at the SVM",
+        _checks,
+        papers=("localgd",),
+        statement="Lemmas 2, 3 and 4, Theorems 2 and 3 of Local-GD",
+        functions=(hard_margin, feasible_sets, parallel_projections, halpern, exponential_models, direction_distance),
+        figures=("local_gd.fig1d", "local_gd.lambda_rate"),
+    ),
 )

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedtangent._src.comparison.statistics import relative_distance
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.federated import schedule
@@ -160,11 +159,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     return [*lemma_1, _finite_steps(problem), _rate(problem), *limit]
 
 
-ENTRIES = entries(
-    _checks,
-    "every round of a linear regression in closed form, its limit, and its rate towards the centralised model",
-    papers=("localgd",),
-    statement="Lemma 1 and Theorem 1 of Local-GD",
-    functions=(local_regression, local_theorem_1, minimum_norm),
-    figures=("local_gd.fig1a", "local_gd.fig1b", "local_gd.fig1c", "local_gd.participation"),
+ENTRIES = (
+    TheoremEntry(
+        "local_gd.regression",
+        "every round of a linear regression in closed form, its limit, and its rate towards the centralised model",
+        _checks,
+        papers=("localgd",),
+        statement="Lemma 1 and Theorem 1 of Local-GD",
+        functions=(local_regression, local_theorem_1, minimum_norm),
+        figures=("local_gd.fig1a", "local_gd.fig1b", "local_gd.fig1c", "local_gd.participation"),
+    ),
 )

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Num
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.ntk_fl.two_layer import (
     Start,
     TwoLayerProblem,
@@ -178,11 +177,14 @@ def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
     return _rate(claim, float(faster / predicted), "M forgotten", float(2 * faster / predicted), REMARK_BAND)
 
 
-ENTRIES = entries(
-    _checks,
-    "rates of NTK-FL and of FedAvg, as recipes, on the two-layer ReLU network",
-    papers=("yue2022",),
-    statement="Theorems 1 and 2, Remark 2 of NTK-FL",
-    functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
-    figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.convergence",
+        "rates of NTK-FL and of FedAvg, as recipes, on the two-layer ReLU network",
+        _checks,
+        papers=("yue2022",),
+        statement="Theorems 1 and 2, Remark 2 of NTK-FL",
+        functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
+        figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
+    ),
 )

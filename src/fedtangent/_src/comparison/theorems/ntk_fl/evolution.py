@@ -12,8 +12,7 @@ from jaxtyping import Float64, Int
 from scipy.linalg import expm
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.ntk_fl.two_layer import (
     Sphere,
     Start,
@@ -130,10 +129,13 @@ def _remark_1(seed: int, width: int) -> Verdict:
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the recipe's evolution of function and weights, to rounding, and where the network leaves it",
-    papers=("yue2022",),
-    statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
-    functions=(ft.theory.ntk_evolution,),
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.evolution",
+        "the recipe's evolution of function and weights, to rounding, and where the network leaves it",
+        _checks,
+        papers=("yue2022",),
+        statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
+        functions=(ft.theory.ntk_evolution,),
+    ),
 )

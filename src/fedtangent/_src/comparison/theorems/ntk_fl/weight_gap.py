@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.theorems.ntk_fl.two_layer import gap_bounds, sphere
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.models.two_layer import two_layer_relu
@@ -74,11 +73,14 @@ def _part_left_out(seed: int, width: int) -> Verdict:
     return claim.judged(right, control, f"bound x {ratio:.2g}")
 
 
-ENTRIES = entries(
-    _checks,
-    "the distance of NTK-FL's weights to gradient descent's",
-    papers=("yue2022",),
-    statement="Lemma 2 of NTK-FL",
-    functions=(weight_gap_bound,),
-    figures=("ntk_fl.fig9",),
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.weight_gap",
+        "the distance of NTK-FL's weights to gradient descent's",
+        _checks,
+        papers=("yue2022",),
+        statement="Lemma 2 of NTK-FL",
+        functions=(weight_gap_bound,),
+        figures=("ntk_fl.fig9",),
+    ),
 )
