@@ -149,9 +149,9 @@ class Ensembles(NamedTuple):
         """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
         exact, values = self.exact, []
         expected = float(np.sum(weights * exact.average_cov))
-        for _, networks, predicted in self.sampled:
-            change = _products(networks - exact.mean, weights) - _products(predicted - exact.mean, weights)
-            values.append(len(networks) / (len(networks) - 1) * change + expected)
+        for _, trained, predicted in self.sampled:
+            change = _products(trained - exact.mean, weights) - _products(predicted - exact.mean, weights)
+            values.append(len(trained) / (len(trained) - 1) * change + expected)
         return combined([one.width for one in self.sampled], values, by_width=True)
 
 

@@ -37,8 +37,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     share = Interval.about(float(shares.mean()), error)
     bound = float(np.mean(ft.theory.corollary_4_1(limit, NUM_MODELS, epsilon)))
     where = (
-        f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
-        f"(residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
+        f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round "
+        f"{NUM_ROUNDS} (residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
     )
     exact, other = 2 * float(norm.sf(FAR)), 2 * float(norm.sf(FAR / 2**0.5))
     event = f"how often the ensemble's mean is {FAR:g} standard deviations or more from m(x)"

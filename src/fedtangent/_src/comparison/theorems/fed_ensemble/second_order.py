@@ -94,7 +94,8 @@ def _federation(scale: str, seed: int) -> RandomFederation:
 def _checks(scale: str, seed: int) -> list[Verdict]:
     """Checks every statement on second-order terms."""
     case = _federation(scale, seed)
-    where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {NUM_MODELS}, steps {STEPS[-1]:g} .. {STEPS[0]:g}"
+    last, first = STEPS[-1], STEPS[0]
+    where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {NUM_MODELS}, steps {last:g} .. {first:g}"
     return [*_lemmas(case, where, seed), *_ages(case, where)]
 
 
