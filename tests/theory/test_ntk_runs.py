@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import (
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import (
     Start,
     TwoLayerProblem,
     descents,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
+from fedtangent._src.comparison.theorems.deep_linear import Size, run_of
 from fedtangent._src.federated import schedule
 from fedtangent._src.theory.assumptions import Assumption
 from fedtangent._src.theory.deep_linear import gram

@@ -18,7 +18,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import relative_distance
-from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
+from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import AMPLITUDE, NOISE
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine

@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedtangent._src.comparison.theorems.fed_ensemble import limit
-from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
-from fedtangent._src.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import (
+    COVERED,
+    NUM_MODELS,
+    Theorem2,
+    compare,
+    covered,
+    entries,
+)
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import Start, TwoLayerProblem, initial, ntk_fl_run
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Start, TwoLayerProblem, initial, ntk_fl_run
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.local_gd import runs
+from fedtangent._src.comparison.theorems import local_gd
 from fedtangent._src.types import FederatedData, Partition
 
 TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
@@ -135,8 +135,8 @@ def simulated(
         **options: Further arguments of the recipe.
     """
     schedule = _everybody(problem.partition.num_clients)
-    descent = runs.Descent(schedule, local_steps, learning_rate, num_rounds, mapping="scan")
-    return runs.simulated(getattr(ft, recipe), problem[:3], descent, weighting="uniform", **options)
+    descent = local_gd.Descent(schedule, local_steps, learning_rate, num_rounds, mapping="scan")
+    return local_gd.simulated(getattr(ft, recipe), problem[:3], descent, weighting="uniform", **options)
 
 
 def off(path: np.ndarray, expected: np.ndarray) -> float:

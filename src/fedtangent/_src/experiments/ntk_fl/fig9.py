@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import Descents, descents, gap_bounds
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Descents, descents, gap_bounds
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import Descents, TwoLayerProblem, descents, movement
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Descents, TwoLayerProblem, descents, movement
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within

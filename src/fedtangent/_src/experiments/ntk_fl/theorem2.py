@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import TwoLayerProblem, fed_avg_run
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import TwoLayerProblem, fed_avg_run
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within

@@ -16,7 +16,7 @@ from jaxtyping import Float64, Num
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
-from fedtangent._src.comparison.theorems.ntk_fl.two_layer import (
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import (
     Start,
     TwoLayerProblem,
     fed_avg_run,
