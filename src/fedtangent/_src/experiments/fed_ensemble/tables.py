@@ -368,7 +368,7 @@ SCALES_FIG4 = {
     "shakespeare": by_scale(with_changes(ON_TEXT, TEXT_SMOKE), with_changes(ON_TEXT, TEXT_DEFAULT), ON_TEXT),
 }
 SUMMARY_FIG4 = (
-    "Fig. 4 of Fed-ensemble: test accuracy by round on Shakespeare; FedAvg and FedProx overfit, Fed- ensemble does not."
+    "Fig. 4 of Fed-ensemble: test accuracy by round on Shakespeare; FedAvg and FedProx overfit, Fed-ensemble does not."
 )
 
 
