@@ -105,7 +105,6 @@ def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tu
 
 SCALES_2 = curves.figure_scales(ClientsSettings(), "num_clients=5,10,20", "num_clients=10,20,40")
 SCALES_3 = curves.figure_scales(StepsSettings(), "num_clients=10", "num_clients=20")
-PAPERS, PART_3 = ("liu_deep_linear",), ("fig3", FIGURE_3)
 SUMMARY_FIG2 = "Fig. 2 of DeepLin: FedAvg is slower with more clients; training loss by round for N in {40, 80, 160}."
 
 
@@ -236,19 +235,9 @@ SUMMARY_FIG4 = (
     "Fig. 4 of DeepLin: equal K / N gives equal curves; N = 80 and 160, and 40 and 80, the larger N with "
     "twice the steps."
 )
+_entry = partial(experiment, __name__, papers=("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2)
 ENTRIES = (
-    experiment(
-        __name__, run_2, SCALES_2, PAPERS, check=curves.check, exact=True, least_seeds=2, part=("fig2", SUMMARY_FIG2)
-    ),
-    experiment(__name__, run_3, SCALES_3, PAPERS, check=curves.check, exact=True, least_seeds=2, part=PART_3),
-    experiment(
-        __name__,
-        run_4,
-        SCALES_4,
-        ("liu_deep_linear",),
-        check=curves.check,
-        exact=True,
-        least_seeds=2,
-        part=("fig4", SUMMARY_FIG4),
-    ),
+    _entry(run_2, SCALES_2, part=("fig2", SUMMARY_FIG2)),
+    _entry(run_3, SCALES_3, part=("fig3", FIGURE_3)),
+    _entry(run_4, SCALES_4, part=("fig4", SUMMARY_FIG4)),
 )

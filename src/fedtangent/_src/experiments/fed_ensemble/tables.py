@@ -54,10 +54,13 @@ OF_OPENIMAGE = {  # by network
 }
 
 
+AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
+
+
 def run_2(study: Study) -> lab.Outcome:
     """Trains with every method of the table."""
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
-    return classifiers.outcome(study, "Table II", in_table, partial(classifiers.ahead, method="fed_ensemble"))
+    return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 
 
 # Changes of the paper's settings for smaller scales.
@@ -224,11 +227,6 @@ PUBLISHED_4 = {
 }
 
 
-def run_4(study: Study) -> lab.Outcome:
-    """Trains with every method and every number of classes."""
-    return classifiers.outcome(study, "Table IV", PUBLISHED_4, claims_4)
-
-
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether Fed-ensemble is ahead, and more so with few classes per client than with many."""
     yield from classifiers.ahead(scores, "fed_ensemble")
@@ -316,7 +314,7 @@ SCALES_5 = {
 }
 TABLE_6 = "Table VI of Fed-ensemble: accuracy of one, two and five models, i.i.d. and two classes a client (CIFAR-10)."
 SCALES_6 = image_scales(with_changes(ClassifierSettings(), "methods=fed_ensemble num_models=1,2,5"))
-RUN_5, RUN_6, CHECK = partial(_run, "Table V"), partial(_run, "Table VI"), classifiers.check
+RUN_5, RUN_6 = partial(_run, "Table V"), partial(_run, "Table VI")
 SUMMARY_TABLE5 = "Table V of Fed-ensemble: accuracy against the number of models K, of the ensemble and of its models."
 
 
@@ -328,12 +326,6 @@ PUBLISHED_7 = {
 }
 
 
-def run_7(study: Study) -> lab.Outcome:
-    """Trains with both schedules, on clients of every kind."""
-    claims = partial(classifiers.ahead, method="fed_ensemble")
-    return classifiers.outcome(study, "Table VII", PUBLISHED_7, claims)
-
-
 SCALES_7 = image_scales(with_changes(ClassifierSettings(), "methods=random_sampling,fed_ensemble"))
 SUMMARY_TABLE7 = (
     "Table VII of Fed-ensemble: every client trains every model once in K rounds, beside one drawn at "
@@ -341,16 +333,11 @@ SUMMARY_TABLE7 = (
 )
 
 
-def run_fig4(study: Study) -> lab.Outcome:
-    """Trains with every method of the figure."""
-    return classifiers.outcome(study, "Fig. 4", PUBLISHED_2, claims_fig4, lambda scores: (_falls(scores),))
-
-
-def _falls(scores: Sequence[Scores]) -> lab.Sheet:
+def _falls(scores: Sequence[Scores]) -> tuple[lab.Sheet, ...]:
     """Builds the table of how far each method ends below its best accuracy."""
     rows = [{"method": f.entrant.label, "fell": 100 * lab.interval(f.values["fell"]).mean} for f in scores]
     title = f"accuracy of the last {LAST} rounds, below the best {LAST} of the run"
-    return lab.table(title, rows, "method: {method} | below its best %: {fell:.2f}")
+    return (lab.table(title, rows, "method: {method} | below its best %: {fell:.2f}"),)
 
 
 def claims_fig4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
@@ -372,11 +359,6 @@ SUMMARY_FIG4 = (
 )
 
 
-def run_fig6(study: Study) -> lab.Outcome:
-    """Trains a single walk, and K walks whose predictions are averaged."""
-    return classifiers.outcome(study, "Fig. 6", {}, claims_fig6)
-
-
 def claims_fig6(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether the mean of several walks is more accurate than one."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
@@ -391,49 +373,21 @@ SUMMARY_FIG6 = (
     "Fig. 6 of Fed-ensemble: no server; one model that walks over a ring of ten clients, beside the mean "
     "of K such models."
 )
+BOTH = ("shi2024", "shi2021")
+_entry = partial(experiment, __name__, papers=("shi2024",), check=classifiers.check, least_seeds=2)
+RUN_4, RUN_7, RUN_FIG4, RUN_FIG6 = (
+    partial(classifiers.outcome, name="Table IV", published=PUBLISHED_4, claims=claims_4),
+    partial(classifiers.outcome, name="Table VII", published=PUBLISHED_7, claims=AHEAD_OF_ALL),
+    partial(classifiers.outcome, name="Fig. 4", published=PUBLISHED_2, claims=claims_fig4, more=_falls),
+    partial(classifiers.outcome, name="Fig. 6", published={}, claims=claims_fig6),
+)
 ENTRIES = (
-    experiment(
-        __name__,
-        run_2,
-        SCALES_2,
-        ("shi2024", "shi2021"),
-        check=classifiers.check,
-        least_seeds=2,
-        part=("table2", SUMMARY_TABLE2),
-    ),
-    experiment(__name__, run_3, SCALES_3, ("shi2024",), check=check, least_seeds=2, part=("table3", SUMMARY_TABLE3)),
-    experiment(
-        __name__,
-        run_4,
-        SCALES_4,
-        ("shi2024", "shi2021"),
-        check=classifiers.check,
-        least_seeds=2,
-        part=("table4", SUMMARY_TABLE4),
-    ),
-    experiment(
-        __name__, RUN_5, SCALES_5, ("shi2024", "shi2021"), check=CHECK, least_seeds=2, part=("table5", SUMMARY_TABLE5)
-    ),
-    experiment(__name__, RUN_6, SCALES_6, ("shi2024",), check=CHECK, least_seeds=2, part=("table6", TABLE_6)),
-    experiment(
-        __name__, run_7, SCALES_7, ("shi2024",), check=classifiers.check, least_seeds=2, part=("table7", SUMMARY_TABLE7)
-    ),
-    experiment(
-        __name__,
-        run_fig4,
-        SCALES_FIG4,
-        ("shi2024", "shi2021"),
-        check=classifiers.check,
-        least_seeds=2,
-        part=("fig4", SUMMARY_FIG4),
-    ),
-    experiment(
-        __name__,
-        run_fig6,
-        SCALES_FIG6,
-        ("shi2024",),
-        check=classifiers.check,
-        least_seeds=2,
-        part=("fig6", SUMMARY_FIG6),
-    ),
+    _entry(run_2, SCALES_2, papers=BOTH, part=("table2", SUMMARY_TABLE2)),
+    _entry(run_3, SCALES_3, check=check, part=("table3", SUMMARY_TABLE3)),
+    _entry(RUN_4, SCALES_4, papers=BOTH, part=("table4", SUMMARY_TABLE4)),
+    _entry(RUN_5, SCALES_5, papers=BOTH, part=("table5", SUMMARY_TABLE5)),
+    _entry(RUN_6, SCALES_6, part=("table6", TABLE_6)),
+    _entry(RUN_7, SCALES_7, part=("table7", SUMMARY_TABLE7)),
+    _entry(RUN_FIG4, SCALES_FIG4, papers=BOTH, part=("fig4", SUMMARY_FIG4)),
+    _entry(RUN_FIG6, SCALES_FIG6, part=("fig6", SUMMARY_FIG6)),
 )

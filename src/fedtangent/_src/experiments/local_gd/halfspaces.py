@@ -314,28 +314,8 @@ SCALES_DIRICHLET = {"halfspaces": by_scale(SMOKE_DIRICHLET, DEFAULT, PAPER)}
 SUMMARY_FIG2 = (
     "Fig. 2 of the Local-GD paper: classification whose labels a Dirichlet distribution divides among the nodes (B.1)."
 )
+_entry = partial(experiment, __name__, papers=("localgd",), exact=True, least_seeds=2)
 ENTRIES = (
-    *tuple(
-        experiment(
-            __name__,
-            partial(_run, part[0][-1]),
-            SCALES,
-            ("localgd",),
-            check=check,
-            exact=True,
-            least_seeds=2,
-            part=part,
-        )
-        for part in SUMMARIES.items()
-    ),
-    experiment(
-        __name__,
-        run,
-        SCALES_DIRICHLET,
-        ("localgd",),
-        check=check_dirichlet,
-        exact=True,
-        least_seeds=2,
-        part=("fig2", SUMMARY_FIG2),
-    ),
+    *(_entry(partial(_run, part[0][-1]), SCALES, check=check, part=part) for part in SUMMARIES.items()),
+    _entry(run, SCALES_DIRICHLET, check=check_dirichlet, part=("fig2", SUMMARY_FIG2)),
 )

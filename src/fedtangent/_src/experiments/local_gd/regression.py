@@ -351,21 +351,9 @@ SUMMARIES = {
     "fig1b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
     "fig1c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
 }
+_entry = partial(experiment, __name__, papers=("localgd",), exact=True, least_seeds=2)
+_by_dimension = partial(_entry, scales=SCALES_BY_DIMENSION, check=check_dimensions)
 ENTRIES = (
-    experiment(
-        __name__, run, SCALES, ("localgd",), check=check, exact=True, least_seeds=2, part=("fig1a", SUMMARY_FIG1A)
-    ),
-    *tuple(
-        experiment(
-            __name__,
-            partial(_run, part[0][-1]),
-            SCALES_BY_DIMENSION,
-            ("localgd",),
-            check=check_dimensions,
-            exact=True,
-            least_seeds=2,
-            part=part,
-        )
-        for part in SUMMARIES.items()
-    ),
+    _entry(run, SCALES, check=check, part=("fig1a", SUMMARY_FIG1A)),
+    *(_by_dimension(partial(_run, part[0][-1]), part=part) for part in SUMMARIES.items()),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -382,27 +383,14 @@ def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) ->
 SUMMARY_FIG6 = (
     "NTK-FL, fig. 6: accuracy of CP-NTK-FL after 10 rounds over the sampling rate beta and the projection's d1'."
 )
+_entry = partial(experiment, __name__, papers=("yue2022",), least_seeds=2)
 ENTRIES = (
-    experiment(
-        __name__,
-        run_table1,
-        SCALES_TABLE1,
-        ("yue2022",),
-        check=check_table1,
-        least_seeds=2,
-        part=("table1", SUMMARY_TABLE1),
-    ),
-    experiment(
-        __name__, run_fig3, SCALES_FIG3, ("yue2022",), check=check_fig3, least_seeds=2, part=("fig3", SUMMARY_FIG3)
-    ),
+    _entry(run_table1, SCALES_TABLE1, check=check_table1, part=("table1", SUMMARY_TABLE1)),
+    _entry(run_fig3, SCALES_FIG3, check=check_fig3, part=("fig3", SUMMARY_FIG3)),
     figure_4("ntk_fl.fig4a", SUMMARIES["a"], WRITING),
     figure_4("ntk_fl.fig4b", SUMMARIES["b"], {"digits": DIGIT_LABELS, "mnist": LABEL_SKEW}),
     figure_4("ntk_fl.fig4c", SUMMARIES["c"], {"digits": DIGIT_LABELS, "fashion_mnist": LABEL_SKEW}),
     figure_4("ntk_fl.fig7", SUMMARIES["7"], COLOURED, FIGURE_7),
-    experiment(
-        __name__, run_fig5, SCALES_FIG5, ("yue2022",), check=check_fig5, least_seeds=2, part=("fig5", SUMMARY_FIG5)
-    ),
-    experiment(
-        __name__, run_fig6, SCALES_FIG6, ("yue2022",), check=check_fig6, least_seeds=2, part=("fig6", SUMMARY_FIG6)
-    ),
+    _entry(run_fig5, SCALES_FIG5, check=check_fig5, part=("fig5", SUMMARY_FIG5)),
+    _entry(run_fig6, SCALES_FIG6, check=check_fig6, part=("fig6", SUMMARY_FIG6)),
 )
