@@ -29,7 +29,6 @@ from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps, Tuned
 from fedtangent._src.experiments.lab.runner import Study, within
 from fedtangent._src.experiments.lab.trials import DISTORTED, IID, USERS, Trial, partition_of, scheme_name
-from fedtangent._src.federated import faults
 from fedtangent._src.federated.algorithms.distil import FEDBE
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import client_view
@@ -253,7 +252,7 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
             f"keep_first: got {settings.keep_first}, must be 0 for random_walk, which has no server that waits"
         )
     checks.whole("keep_first", settings.keep_first, 1, schedule.num_slots)
-    return faults.stragglers(
+    return ft.faults.stragglers(
         schedule, settings.keep_first, _completion_times(settings, trial), spread=settings.completion_spread
     )
 

@@ -14,12 +14,12 @@ import fedtangent as ft
 from fedtangent._src.comparison.statistics import Slope
 from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance
 from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import ToyProblem, power_law
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
 from fedtangent._src.theory.fed_ensemble.bias_variance import Corollary1, Decomposition
+from fedtangent.types import Verdict
 
 
 @dataclass(frozen=True)

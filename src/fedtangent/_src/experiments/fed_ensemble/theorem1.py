@@ -17,12 +17,11 @@ from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.simulated import trained_networks
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.types import Cohort
+from fedtangent.types import Cohort, Verdict
 
 FORMS = {
     "proof": "9.1 as proved: e^(-u t / 3)",

@@ -21,10 +21,10 @@ from fedtangent._src.comparison.theorems.fed_ensemble.limit import (
     covered,
     entries,
 )
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.comparison_plots import theorem2_figure
+from fedtangent.types import Verdict
 
 BOTH = "digits_and_sine"
 NUMBERS = ("measured", "predicted", "standard_error", "farthest")

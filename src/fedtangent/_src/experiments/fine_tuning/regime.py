@@ -20,13 +20,12 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import pytrees
-from fedtangent._src.comparison.forecast import Forecast
-from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.comparison.rates import Rates
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
+from fedtangent.types import Forecast, FromStart
 
 FACTORS = 2.0 ** (np.arange(-4, 9) / 2)  # simulated rates over the predicted best one
 CLOSE = 2.0  # the factor within which the predicted best rate is to be the best

@@ -17,7 +17,7 @@ from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import ToyPr
 from fedtangent._src.engine.run import predict
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate
-from fedtangent._src.types import Algorithm, Model, Partition, Schedule
+from fedtangent.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
 CANDIDATES = 40  # clients that are drawn for each client that is kept, where inputs must not be close

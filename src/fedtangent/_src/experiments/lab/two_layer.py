@@ -11,12 +11,11 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.evolution import Start, TwoLayerProblem, initial, ntk_fl_run
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments.lab import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent._src.types import Partition
+from fedtangent.types import Partition, Verdict
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
 SPHERE_DIMENSION = 20

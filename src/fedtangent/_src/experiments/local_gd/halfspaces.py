@@ -21,7 +21,6 @@ from functools import partial
 import numpy as np
 
 from fedtangent import theory
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import fig1d
@@ -37,6 +36,7 @@ from fedtangent._src.experiments.local_gd.fig1d import (
 )
 from fedtangent._src.experiments.local_gd.problems import classification, dirichlet_halfspaces
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent.types import Verdict
 
 ALIKE = 0.02  # difference of two accuracies that a figure does not show
 ALLOWED = 4.5  # standard errors that the largest deviation of some hundred accuracies may have

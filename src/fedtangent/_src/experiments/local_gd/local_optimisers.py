@@ -22,12 +22,11 @@ from scipy.optimize import linprog
 
 import fedtangent as ft
 from fedtangent import theory
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.types import Algorithm
+from fedtangent.types import Algorithm, Verdict
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9

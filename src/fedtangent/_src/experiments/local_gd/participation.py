@@ -25,7 +25,7 @@ from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, 
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.output.style import METHODS
-from fedtangent._src.types import Cohort
+from fedtangent.types import Cohort
 
 SUBJECT = "Local-GD, Lemma 1 for cohorts"
 REMARKS = (

@@ -14,7 +14,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import local_gd
-from fedtangent._src.types import FederatedData, Partition
+from fedtangent.types import FederatedData, Partition
 
 TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
 

@@ -18,11 +18,11 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.ntk_fl.evolution import Descents, descents, gap_bounds
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl import lemmas
+from fedtangent.types import Verdict
 
 NETWORKS = {
     "averaged": "MLP, the paper's kernel H",
