@@ -106,10 +106,16 @@ def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> F
 
 
 @functools.lru_cache(maxsize=32)
-def _algorithm(size: Size, learning_rate: float) -> Algorithm:
-    """Builds FedAvg on the sum of squares with full batches and a plain mean; cached: all seeds share one program."""
+def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algorithm:
+    """Builds FedAvg on the sum of squares with full batches and a plain mean; cached: all seeds share one program.
+
+    Args:
+        size: Sizes of the network and of a round.
+        learning_rate: Learning rate of the clients.
+        dtype: Type of the parameters.
+    """
     return fed_avg(
-        deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.float64),
+        deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.dtype(dtype)),
         all_clients(size.clients),
         client_learning_rate=learning_rate,
         loss="squared_error_sum",
@@ -136,7 +142,7 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
         seed: Seed of the initial weights.
         every: Rounds between records of the weights.
     """
-    algorithm, count = _algorithm(size, learning_rate), itertools.count()
+    algorithm, count = fed_avg_of(size, learning_rate), itertools.count()
     read, weights = algorithm.params, dict[int, list[np.ndarray]]()
     assert read is not None  # FedAvg has a global model
     scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
