@@ -16,41 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
+import fedtangent as ft
 from fedtangent._src.comparison.statistics import relative_distance, width_slope
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
-from fedtangent._src.comparison.verdicts import (
-    EXACT,
-    SLOPE,
-    SLOPE_MARGIN,
-    Verdict,
-    bounded_verdict,
-    judged,
-    slope_rival,
-)
-from fedtangent._src.data.federated import federated_data
+from fedtangent._src.comparison.verdicts import EXACT, SLOPE, SLOPE_MARGIN, bounded_verdict, judged, slope_rival
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine import Devices, Evaluation, simulate
-from fedtangent._src.federated.algorithms import fed_avg
-from fedtangent._src.federated.algorithms.common import Averaging
-from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import all_clients
-from fedtangent._src.models.linear_networks import deep_linear
 from fedtangent._src.theory.assumptions import Assumption
 from fedtangent._src.theory.deep_linear.gram import dense, products
-from fedtangent._src.theory.deep_linear.rounds import (
-    FullBatchWork,
-    LocalPath,
-    averaged,
-    full_batch_work,
-    local_paths,
-    residual_terms,
-)
-from fedtangent._src.theory.deep_linear.theorem import (
-    DeepLinearTheorem,
-    deep_linear_limit,
-    deep_linear_theorem,
-    stable_learning_rate,
-)
+from fedtangent._src.theory.deep_linear.rounds import LocalPath, averaged, local_paths
+from fedtangent._src.theory.deep_linear.theorem import stable_learning_rate
 from fedtangent._src.types import Algorithm, Partition, PyTree
 
 
@@ -93,7 +68,7 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
     return x, x @ (truth * star / np.linalg.norm(star, 2))
 
 
-def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> FullBatchWork:
+def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> ft.theory.FullBatchWork:
     """Returns the local work of ``run_of`` in the form that theory needs.
 
     Args:
@@ -102,7 +77,7 @@ def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> F
         y: Targets, [n, C].
         learning_rate: Learning rate of the clients.
     """
-    return full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
+    return ft.theory.full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
 
 
 @functools.lru_cache(maxsize=32)
@@ -114,13 +89,13 @@ def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algo
         learning_rate: Learning rate of the clients.
         dtype: Type of the parameters.
     """
-    return fed_avg(
-        deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.dtype(dtype)),
-        all_clients(size.clients),
+    return ft.fed_avg(
+        ft.models.deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.dtype(dtype)),
+        ft.schedules.all_clients(size.clients),
         client_learning_rate=learning_rate,
         loss="squared_error_sum",
-        work=Work(steps=size.local_steps, batch_size=None),
-        averaging=Averaging(weighting="uniform"),
+        work=ft.Work(steps=size.local_steps, batch_size=None),
+        averaging=ft.Averaging(weighting="uniform"),
     )
 
 
@@ -156,7 +131,7 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
             product = layer @ product
         return {"model": scale * product}
 
-    data = federated_data(x, y, size.partition, dtype=jnp.float64)
+    data = ft.data.federated_data(x, y, size.partition, dtype=jnp.float64)
     run = simulate(
         algorithm, data, num_rounds=size.rounds, seed=seed, evaluation=Evaluation(1, look), devices=Devices("scan")
     )
@@ -183,8 +158,8 @@ class Observed(NamedTuple):
     """A run with its theorem, the recorded losses and the recorded weights."""
 
     size: Size
-    work: FullBatchWork
-    theorem: DeepLinearTheorem
+    work: ft.theory.FullBatchWork
+    theorem: ft.theory.DeepLinearTheorem
     losses: Float64[np.ndarray, "rounds"]  # over the initial one
     weights: dict[int, list[np.ndarray]]  # of the recorded rounds
 
@@ -193,20 +168,20 @@ class Observed(NamedTuple):
         """The weights after the last round."""
         return self.weights[max(self.weights)]
 
-    def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> Verdict:
+    def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
         """Checks that the ratio of a measured value to its bound is at most 1, and to a ``wrong`` bound more."""
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
 
-    def narrow_networks(self) -> list[tuple[DeepLinearTheorem, list[np.ndarray]]]:
+    def narrow_networks(self) -> list[tuple[ft.theory.DeepLinearTheorem, list[np.ndarray]]]:
         """Draws untrained networks of ``NARROW`` units for the same problem, and returns each with its theorem."""
         sizes = (self.size.dimension, *[NARROW] * (self.size.depth - 1), self.size.outputs)
         networks = []
         for draw in range(NARROW_DRAWS):
             rng = np.random.default_rng([draw, 1])
             weights = [rng.standard_normal((b, a)) for a, b in itertools.pairwise(sizes)]
-            networks.append((deep_linear_theorem(weights, self.work, DELTA), weights))
+            networks.append((ft.theory.deep_linear_theorem(weights, self.work, DELTA), weights))
         return networks
 
 
@@ -218,10 +193,12 @@ def _observe(size: Size, seed: int) -> Observed:
     rate = size.outputs / (50 * size.depth * kappa * size.local_steps * largest) * (1 - 1e-9)
     run, work = run_of(size, x, y, rate, seed, size.rounds // LOOKS), work_of(size, x, y, rate)
     losses = np.sum((x @ run.models - y) ** 2, axis=(1, 2))
-    return Observed(size, work, deep_linear_theorem(run.weights[0], work, DELTA), losses / losses[0], run.weights)
+    return Observed(
+        size, work, ft.theory.deep_linear_theorem(run.weights[0], work, DELTA), losses / losses[0], run.weights
+    )
 
 
-def _bound_18(run: Observed) -> Verdict:
+def _bound_18(run: Observed) -> ft.types.Verdict:
     """Checks that the loss is below (18) after every round; the control, (18) without N, is violated."""
     rounds, constants = np.arange(len(run.losses)), run.theorem.constants
     rates = (c.rate() for c in (constants, constants._replace(num_clients=1)))
@@ -229,7 +206,7 @@ def _bound_18(run: Observed) -> Verdict:
     return run._bounded("Theorem IV.2", "loss / bound (18), the worst round", ratio, "N forgotten", wrong)
 
 
-def _hypotheses(run: Observed) -> list[Verdict]:
+def _hypotheses(run: Observed) -> list[ft.types.Verdict]:
     """Checks hypotheses B and C at every recorded round; A is (18)."""
     looks = [run.theorem.hypotheses(weights, float(run.losses[r]), r) for r, weights in run.weights.items()]
     worst = _largest_ratios(looks)
@@ -256,10 +233,10 @@ def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
     return ratios
 
 
-def _lemma_1(run: Observed) -> Verdict:
+def _lemma_1(run: Observed) -> ft.types.Verdict:
     """Checks Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
 
-    def worst(theorem: DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
+    def worst(theorem: ft.theory.DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
         low, high = theorem.singular_values(weights)
         return max(high / 1.2, 0.8 / low if low > 0 else np.inf)
 
@@ -268,7 +245,7 @@ def _lemma_1(run: Observed) -> Verdict:
     return run._bounded("Lemma VII.1", "initial singular values / their bounds", ratio, ALL_NARROW, narrow)
 
 
-def _local_lemmas(run: Observed) -> list[Verdict]:
+def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
     """Checks Lemmas VII.2 to VII.7 in the run's last round."""
     paths, c, work = local_paths(run.last, run.work), run.theorem.constants, run.work
     decays, faster, drifts, moves, from_zero = ratios = tuple(list[float]() for _ in range(5))
@@ -300,7 +277,7 @@ def _local_lemmas(run: Observed) -> list[Verdict]:
     exact, frobenius = (abs(kron / (norm * _norm(b)) - 1) / EXACT for norm in (_norm(a), float(np.linalg.norm(a))))
     after_rounds, changed = f"{ALL_NARROW} after {NARROW_ROUNDS} rounds", max(changes) / c.kernel_bound()
 
-    def row(number: str, statement: str, ratio: float, control: str, wrong: float) -> Verdict:
+    def row(number: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
         return run._bounded(f"Lemma {number}", statement, ratio, control, wrong)
 
     return [
@@ -320,7 +297,10 @@ def _local_lemmas(run: Observed) -> list[Verdict]:
 
 
 def _kernels(
-    initial: Sequence[np.ndarray], weights: Sequence[np.ndarray], paths: Sequence[LocalPath], work: FullBatchWork
+    initial: Sequence[np.ndarray],
+    weights: Sequence[np.ndarray],
+    paths: Sequence[LocalPath],
+    work: ft.theory.FullBatchWork,
 ) -> list[tuple[Float64[np.ndarray, "nC nC"], Float64[np.ndarray, "nC nC"]]]:
     """Computes P(t, k) and P(t, k) - P(0) at every local step k of round t, one block of columns for each client."""
     now, begin = products(weights, work.x), products(initial, work.x)
@@ -329,7 +309,9 @@ def _kernels(
     return [(p, p - first) for p in every]
 
 
-def _narrow_drift(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: FullBatchWork) -> float:
+def _narrow_drift(
+    theorem: ft.theory.DeepLinearTheorem, weights: list[np.ndarray], work: ft.theory.FullBatchWork
+) -> float:
     """Computes the drift of a narrow network's kernel over the bound of Lemma VII.5: above 1 if it is violated."""
     trained: list[np.ndarray] = weights
     for _ in range(NARROW_ROUNDS):
@@ -342,7 +324,7 @@ def _norm(matrix: np.ndarray) -> float:
     return float(np.linalg.norm(matrix, 2))
 
 
-def _check_convergence(scale: str, seed: int) -> list[Verdict]:
+def _check_convergence(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks the bound of the theorem, the hypotheses and the lemmas."""
     run = _observe(of_scale(scale, *CONVERGENCE_SIZES), seed)
     return [_bound_18(run), *_hypotheses(run), _lemma_1(run), *_local_lemmas(run)]
@@ -357,7 +339,7 @@ STEP = 0.1  # the learning rate, as a fraction of the largest stable one
 Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode and output
 
 
-def _one_round(size: Size, seed: int) -> list[Verdict]:
+def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
     """Checks that a simulated round equals eq. (6) to (8), and its residual the sum of the four terms of eq. (17)."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
@@ -365,7 +347,7 @@ def _one_round(size: Size, seed: int) -> list[Verdict]:
     path = run_of(size, x, y, work.learning_rate, seed, 1).weights
     sizes = f"{size}, {size.rounds} rounds"
 
-    def error(work: FullBatchWork) -> float:
+    def error(work: ft.theory.FullBatchWork) -> float:
         """Returns the worst round's distance of eq. (8) from the simulation, relative to the weights' movement."""
         moves = (
             (_moved(path[r], averaged(local_paths(path[r], work))), _moved(path[r], path[r + 1]))
@@ -386,7 +368,7 @@ def _one_round(size: Size, seed: int) -> list[Verdict]:
     off, without = 0.0, dict.fromkeys(("first", "second", "third", "fourth"), np.inf)
     for r in range(size.rounds):
         after = products(path[r + 1], x).outputs - y
-        terms = residual_terms(path[0], path[r], work)
+        terms = ft.theory.residual_terms(path[0], path[r], work)
         off = max(off, relative_distance(terms.total, after))
         for name, term in terms._asdict().items():
             if r > 0 or name != "second":  # in the first round P has moved only within the local steps
@@ -400,14 +382,14 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([(b - a).ravel() for a, b in zip(before, after, strict=True)])
 
 
-def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
+def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
     """Checks that wide networks approach FedAvg of the linear model in every mode of the limit of P(0)."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
     basis, singular, _ = np.linalg.svd(x, full_matrices=False)
     eigenvalues = size.depth * singular**2 / size.outputs  # of L/C X X'
-    limit, one_step = (deep_linear_limit(w, size.depth) for w in (work, work._replace(local_steps=1)))
+    limit, one_step = (ft.theory.deep_linear_limit(w, size.depth) for w in (work, work._replace(local_steps=1)))
     pace = 1 - work.learning_rate * size.local_steps * eigenvalues.max() / size.clients
     rounds = np.arange(size.rounds + 1)
 
@@ -458,7 +440,7 @@ def _by_mode(
     return np.array([np.sqrt(np.mean((norm(m - p) / norm(t - t[0])) ** 2)) for m, p, t in networks])
 
 
-def _check_rounds(scale: str, seed: int) -> list[Verdict]:
+def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks a round and its terms exactly, and its modes by width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
@@ -471,7 +453,7 @@ ENTRIES = (
         _check_convergence,
         papers=("liu_deep_linear",),
         statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
-        functions=(deep_linear_theorem,),
+        functions=(ft.theory.deep_linear_theorem,),
         figures=tuple(f"deep_linear.{name}" for name in ("theorem", "fig2", "fig3", "fig4", "regime_map")),
     ),
     TheoremEntry(
@@ -480,7 +462,7 @@ ENTRIES = (
         _check_rounds,
         papers=("liu_deep_linear",),
         statement="eq. (6) to (8), (16) and (17) of DeepLin",
-        functions=(deep_linear_limit, residual_terms),
+        functions=(ft.theory.deep_linear_limit, ft.theory.residual_terms),
         figures=("deep_linear.theorem",),
     ),
 )

@@ -30,14 +30,10 @@ from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, graph, schedule
 from fedtangent._src.federated.algorithms.entry import arguments_of
-from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.models.features import rbf_linear
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.flow import Flow
-from fedtangent._src.theory.flow.rules import Rule
-from fedtangent._src.types import Algorithm, Model, Recipe, Schedule
 
 EXACT_FLOW = "federated flow (FE-2021 section 9.2, exact)"
 LOCAL_STEPS = 4
@@ -57,8 +53,8 @@ class Option(NamedTuple):
     """One option of the algorithms, with its arguments for the simulator and for the theory."""
 
     name: str
-    schedule: Callable[[], Schedule]
-    recipe: Recipe = algorithms.fed_avg
+    schedule: Callable[[], ft.types.Schedule]
+    recipe: ft.types.Recipe = algorithms.fed_avg
     both: Arguments = NONE  # arguments of the recipe, and fields of the Rule with the same names
     simulated: Arguments = NONE  # further arguments of the recipe
     predicted: Arguments = NONE  # further fields of the Rule
@@ -66,10 +62,10 @@ class Option(NamedTuple):
     uniform: bool = False  # clients have equal weights, instead of their numbers of examples
     lazy: bool = True  # networks approach the flow as their width grows
 
-    def _rule(self, case: Case, changes: Arguments = NONE) -> Rule:
+    def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
         """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
         rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
-        return Rule(**{**rates, **self.both, **self.predicted, **changes})
+        return ft.theory.Rule(**{**rates, **self.both, **self.predicted, **changes})
 
     def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
         """Builds the flow; ``changes`` of the Rule, "schedule" or "uniform" weights make it a wrong theory."""
@@ -96,24 +92,24 @@ class Option(NamedTuple):
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
-        work, more = Work(steps=LOCAL_STEPS, batch_size=None), arguments_of(self.recipe, arguments)
+        work, more = ft.Work(steps=LOCAL_STEPS, batch_size=None), arguments_of(self.recipe, arguments)
         algorithm = self.recipe(case.model, self.schedule(), work=work, **more)
         size = Scale((width,), draws, case.num_rounds, evaluate_every)
         setting = Setting(self.name, self.name, case.problem, algorithm, self._rule(case), size, case.seed)
         return trained(setting, algorithm.on(setting.model(width)), self.name, width, mapping="scan")
 
 
-def every_client(num_models: int = 1) -> Schedule:
+def every_client(num_models: int = 1) -> ft.types.Schedule:
     """Builds the schedule in which every client trains every model in every round."""
     return schedule.all_clients(NUM_CLIENTS, num_models)
 
 
-def sampled(clients_per_round: int) -> Callable[[], Schedule]:
+def sampled(clients_per_round: int) -> Callable[[], ft.types.Schedule]:
     """Returns a builder of schedules that draw ``clients_per_round`` clients in every round."""
     return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
 
 
-def permuted(num_models: int) -> Callable[[], Schedule]:
+def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
     """Returns a builder of schedules in which each client trains the models in a separate random order."""
     return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
 
@@ -195,7 +191,7 @@ class Case(NamedTuple):
     """A problem and a model, on which every option is run."""
 
     problem: Problem
-    model: Model  # network, whose width may change
+    model: ft.types.Model  # network, whose width may change
     learning_rate: float  # of the clients
     num_rounds: int
     seed: int  # of initialisations and schedules
@@ -211,7 +207,7 @@ def _linear_case(seed: int, num_rounds: int) -> Case:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
-    model = rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
+    model = ft.models.rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
     return _case((x, y, np.linspace(-1, 1, 15)[:, None]), model, num_rounds, seed)
 
 
@@ -222,7 +218,7 @@ def _network_case(seed: int, num_rounds: int) -> Case:
     return _case((digits.x_train[:24], digits.y_train[:24, :3], digits.x_test[:20]), model, num_rounds, seed)
 
 
-def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: int) -> Case:
+def _case(points: tuple[np.ndarray, ...], model: ft.types.Model, num_rounds: int, seed: int) -> Case:
     """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
     clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
@@ -290,13 +286,13 @@ def _check_ledger(scale: str, seed: int) -> list[Verdict]:
 class Trainer(NamedTuple):
     """A model and its algorithm, the same objects for all seeds, so that their runs share compiled programs."""
 
-    model: Model
+    model: ft.types.Model
     rate: float
-    algorithm: Algorithm
+    algorithm: ft.types.Algorithm
     width: int
 
 
-def _trainer(model: Model, rate: float, width: int) -> Trainer:
+def _trainer(model: ft.types.Model, rate: float, width: int) -> Trainer:
     order = ft.schedules.per_client_permutations(CLIENTS, 2)
     algorithm = ft.fed_ensemble(model, order, client_learning_rate=rate, work=ft.Work(steps=STEPS, batch_size=None))
     return Trainer(model, rate, algorithm, width)

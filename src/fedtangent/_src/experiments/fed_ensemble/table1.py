@@ -23,7 +23,6 @@ from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
-from fedtangent.types import Verdict
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
@@ -190,14 +189,14 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     }
 
 
-def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> Verdict:
+def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
     """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
     right = measured, f"<= {allowed:.1f} SE", holds <= allowed
     wrong = "variance not divided by K", f"{control:.0f} SE", control > allowed
     statement, sizes = "simulation is the closed form", BUDGETS[c["budget"]]
-    return Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
+    return ft.types.Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
 
 
 def _comparison(choice: Fit, rows: list[lab.Row]) -> lab.Sheet:

@@ -14,7 +14,6 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import local_gd
-from fedtangent.types import FederatedData, Partition
 
 TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
 
@@ -24,7 +23,7 @@ class Problem(NamedTuple):
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]
-    partition: Partition
+    partition: ft.types.Partition
     truths: np.ndarray  # [N, d], the linear model w_i* that labels the examples of each node
     basis: np.ndarray | None = None  # [d, r], orthonormal: inputs are x @ basis.T; None: x are the inputs
 
@@ -38,7 +37,7 @@ class Problem(NamedTuple):
         """The same examples, all at one node."""
         return self._replace(partition=ft.partition.of([self.partition.indices], len(self.y)))
 
-    def federated(self) -> FederatedData:
+    def federated(self) -> ft.types.FederatedData:
         """Returns the data on the device, float64."""
         return ft.data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
 
@@ -94,7 +93,7 @@ def classification(seed: int, num_nodes: int, examples_per_node: int, dimension:
 def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
     """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
     nodes, size, dimension = x.shape
-    clients = Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
+    clients = ft.types.Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
     return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 

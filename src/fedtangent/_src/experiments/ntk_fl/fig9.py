@@ -22,7 +22,6 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl import lemmas
-from fedtangent.types import Verdict
 
 NETWORKS = {
     "averaged": "MLP, the paper's kernel H",
@@ -166,7 +165,7 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
     statement, sizes = "gap / ((25d) and what the lemma leaves out), largest", f"n = {study.settings.width}"
     right = f"{largest:.3g}", "<= 1", largest <= 1 + 1e-9
     wrong = "(25d) for a factor 1/n", f"{control:.3g}", control > 1
-    verdict = Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
+    verdict = ft.types.Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
     _draw(study, results)
     return lab.Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=failed, verdicts=(verdict,))
 

@@ -35,21 +35,13 @@ from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import EXACT, Rival, Verdict, judged
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine.run import predict
-from fedtangent._src.theory.fed_ensemble.bias_variance import (
-    Decomposition,
-    EnsembleLaw,
-    Estimate,
-    corollary_1,
-    decompose_laws,
-    decompose_runs,
-)
+from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, EnsembleLaw, Estimate
 from fedtangent._src.theory.prior import prior_blocks
-from fedtangent._src.types import Cohort, Gaussian, Model, Partition, Schedule
 
 TEST_POINTS = 201
 # Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
 AMPLITUDE, NOISE = 0.2**2, 0.2**2
-ToyModel = Callable[[int], Model]
+ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
@@ -57,7 +49,7 @@ class ToyProblem(NamedTuple):
 
     x: Float[np.ndarray, "n 1"]
     y: Float[np.ndarray, "n 1"]
-    clients: Partition
+    clients: ft.types.Partition
     x_test: Float[np.ndarray, "m 1"]  # an even grid
     expected: Float[np.ndarray, "m 1"]  # E[y | x] on the grid
     noise: float  # E_x Var[y | x] over the grid
@@ -93,7 +85,7 @@ def sine_problem(
         "sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap, test_points=TEST_POINTS
     )
 
-    def model(outputs: int) -> Model:
+    def model(outputs: int) -> ft.types.Model:
         return ft.models.rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
 
     blocks = _blocks(model, toy.x_train, toy.x_test)
@@ -137,7 +129,7 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
 
 @functools.cache
-def permutations(num_clients: int, num_models: int) -> Schedule:
+def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
     """Returns ``per_client_permutations``, cached so that all runs share a compiled program.
 
     Args:
@@ -160,7 +152,7 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 
 
 def laws_of(
-    problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+    problem: ToyProblem, schedule: ft.types.Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
 
@@ -175,7 +167,7 @@ def laws_of(
     last = max(rounds)
     longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
     runs = (ft.schedules.drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds)
-    cohorts = [Cohort(*(np.asarray(part)[:last] for part in run)) for run in runs]  # type: ignore[arg-type]
+    cohorts = [ft.types.Cohort(*(np.asarray(part)[:last] for part in run)) for run in runs]  # type: ignore[arg-type]
     rule = ft.theory.Rule(problem.local_steps, problem.learning_rate)
     return ft.theory.ensemble_laws(
         problem.blocks, problem.y, problem.clients, cohorts, rule, rounds, schedule.num_models
@@ -183,7 +175,7 @@ def laws_of(
 
 
 def simulated(
-    problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int
+    problem: ToyProblem, schedule: ft.types.Schedule, num_rounds: int, seeds: Sequence[int], draws: int
 ) -> Float[np.ndarray, "S J m 1"]:
     """Trains ensembles and returns their predictions at the test points, one run for each seed's schedule.
 
@@ -251,7 +243,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     for k in NUM_MODELS:
         schedule, seeds = permutations(clients, k), seeds_of(k, schedules, seed)
         num_rounds = ages * max(k, 4)
-        mean, variance = corollary_1(problem.blocks, problem.y, k)[:2]
+        mean, variance = ft.theory.corollary_1(problem.blocks, problem.y, k)[:2]
         assert mean is not None and variance is not None
         limit = float(variance.mean())
         runs = simulated(problem, schedule, num_rounds, seeds, draws)
@@ -303,12 +295,15 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
     def law(problem: ToyProblem) -> Decomposition:
         laws = laws_of(problem, schedule, (num_rounds,), seeds)
-        return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
+        return ft.theory.decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
 
     exact = law(problem)
     other = {f"{steps} local steps for {STEPS}": law(problem._replace(local_steps=steps)) for steps in (1, 3)}
     runs = simulated(problem, schedule, num_rounds, seeds, draws)
-    batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
+    batches = [
+        ft.theory.decompose_runs(part, problem.expected, problem.noise)
+        for part in np.array_split(runs, BATCHES, axis=1)
+    ]
     sizes = (
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules x "
         f"{draws} initialisations"
@@ -352,8 +347,8 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
     laws = laws_of(problem, schedule, (num_rounds,), seeds)
     runs = simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
-    exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
-    variance = decompose_runs(runs, problem.expected).variance.value
+    exact = ft.theory.decompose_laws([law[0] for law in laws], problem.expected).variance.value
+    variance = ft.theory.decompose_runs(runs, problem.expected).variance.value
     biased = exact * (schedules - 1) / schedules
     return Claim(
         DECOMPOSED,
@@ -404,7 +399,7 @@ def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
     ]
 
 
-def _trained(seed: int, draws: int) -> tuple[Gaussian, Float64[np.ndarray, "m draws"], float]:
+def _trained(seed: int, draws: int) -> tuple[ft.types.Gaussian, Float64[np.ndarray, "m draws"], float]:
     """Trains ``draws`` ensembles in one run; returns limit, test means, and last over first training residual."""
     rng, n = np.random.default_rng(seed), sum(CLIENT_SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
@@ -435,7 +430,7 @@ ENTRIES = (
         _check_bias_variance,
         papers=("shi2024", "shi2021"),
         statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
-        functions=(corollary_1, decompose_laws, decompose_runs),
+        functions=(ft.theory.corollary_1, ft.theory.decompose_laws, ft.theory.decompose_runs),
         figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
     ),
     TheoremEntry(

@@ -35,7 +35,6 @@ from fedtangent._src.comparison.statistics import Interval, Pair, combined, mean
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Rival, Verdict, judged
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.types import Gaussian
 
 COVERED = 0.95
 Samples = Float[np.ndarray, "K m C"]
@@ -338,7 +337,7 @@ def _train(setting: Setting, flow: ft.theory.Flow, width: int) -> TrainedEnsembl
     return TrainedEnsemble(width, *outputs, run.sent[-1].uplink_bytes, run.sent[-1].downlink_bytes)
 
 
-def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
+def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> LawDistance:
     if limit is None:
         return LawDistance(np.inf, np.inf)
     mean = np.max(np.linalg.norm(law.mean - limit.mean, axis=(1, 2))) / movement

@@ -30,18 +30,11 @@ from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts, init_key
 from fedtangent._src.comparison.statistics import Interval, width_slope
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine.loop import Measure
 from fedtangent._src.engine.run import predict
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.fed_ensemble.convergence import (
-    Curvature,
-    gap_from_drift,
-    kappa_4,
-    linearisation_gap,
-    theorem_1,
-)
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature
 from fedtangent._src.theory.fed_ensemble.second_order import age_operators, second_order_terms
 from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
@@ -278,12 +271,12 @@ NUM_POINTS = 6
 CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 
-def _check_networks(scale: str, seed: int) -> list[Verdict]:
+def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks the decay of trained networks, and the theorem's constants over widths."""
     return [_decay(scale, seed), *_constants(scale, seed, 200)]
 
 
-def _decay(scale: str, seed: int) -> Verdict:
+def _decay(scale: str, seed: int) -> ft.types.Verdict:
     """Checks the decay of networks trained with kappa_2 < 1, and names the assumptions that fail."""
     networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
@@ -313,7 +306,7 @@ def _decay(scale: str, seed: int) -> Verdict:
     )
 
 
-def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
+def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
     """Checks Lemma 9.1's Lipschitz constant and norms, and C_1, at initialisation and in a ball about it."""
     widths = of_scale(scale, (256, 1024, 4096), (256, 1024, 4096, 16384))
     x = inputs(np.random.default_rng(seed), NUM_POINTS)
@@ -349,7 +342,7 @@ def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     ]
 
 
-def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> Verdict:
+def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> ft.types.Verdict:
     """Checks that a slope in the width is -1/2 to ``band``, and that the control's slope is not.
 
     Args:
@@ -421,7 +414,7 @@ MARGIN = 0.2  # of a slope
 WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
 
 
-def _check_linearisation_gap(scale: str, seed: int) -> list[Verdict]:
+def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
     widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
     runs = [follow(setting_of(SHORT, width, seed), draws) for width in widths]
@@ -429,7 +422,7 @@ def _check_linearisation_gap(scale: str, seed: int) -> list[Verdict]:
     return [*_slopes(runs, where), _from_drift(runs, where), _as_printed(scale, seed)]
 
 
-def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
+def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
     """Checks that the distance to the limiting kernel falls as width^-1/2, and drift and gap at least as fast."""
     widths = tuple(run.setting.size.largest for run in runs)
     far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
@@ -449,7 +442,7 @@ def _slopes(runs: list[FollowedNetworks], where: str) -> list[Verdict]:
     return verdicts
 
 
-def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
+def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
     """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
 
     def worst(factor: float) -> float:
@@ -460,7 +453,7 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
             drift, low = run.drift.max(axis=1), np.linalg.eigvalsh(run.kernels[:, 0])[..., 0]
             quantities = run.gap[:, -1], drift, run.residual[:, 0], low - drift
             for gap, moved, r0, smallest in zip(*(q.flat for q in quantities), strict=True):
-                bound = gap_from_drift(progress, moved, r0, factor * max(smallest, 0.0), SHORT.nbar)
+                bound = ft.theory.gap_from_drift(progress, moved, r0, factor * max(smallest, 0.0), SHORT.nbar)
                 ratios.append(float(gap / bound))
         return float(np.max(ratios))
 
@@ -469,7 +462,7 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> Verdict:
     return claim.bounded(worst(1.0), "2 lambda instead of lambda", worst(2.0))
 
 
-def _as_printed(scale: str, seed: int) -> Verdict:
+def _as_printed(scale: str, seed: int) -> ft.types.Verdict:
     """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age, with constants of each network."""
     setting = setting_of(LONG, LONG_WIDTH, seed)
     networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
@@ -482,8 +475,8 @@ def _as_printed(scale: str, seed: int) -> Verdict:
             start, r0 = networks.kernels[draw, 0, k], float(networks.residual[draw, 0, k])
             age = age_operators(start, clients, plan, rule.local_steps, rule.learning_rate, model=k, rounds=age_rounds)
             second = float(np.linalg.norm(second_order_terms(age, "gradient_descent"), 2)) / progress**2
-            kappa = kappa_4(progress, float(networks.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)
-            bound = linearisation_gap(kappa, progress, float(np.linalg.eigvalsh(start)[0]), LONG.nbar, second)
+            kappa = ft.theory.kappa_4(progress, float(networks.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)
+            bound = ft.theory.linearisation_gap(kappa, progress, float(np.linalg.eigvalsh(start)[0]), LONG.nbar, second)
             ratios.append(float(networks.gap[draw, :, k].max()) / bound)
             wrong.append(float(networks.gap[draw, :, k].max()) / kappa)
     return Claim(
@@ -501,7 +494,7 @@ ENTRIES = (
         _check_networks,
         papers=("shi2021", "shi2024"),
         statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
-        functions=(theorem_1,),
+        functions=(ft.theory.theorem_1,),
     ),
     TheoremEntry(
         "fed_ensemble.linearisation_gap",
@@ -509,6 +502,6 @@ ENTRIES = (
         _check_linearisation_gap,
         papers=("shi2021",),
         statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
-        functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
+        functions=(ft.theory.linearisation_gap, ft.theory.gap_from_drift, ft.theory.kappa_4, age_operators),
     ),
 )

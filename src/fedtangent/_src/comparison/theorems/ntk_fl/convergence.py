@@ -23,7 +23,6 @@ from fedtangent._src.comparison.theorems.ntk_fl.evolution import (
     initial,
     ntk_fl_run,
 )
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.theory.ntk_fl.convergence import largest_learning_rate
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
@@ -67,7 +66,7 @@ class Decay(NamedTuple):
         return float(np.log(self.ratio[late] / self.ratio[-1]) / (self.at[-1] - self.at[late]))
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
     sizes = (10_000, (50, 100, 200, 400, 800), 400), (40_000, (100, 1000, 3000), 1500)
     width, times, rounds = of_scale(scale, *sizes)
@@ -117,7 +116,7 @@ def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
     return Decay(theorem_at(eta), at[1:], squared[1:] / squared[0])
 
 
-def _bounded(decay: Decay, where: str) -> Verdict:
+def _bounded(decay: Decay, where: str) -> ft.types.Verdict:
     """Checks that the decay is below the theorem's bound, that all assumptions hold, and that a faster bound fails."""
     theorem, ratio, wrong = decay.theorem, decay.over_bound(), decay.over_bound(TOO_FAST)
     noticed = next((f for f in np.arange(1.0, TOO_FAST + 0.1, 0.05) if decay.over_bound(f) > 1), np.inf)
@@ -130,13 +129,13 @@ def _bounded(decay: Decay, where: str) -> Verdict:
     )
 
 
-def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = RATE_BAND) -> Verdict:
+def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = RATE_BAND) -> ft.types.Verdict:
     """Checks that a measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's ratio."""
     notices = f"rate x {ratio / (1 - band) if ratio <= 1 else ratio / (1 + band):.4f}"
     return claim.near(ratio, (control, wrong), band, notices, formats=(".5f", ".4f"))
 
 
-def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
+def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
     """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step, 4 times the exponent of (14)."""
     least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
@@ -148,7 +147,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
     return _rate(claim, worst, "without the square: eta lambda / N a step", 2 * worst)
 
 
-def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
+def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
     """Checks FedAvg's true rate here, by (58) with the initial activation pattern; 4 times the exponent of (15)."""
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
@@ -163,7 +162,7 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
     return _rate(Claim("NTK-FL Theorem 2, (58)", statement, sizes), right, "without the 1/M of (58)", wrong)
 
 
-def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
+def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
     """Checks (16): a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()

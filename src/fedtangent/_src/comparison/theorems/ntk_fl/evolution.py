@@ -25,7 +25,6 @@ from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine.run import predict
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.models.two_layer import two_layer_relu
 from fedtangent._src.theory.ntk_fl import lemmas
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel, weight_gap_bound
 from fedtangent._src.types import Algorithm, AnyArray, Array, ArrayLike, FederatedData, Key, Model, Partition, PyTree
@@ -446,7 +445,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 def _part_left_out(seed: int, width: int) -> Verdict:
     """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities and the gap is larger."""
-    model = two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
+    model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)
     y = np.asarray(model.apply(params, jnp.asarray(x))) + 0.5 * np.sqrt(width)
