@@ -189,7 +189,7 @@ def own_linearisation(model: Model) -> Model:
 class FollowedNetworks(NamedTuple):
     """E draws of K networks of one width and their linearisations, at T ages of their training."""
 
-    setting_of: Setting
+    setting: Setting
     ages: Int[np.ndarray, "T"]  # the first is 0
     residual: Float64[np.ndarray, "E T K"]  # ||f - Y||
     gap: Float64[np.ndarray, "E T K"]  # ||f - f_lin||
