@@ -22,6 +22,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent import theory
+from fedtangent._src.comparison.theorems.deep_linear import Size, fed_avg_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
