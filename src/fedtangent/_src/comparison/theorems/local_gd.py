@@ -120,7 +120,8 @@ def simulated(
         options: Further arguments of the recipe.
     """
     x, y, nodes = examples
-    algorithm = _algorithm(recipe, x.shape[1], descent._replace(rounds=0, seed=0), tuple(sorted(options.items())))
+    fixed = descent._replace(rounds=0, seed=0), tuple(sorted(options.items()))
+    algorithm = _algorithm(recipe, x.shape[1], *fixed)  # type: ignore[arg-type]  # a function is hashable
     data, devices = federated_data(x, y[:, None], nodes, dtype=jnp.float64), Devices(descent.mapping)
     path = params_by_round(algorithm, data, num_rounds=descent.rounds, seed=descent.seed, every=every, devices=devices)
     return np.asarray(path["weights"][:, 0, :, 0])

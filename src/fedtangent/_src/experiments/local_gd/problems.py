@@ -135,7 +135,7 @@ def simulated(
     """
     schedule = _everybody(problem.partition.num_clients)
     descent = local_gd.Descent(schedule, local_steps, learning_rate, num_rounds, mapping="scan")
-    return local_gd.simulated(getattr(ft, recipe), problem[:3], descent, weighting="uniform", **options)
+    return local_gd.simulated(getattr(ft, recipe), problem[:3], descent, 1, weighting="uniform", **options)
 
 
 def off(path: np.ndarray, expected: np.ndarray) -> float:
