@@ -12,10 +12,18 @@ import pytest
 
 from fedtangent._src.comparison.all_verdicts import without_clients
 from fedtangent._src.comparison.cases import LOCAL_STEPS
-from fedtangent._src.comparison.laziness import along
-from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
-from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
-from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
+from fedtangent._src.comparison.laziness import (
+    METRICS,
+    Parts,
+    _limit,
+    at_points,
+    check_linearisable,
+    laziness_diagnostics,
+    linearised_flow,
+    linearised_paths,
+    parts,
+    watched_draws,
+)
 from fedtangent._src.comparison.predicted import Predicted, run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.side_by_side import Comparison

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import load
-from fedtangent._src.data.features import Features, blocks, random_convolution, with_features
+from fedtangent._src.data.features import Features, convolution, random_convolution, with_features
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (3, 7, 9, 2), np.uint8)
@@ -91,7 +91,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each block that is computed has."""
     seen: list[int] = []
-    computed = blocks._computed
+    computed = convolution._computed
 
     def count(x: np.ndarray, *rest: Any) -> np.ndarray:
         seen.append(len(x))

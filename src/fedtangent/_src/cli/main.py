@@ -62,7 +62,7 @@ def _let_go(stream: IO[str]) -> None:
 def run(arguments: list[str]) -> int:
     """Executes one command and returns its exit code."""
     import fedtangent
-    from fedtangent._src.engine.checkpoints.lock import locked
+    from fedtangent._src.engine.checkpoints.files import locked
     from fedtangent._src.federated.wire.key_server import written_at_the_end
 
     if arguments == ["--version"]:

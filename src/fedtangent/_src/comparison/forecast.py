@@ -18,11 +18,11 @@ from jaxtyping import Float, Int, Num
 
 from fedtangent._src.checks import flag, instance, number, real_array, shown, whole
 from fedtangent._src.checks import seed as check_seed
-from fedtangent._src.comparison.cohorts import contacted_clients
 from fedtangent._src.comparison.followed import (
     NotFollowed,
     check_evaluation,
     check_kernels,
+    contacted_clients,
     rates_of,
     setting_of,
     training_of,
@@ -36,12 +36,22 @@ from fedtangent._src.comparison.from_start import (
     weights_of,
 )
 from fedtangent._src.comparison.on_features import checked_rotations, feature_outputs, how_on_features
-from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
-from fedtangent._src.comparison.rates import LOWEST, Rates, searched_rates
+from fedtangent._src.comparison.predicted import (
+    MOST_EXACT,
+    KernelPlan,
+    Outputs,
+    Starts,
+    at_once,
+    from_starts,
+    limit_of,
+    plan_kernels,
+    planned_kernels,
+    prior_starts,
+    run_flow,
+)
 from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
-from fedtangent._src.comparison.sizes import MOST_EXACT, KernelPlan, plan_kernels, planned_kernels
 from fedtangent._src.comparison.table import expected_accuracy
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, Split
@@ -55,9 +65,10 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
+from fedtangent._src.theory.checks import require_float64
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.theory.flow.asymptotics import factors_to_search
-from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.theory.flow.tuning import LOWEST, Rates, searched_rates
 from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 
 BAND = (5, 95)  # percent of the initial functions

@@ -18,7 +18,7 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.comparison.followed import NotFollowed, of_fixed_width
-from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
+from fedtangent._src.comparison.laziness import check_linearisable, linearised_paths
 from fedtangent._src.comparison.linear_models import MOST_ROWS, empirical_blocks, linearised_follows
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
 from fedtangent._src.comparison.predicted import Outputs, from_starts, run_flow, starts_of

@@ -1,7 +1,13 @@
-"""Checks of the theory's arguments, before any work starts; each raises a ``ValueError`` that names the argument."""
+"""Float64 for the theory; checks of its arguments, which raise a ``ValueError``; and the assumptions of theorems."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
@@ -17,8 +23,48 @@ from fedtangent._src.kernels.gram import (
     spaced,
 )
 from fedtangent._src.kernels.large import LargeKernel
-from fedtangent._src.theory.precision import is_concrete
 from fedtangent._src.types import ArrayLike, Cohort, Partition, PyTree
+
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
+
+
+def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
+    """Wraps ``function`` so that it runs with JAX's 64-bit types enabled.
+
+    If the program has enabled them (``jax_enable_x64``), the function is called directly: traceable, differentiable,
+    returning JAX arrays. Otherwise it runs eagerly in a 64-bit scope, and its arrays are returned as NumPy float64,
+    which later 32-bit JAX code can read. Inside a caller's jit or grad that is impossible, and the call raises a
+    ValueError.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+        if jnp.result_type(float) == np.float64:
+            return function(*args, **kwargs)
+        if not is_concrete(args, kwargs, jnp.zeros(())):  # the zero: of a call that is staged into a larger program
+            require_float64(f" for {function.__name__} in jit, grad or vmap")
+        with jax.enable_x64(True):
+            result = function(*args, **kwargs)
+        return cast(Result, jax.tree.map(lambda a: np.asarray(a) if isinstance(a, jax.Array) else a, result))
+
+    return wrapped
+
+
+def require_float64(where: str = "") -> None:
+    """Raises ``ValueError`` unless the program has enabled JAX's 64-bit types; ``where`` completes the message."""
+    if jnp.result_type(float) != np.float64:
+        raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
+
+
+def is_concrete(*values: PyTree) -> bool:
+    """Returns whether no leaf of ``values`` is a tracer, so that their numbers can be read."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def on_device(array: np.ndarray) -> jax.Array:
+    """Returns ``array`` as a JAX array, without a copy if it is read-only (``kernels.gram.read_only``)."""
+    return jnp.asarray(array) if array.flags.writeable else jax.device_put(array)
 
 
 def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
@@ -248,3 +294,53 @@ def check_own_blocks(smallest: Float64[np.ndarray, "N"], largest: Float64[np.nda
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
         block = f"eigenvalue {smallest[i]:.3g} of client {i}'s block"
         raise ValueError(f"ntk_train: got {block}, must be positive semidefinite")
+
+
+ROUNDING = 1e-12  # of inputs that were scaled to norm 1
+
+
+class Assumption(NamedTuple):
+    """One assumption of a theorem; it holds if ``measured relation required``, such as ``0.1 < 2``."""
+
+    name: str
+    statement: str  # meaning of the measured value
+    holds: bool
+    measured: float
+    relation: str  # "<", "<=" or ">"
+    required: float
+
+    def __str__(self) -> str:
+        """Returns the assumption as one line of a report."""
+        word = "holds" if self.holds else "FAILS"
+        return f"{self.name}: {word}, {self.measured:.3g} {self.relation} {self.required:.3g} ({self.statement})"
+
+
+def assumption(
+    name: str, statement: str, measured: float | np.number, relation: str, required: float | np.number
+) -> Assumption:
+    """Builds an assumption and compares its measured value with the required one; a measured NaN fails.
+
+    Args:
+        name: Short name of the assumption.
+        statement: Meaning of the measured value, for the report.
+        measured: Value on the data.
+        relation: "<", "<=" or ">".
+        required: Value that the theorem requires.
+    """
+    holds = {"<": measured < required, "<=": measured <= required, ">": measured > required}[relation]
+    return Assumption(name, statement, bool(holds), float(measured), relation, float(required))
+
+
+def failing(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+    """Returns the names of the assumptions that do not hold."""
+    return tuple(a.name for a in assumptions if not a.holds)
+
+
+def report(title: str, assumptions: Sequence[Assumption]) -> str:
+    """Returns ``title`` and one line for each assumption.
+
+    Args:
+        title: First line.
+        assumptions: Assumptions of a theorem.
+    """
+    return "\n  ".join([title, *map(str, assumptions)])

@@ -27,6 +27,7 @@ from fedtangent._src.engine.checkpoints.files import (
     check_digests,
     digests,
     layout,
+    locked,
     on_host,
     read_checked,
     read_record,
@@ -34,7 +35,6 @@ from fedtangent._src.engine.checkpoints.files import (
     write_arrays,
     write_record,
 )
-from fedtangent._src.engine.checkpoints.lock import locked
 from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
 from fedtangent._src.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent._src.engine.history import Measurement

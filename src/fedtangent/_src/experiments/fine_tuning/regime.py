@@ -22,10 +22,10 @@ import fedtangent as ft
 from fedtangent._src import pytrees
 from fedtangent._src.comparison.forecast import Forecast
 from fedtangent._src.comparison.from_start import FromStart
-from fedtangent._src.comparison.rates import Rates
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent._src.theory.flow.tuning import Rates
 from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
 
 FACTORS = 2.0 ** (np.arange(-4, 9) / 2)  # simulated rates over the predicted best one

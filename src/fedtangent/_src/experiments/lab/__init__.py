@@ -17,7 +17,7 @@ from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.intervals import half_width
 from fedtangent._src.output.files import Metric
-from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.types import ArrayLike
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from fedtangent._src.comparison.theorems import entries, of_scale
 from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict
-from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.theory.deep_linear.gram import dense, products
 from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, LocalPath, averaged, local_paths
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_theorem
