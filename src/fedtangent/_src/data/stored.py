@@ -1,4 +1,4 @@
-"""Published data: read from a folder that the user names, from the cache, or downloaded once; and data sets of its images."""
+"""Published data: from the user's folder, from the cache, or downloaded once into it; and data sets of images."""
 
 from __future__ import annotations
 
