@@ -129,12 +129,12 @@ def test_a_resume_that_loses_a_part_of_the_state_differs(
     def forgetful(folder: Path, like: Any) -> Any:
         return read(folder, like)._replace(**{lost: getattr(other if "key" in lost else like, lost)})
 
-    read, other = store.read_state, stateful.algorithm().init(4, stateful.NUM_CLIENTS)
+    read, other = store.files.read_state, stateful.algorithm().init(4, stateful.NUM_CLIENTS)
     other = other._replace(schedule=stateful.algorithm().init(9, stateful.NUM_CLIENTS).schedule)
     if lost == "schedule":  # the strata of a seed are the start's own: another seed's stand for lost ones
-        monkeypatch.setattr(store, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
+        monkeypatch.setattr(store.files, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
     else:
-        monkeypatch.setattr(store, "read_state", forgetful)
+        monkeypatch.setattr(store.files, "read_state", forgetful)
     assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) != whole()
 
 

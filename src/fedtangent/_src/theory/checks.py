@@ -13,15 +13,7 @@ from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
 from fedtangent._src.data.partition import validate
-from fedtangent._src.kernels.gram import (
-    MOST_CHECKED,
-    KernelBlocks,
-    check_covariance,
-    is_semidefinite,
-    known_modes,
-    rounding,
-    spaced,
-)
+from fedtangent._src.kernels import gram
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.types import ArrayLike, Cohort, Partition, PyTree
 
@@ -100,7 +92,7 @@ def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "
     return rows
 
 
-def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
+def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> gram.KernelBlocks:
     """Checks kernel blocks and returns them as float64.
 
     The shapes must agree with the targets, the numbers must be finite, and each kernel symmetric positive semidefinite.
@@ -131,12 +123,13 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
         finite(name, array)
         checked[name] = array if name.endswith("test_train") else symmetric(name, array)
     _check_semidefinite(ntk_train)
-    if rounding(kernels.ntk_train) > rounding(ntk_train):  # of float32, which adds eigenvalues that float64 would keep
-        values, vectors = known_modes(kernels.ntk_train)
+    # rounding of float32 adds eigenvalues that float64 would keep
+    if gram.rounding(kernels.ntk_train) > gram.rounding(ntk_train):
+        values, vectors = gram.known_modes(kernels.ntk_train)
         root, projection = vectors * np.sqrt(np.maximum(values, 0.0)), vectors @ vectors.T
         checked |= {"ntk_train": root @ root.T, "ntk_test_train": np.asarray(checked["ntk_test_train"]) @ projection}
-    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
-    check_covariance(blocks)
+    blocks = gram.KernelBlocks(**checked)  # type: ignore[arg-type]
+    gram.check_covariance(blocks)
     return blocks
 
 
@@ -276,10 +269,10 @@ def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | 
 
 def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
     """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain."""
-    rows = spaced(len(ntk_train), MOST_CHECKED)  # of a large kernel a sample, evenly spaced
+    rows = gram.spaced(len(ntk_train), gram.MOST_CHECKED)  # of a large kernel a sample, evenly spaced
     matrix = ntk_train[np.ix_(rows, rows)]
     largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
-    if not is_semidefinite(matrix, 1e-6 * largest):
+    if not gram.is_semidefinite(matrix, 1e-6 * largest):
         least = np.linalg.eigvalsh(matrix)[0]
         raise ValueError(f"ntk_train: got a smallest eigenvalue of {least:.3g}, must be positive semidefinite")
 
