@@ -250,7 +250,7 @@ def test_where_there_is_no_limit_it_is_said_why(options: dict[str, Any], message
 
 
 def test_too_many_examples_for_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(along, "MOST_EXAMPLES", 39)
+    monkeypatch.setattr(laziness, "MOST_EXAMPLES", 39)
     built = build(describe(**SMALL))
     with pytest.raises(ValueError, match="data: got 40 training examples, must be at most 39"):
         _limit(built, built.data.x)

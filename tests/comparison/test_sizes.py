@@ -26,7 +26,7 @@ LINE = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MOST_EXACT", 10)
+    monkeypatch.setattr(predicted, "MOST_EXACT", 10)
 
 
 def planned(tmp_path: Path, **more: object) -> predicted.KernelPlan:
@@ -103,7 +103,7 @@ def test_a_large_kernel_predicts_what_blocks_do(monkeypatch: pytest.MonkeyPatch)
     """From the same starts to float32; of its own the starts are networks."""
     plan = runs.planned(2, rates=False, **OPTIONS)
     (right,) = forecasts([plan])
-    monkeypatch.setattr(sizes, "MOST_EXACT", 10)
+    monkeypatch.setattr(predicted, "MOST_EXACT", 10)
     (own,) = forecasts([plan])
     assert own.rates is None and own.best is own.given
     assert abs(own.given.mean("test", "mse")[0] / right.given.mean("test", "mse")[0] - 1) > 1e-3

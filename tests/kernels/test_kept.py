@@ -81,7 +81,7 @@ def test_least_recently_used_files_are_removed(tmp_path: Path, monkeypatch: pyte
     blocks(tmp_path, kernel())
     (oldest,) = tmp_path.iterdir()
     os.utime(oldest, (1, 1))
-    monkeypatch.setattr(kept, "MOST_BYTES", int(1.5 * oldest.stat().st_size))
+    monkeypatch.setattr(large, "MOST_BYTES", int(1.5 * oldest.stat().st_size))
     blocks(tmp_path, kernel(2))
     (left,) = tmp_path.iterdir()
     assert left != oldest
