@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent._src.comparison import laziness
 from fedtangent._src.comparison.all_verdicts import without_clients
 from fedtangent._src.comparison.cases import LOCAL_STEPS
 from fedtangent._src.comparison.laziness import (
