@@ -36,6 +36,9 @@ STATEMENT = "network linearised at its start = flow of its tangent kernel, every
 class FromStart(BesidePrediction):
     """A run from given weights, simulated, and predicted by its linearisation there.
 
+    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
+    of ``BesidePrediction``.
+
     Attributes:
         how: Name of the prediction: the flow, or the trained linearised network, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.

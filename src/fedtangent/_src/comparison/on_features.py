@@ -34,6 +34,9 @@ WRONG_KERNELS = (0.75, 0.5, 0.25)  # factors of the kernel, as wrong as these fa
 class OnFeatures(BesidePrediction):
     """Networks of several widths, and the same runs on the features of their analytic kernel.
 
+    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
+    of ``BesidePrediction``.
+
     Attributes:
         rotations: The measurement that the kernel determines the algorithm's runs.
         verdicts: Comparisons with their negative controls; none if the algorithm draws random numbers besides

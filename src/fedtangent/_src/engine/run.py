@@ -22,6 +22,7 @@ from fedtangent._src.engine.checkpoints.options import identity
 from fedtangent._src.engine.clients import Devices, default_mapping, engine_for, parse
 from fedtangent._src.engine.clients import Mapping as ClientMapping
 from fedtangent._src.engine.history import Measurement, Run
+from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.processes import is_main, replicate, stop_signals
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.optimizers import check_rate
@@ -174,7 +175,7 @@ def simulate(
     num_rounds: int,
     seed: int | Key = 0,
     start: Key | PyTree | None = None,
-    evaluation: loop.Evaluation = loop.Evaluation(),
+    evaluation: Evaluation = Evaluation(),
     devices: Devices | Resolved = Devices(),
     checkpoints: Checkpoints | None = None,
 ) -> Run:
@@ -226,7 +227,7 @@ def simulate(
         [(0, False), (20, True)]
     """
     whole("num_rounds", num_rounds)
-    instance("evaluation", evaluation, loop.Evaluation)
+    instance("evaluation", evaluation, Evaluation)
     if not isinstance(devices, Resolved):
         instance("devices", devices, Devices)
     if checkpoints is not None:
@@ -266,7 +267,7 @@ def simulate_rounds(
     num_rounds: int,
     seed: int | Key,
     start: Key | PyTree | None = None,
-    evaluation: loop.Evaluation,
+    evaluation: Evaluation,
     mapping: str,
     checkpoints: Checkpoints | None,
 ) -> Run:
@@ -363,7 +364,7 @@ def params_by_round(
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}
 
-    looked = loop.Evaluation(every, look)
+    looked = Evaluation(every, look)
     run = simulate(
         algorithm, data, clients, num_rounds=num_rounds, seed=seed, start=start, evaluation=looked, devices=devices
     )
