@@ -191,12 +191,15 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
         num_classes = max(num_classes, 1 + int(max(x_train.max(), x_test.max())))
     info = SourceInfo(str(path), "yours", str(path.parent))
     dataset = Dataset(name, x_train, y_train, x_test, y_test, num_classes, user, info, kind, user_test)
-    reading = _reading(dataset, first_x, arrays["y"].dtype, num_users, options.input_scale)
-    print(f"fedtangent: {reading}", file=sys.stderr)
+    _say(_reading(dataset, first_x, arrays["y"].dtype, num_users, options.input_scale))
     return dataset
 
 
 @functools.cache  # once
+def _say(line: str) -> None:
+    print(f"fedtangent: {line}", file=sys.stderr)
+
+
 def _reading(dataset: Dataset, x: np.ndarray, target: np.dtype, num_users: int, scale: float | None) -> str:
     """Describes in one line how the file is read, with the options that read it otherwise."""
     scale = scale or (255 if x.dtype == np.uint8 and dataset.kind != TOKENS else 1)

@@ -384,8 +384,7 @@ class _Layout:
                 groups += [WRITTEN[name]] if name in WRITTEN else []
                 continue
             groups += [WRITTEN[field] for field in self._fields(function, record) if field in WRITTEN]
-            title, plain = f"{type(record).__name__}Options", self._plain(function, record)
-            groups.append(options_of_record(title, record, plain, PREFIXES.get(name, "")))
+            groups.append(_plain_options(record, self._plain(function, record), PREFIXES.get(name, "")))
         return [*groups, self.extra]
 
     def plain(self, function: Recipe) -> list[str]:
@@ -453,6 +452,11 @@ def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
 
 
 @functools.cache
+def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[Any]:
+    """Returns the options that are plain fields of a record, with the record's values as defaults."""
+    return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
+
+
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
     """Returns the value of a parameter that takes several options, or that the run supplies."""
     if name == "pool_size":
